@@ -1,0 +1,58 @@
+// The C interface: chooses the kernels of an instruction set at run time.
+#include "kernels.h"
+
+namespace {
+
+bool runs(int isa) {
+  switch (isa) {
+    case SUBULP_PLAIN: return true;
+#if defined(SUBULP_X86)
+    case SUBULP_AVX2: return __builtin_cpu_supports("avx2");
+    case SUBULP_AVX512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#endif
+    default: return false;
+  }
+}
+
+const subulp_kernels* kernels(int isa) {
+  if (isa == SUBULP_BEST) isa = subulp_best_isa();
+  if (!runs(isa)) return nullptr;
+  switch (isa) {
+#if defined(SUBULP_X86)
+    case SUBULP_AVX2: return &subulp_kernels_avx2;
+    case SUBULP_AVX512: return &subulp_kernels_avx512;
+#endif
+    default: return &subulp_kernels_plain;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int subulp_abi(void) { return SUBULP_ABI; }
+int64_t subulp_sizeof_step(void) { return sizeof(subulp_step); }
+int64_t subulp_sizeof_scalars(void) { return sizeof(subulp_scalars); }
+
+int subulp_best_isa(void) {
+  return runs(SUBULP_AVX512) ? SUBULP_AVX512 : runs(SUBULP_AVX2) ? SUBULP_AVX2 : SUBULP_PLAIN;
+}
+int subulp_has_isa(int isa) { return runs(isa) ? 1 : 0; }
+
+int subulp_adam(const subulp_step* step) {
+  const subulp_kernels* k = kernels(step->isa);
+  return k ? k->adam(*step) : -1;
+}
+int subulp_sgd(const subulp_step* step) {
+  const subulp_kernels* k = kernels(step->isa);
+  return k ? k->sgd(*step) : -1;
+}
+int subulp_all_finite(int64_t count, const int64_t* numel, const void* const* data, const int32_t* dtype,
+                      int32_t threads, int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->all_finite(count, numel, data, dtype, threads) : -1;
+}
+
+}  // extern "C"

@@ -1,0 +1,17 @@
+// Compiled once per instruction set: SUBULP_ISA_NAME and SUBULP_SIMD name it. `simd` becomes a
+// namespace of its own each time, so that no build of a template serves another instruction set.
+#define SUBULP_JOIN2(a, b) a##b
+#define SUBULP_JOIN(a, b) SUBULP_JOIN2(a, b)
+#define simd SUBULP_JOIN(simd_, SUBULP_ISA_NAME)
+
+#include SUBULP_SIMD
+
+#include "all_finite.h"
+#include "kernels.h"
+#include "step.h"
+
+extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = {
+    simd::run_step<simd::Adam>,
+    simd::run_step<simd::Sgd>,
+    simd::run_all_finite,
+};

@@ -1,0 +1,18 @@
+// The kernels of one instruction set, as a table.
+#pragma once
+
+#include "subulp.h"
+
+struct subulp_kernels {
+  int (*adam)(const subulp_step&);
+  int (*sgd)(const subulp_step&);
+  int (*all_finite)(int64_t, const int64_t*, const void* const*, const int32_t*, int);
+};
+
+extern "C" {
+extern const subulp_kernels subulp_kernels_plain;
+#if defined(SUBULP_X86)
+extern const subulp_kernels subulp_kernels_avx2;
+extern const subulp_kernels subulp_kernels_avx512;
+#endif
+}

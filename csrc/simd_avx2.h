@@ -1,0 +1,101 @@
+// Eight lanes of AVX2. Operations as in simd_plain.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace simd {
+
+constexpr int W = 8;
+using F = __m256;
+using U = __m256i;
+using M = __m256i;
+
+inline F f32(float x) { return _mm256_set1_ps(x); }
+inline U u32(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+inline F as_f32(U a) { return _mm256_castsi256_ps(a); }
+inline U as_u32(F a) { return _mm256_castps_si256(a); }
+
+inline F load_f32(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
+inline U load_u32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline U load_u16(const void* p) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+inline U load_u8(const void* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+}
+inline void store_f32(void* p, F a) { _mm256_storeu_ps(static_cast<float*>(p), a); }
+inline void store_u32(void* p, U a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
+inline __m128i narrow_u16(U a) {
+  // packus works within 128-bit halves; the permutation brings their results together.
+  const __m256i packed = _mm256_packus_epi32(a, a);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+inline void store_u16(void* p, U a) { _mm_storeu_si128(static_cast<__m128i*>(p), narrow_u16(a)); }
+inline void store_u8(void* p, U a) {
+  const __m128i words = narrow_u16(a);
+  _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+}
+
+inline F add(F a, F b) { return _mm256_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm256_div_ps(a, b); }
+inline F sqrt(F a) { return _mm256_sqrt_ps(a); }
+inline F max(F a, F b) { return _mm256_max_ps(a, b); }
+inline F zero_nan(F a) { return _mm256_and_ps(a, _mm256_cmp_ps(a, a, _CMP_ORD_Q)); }
+inline F cvt_f32(U a) { return _mm256_cvtepi32_ps(a); }
+
+inline U add(U a, U b) { return _mm256_add_epi32(a, b); }
+inline U sub(U a, U b) { return _mm256_sub_epi32(a, b); }
+inline U and_(U a, U b) { return _mm256_and_si256(a, b); }
+inline U or_(U a, U b) { return _mm256_or_si256(a, b); }
+inline U min(U a, U b) { return _mm256_min_epu32(a, b); }
+inline U max(U a, U b) { return _mm256_max_epu32(a, b); }
+inline U shl(U a, U n) { return _mm256_sllv_epi32(a, n); }
+inline U shr(U a, U n) { return _mm256_srlv_epi32(a, n); }
+template <int n> inline U shl(U a) { return _mm256_slli_epi32(a, n); }
+template <int n> inline U shr(U a) { return _mm256_srli_epi32(a, n); }
+
+inline M greater(U a, U b) { return _mm256_cmpgt_epi32(a, b); }
+inline U select(M m, U a, U b) { return _mm256_blendv_epi8(b, a, m); }
+inline U carry(U a, U b) {
+  const U sum = add(a, b);
+  // No carry exactly if the sum is still the larger one.
+  const U none = _mm256_cmpeq_epi32(_mm256_max_epu32(sum, a), sum);
+  return _mm256_add_epi32(none, _mm256_set1_epi32(1));
+}
+inline uint32_t reduce_max(U a) {
+  alignas(32) uint32_t t[W];
+  store_u32(t, a);
+  uint32_t m = 0;
+  for (uint32_t x : t) m = x > m ? x : m;
+  return m;
+}
+
+constexpr int PHILOX = 4;
+inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
+  // One counter per 64-bit lane. _mm256_mul_epu32 reads low halves only, so the upper halves may
+  // hold anything until the end.
+  const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
+  __m256i c0 = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)), _mm256_set_epi64x(3, 2, 1, 0));
+  __m256i c1 = _mm256_srli_epi64(c0, 32);
+  __m256i c2 = _mm256_set1_epi64x(step), c3 = _mm256_set1_epi64x(slot);
+  for (int round = 0; round < 10; ++round) {
+    const __m256i k0 = _mm256_set1_epi32(static_cast<int>(key[2 * round]));
+    const __m256i k1 = _mm256_set1_epi32(static_cast<int>(key[2 * round + 1]));
+    const __m256i p0 = _mm256_mul_epu32(c0, m0), p1 = _mm256_mul_epu32(c2, m1);
+    c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), k0), c1);
+    c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), k1), c3);
+    c1 = p1;
+    c3 = p0;
+  }
+  const __m256i w01 = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xAA);
+  const __m256i w23 = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xAA);
+  const __m256i even = _mm256_unpacklo_epi64(w01, w23), odd = _mm256_unpackhi_epi64(w01, w23);
+  store_u32(out, _mm256_permute2x128_si256(even, odd, 0x20));
+  store_u32(out + 8, _mm256_permute2x128_si256(even, odd, 0x31));
+}
+
+}  // namespace simd

@@ -1,0 +1,90 @@
+// Sixteen lanes of AVX-512 (F, BW, VL, DQ). Operations as in simd_plain.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace simd {
+
+constexpr int W = 16;
+using F = __m512;
+using U = __m512i;
+using M = __mmask16;
+
+inline F f32(float x) { return _mm512_set1_ps(x); }
+inline U u32(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+inline F as_f32(U a) { return _mm512_castsi512_ps(a); }
+inline U as_u32(F a) { return _mm512_castps_si512(a); }
+
+inline F load_f32(const void* p) { return _mm512_loadu_ps(p); }
+inline U load_u32(const void* p) { return _mm512_loadu_si512(p); }
+inline U load_u16(const void* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+inline U load_u8(const void* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+inline void store_f32(void* p, F a) { _mm512_storeu_ps(p, a); }
+inline void store_u32(void* p, U a) { _mm512_storeu_si512(p, a); }
+inline void store_u16(void* p, U a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a));
+}
+inline void store_u8(void* p, U a) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F sqrt(F a) { return _mm512_sqrt_ps(a); }
+inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F zero_nan(F a) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), a); }
+inline F cvt_f32(U a) { return _mm512_cvtepi32_ps(a); }
+
+inline U add(U a, U b) { return _mm512_add_epi32(a, b); }
+inline U sub(U a, U b) { return _mm512_sub_epi32(a, b); }
+inline U and_(U a, U b) { return _mm512_and_si512(a, b); }
+inline U or_(U a, U b) { return _mm512_or_si512(a, b); }
+inline U min(U a, U b) { return _mm512_min_epu32(a, b); }
+inline U max(U a, U b) { return _mm512_max_epu32(a, b); }
+inline U shl(U a, U n) { return _mm512_sllv_epi32(a, n); }
+inline U shr(U a, U n) { return _mm512_srlv_epi32(a, n); }
+template <int n> inline U shl(U a) { return _mm512_slli_epi32(a, n); }
+template <int n> inline U shr(U a) { return _mm512_srli_epi32(a, n); }
+
+inline M greater(U a, U b) { return _mm512_cmpgt_epu32_mask(a, b); }
+inline U select(M m, U a, U b) { return _mm512_mask_mov_epi32(b, m, a); }
+inline U carry(U a, U b) {
+  return _mm512_maskz_set1_epi32(_mm512_cmplt_epu32_mask(add(a, b), a), 1);
+}
+inline uint32_t reduce_max(U a) { return _mm512_reduce_max_epu32(a); }
+
+constexpr int PHILOX = 8;
+inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
+  // As in simd_avx2.h: one counter per 64-bit lane, upper halves ignored.
+  constexpr int xor3 = 0x96;
+  const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
+  __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)),
+                                _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+  __m512i c1 = _mm512_srli_epi64(c0, 32);
+  __m512i c2 = _mm512_set1_epi64(step), c3 = _mm512_set1_epi64(slot);
+  for (int round = 0; round < 10; ++round) {
+    const __m512i k0 = _mm512_set1_epi32(static_cast<int>(key[2 * round]));
+    const __m512i k1 = _mm512_set1_epi32(static_cast<int>(key[2 * round + 1]));
+    const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
+    c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), k0, c1, xor3);
+    c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), k1, c3, xor3);
+    c1 = p1;
+    c3 = p0;
+  }
+  const __m512i w01 = _mm512_mask_blend_epi32(0xAAAA, c0, _mm512_slli_epi64(c1, 32));
+  const __m512i w23 = _mm512_mask_blend_epi32(0xAAAA, c2, _mm512_slli_epi64(c3, 32));
+  const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0);
+  const __m512i second = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
+  store_u32(out, _mm512_permutex2var_epi64(w01, first, w23));
+  store_u32(out + 16, _mm512_permutex2var_epi64(w01, second, w23));
+}
+
+}  // namespace simd

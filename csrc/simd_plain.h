@@ -1,0 +1,105 @@
+// Vectors of eight lanes as plain arrays: any compiler, any processor (NEON and SSE2 by the
+// compiler's own vectoriser). The meaning of every operation of simd_avx2.h and simd_avx512.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace simd {
+
+constexpr int W = 8;
+struct F { float v[W]; };
+struct U { uint32_t v[W]; };
+struct M { bool v[W]; };
+
+#define SUBULP_LANES for (int i = 0; i < W; ++i)
+
+template <class R, class Op>
+inline R lanes(Op op) {
+  R r;
+  SUBULP_LANES r.v[i] = op(i);
+  return r;
+}
+
+inline F f32(float x) { return lanes<F>([&](int) { return x; }); }
+inline U u32(uint32_t x) { return lanes<U>([&](int) { return x; }); }
+inline F as_f32(U a) { F r; std::memcpy(&r, &a, sizeof r); return r; }
+inline U as_u32(F a) { U r; std::memcpy(&r, &a, sizeof r); return r; }
+
+inline F load_f32(const void* p) { F r; std::memcpy(&r, p, sizeof r); return r; }
+inline U load_u32(const void* p) { U r; std::memcpy(&r, p, sizeof r); return r; }
+inline U load_u16(const void* p) {
+  uint16_t t[W];
+  std::memcpy(t, p, sizeof t);
+  return lanes<U>([&](int i) { return t[i]; });
+}
+inline U load_u8(const void* p) {
+  uint8_t t[W];
+  std::memcpy(t, p, sizeof t);
+  return lanes<U>([&](int i) { return t[i]; });
+}
+inline void store_f32(void* p, F a) { std::memcpy(p, &a, sizeof a); }
+inline void store_u32(void* p, U a) { std::memcpy(p, &a, sizeof a); }
+inline void store_u16(void* p, U a) {
+  uint16_t t[W];
+  SUBULP_LANES t[i] = static_cast<uint16_t>(a.v[i]);
+  std::memcpy(p, t, sizeof t);
+}
+inline void store_u8(void* p, U a) {
+  uint8_t t[W];
+  SUBULP_LANES t[i] = static_cast<uint8_t>(a.v[i]);
+  std::memcpy(p, t, sizeof t);
+}
+
+inline F add(F a, F b) { return lanes<F>([&](int i) { return a.v[i] + b.v[i]; }); }
+inline F sub(F a, F b) { return lanes<F>([&](int i) { return a.v[i] - b.v[i]; }); }
+inline F mul(F a, F b) { return lanes<F>([&](int i) { return a.v[i] * b.v[i]; }); }
+inline F div(F a, F b) { return lanes<F>([&](int i) { return a.v[i] / b.v[i]; }); }
+inline F sqrt(F a) { return lanes<F>([&](int i) { return std::sqrt(a.v[i]); }); }
+// The second operand where either is NaN.
+inline F max(F a, F b) { return lanes<F>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+inline F zero_nan(F a) { return lanes<F>([&](int i) { return a.v[i] == a.v[i] ? a.v[i] : 0.0f; }); }
+inline F cvt_f32(U a) { return lanes<F>([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); }); }
+
+inline U add(U a, U b) { return lanes<U>([&](int i) { return a.v[i] + b.v[i]; }); }
+inline U sub(U a, U b) { return lanes<U>([&](int i) { return a.v[i] - b.v[i]; }); }
+inline U and_(U a, U b) { return lanes<U>([&](int i) { return a.v[i] & b.v[i]; }); }
+inline U or_(U a, U b) { return lanes<U>([&](int i) { return a.v[i] | b.v[i]; }); }
+inline U min(U a, U b) { return lanes<U>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+inline U max(U a, U b) { return lanes<U>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+// Shifts by 32 and more give 0.
+inline U shl(U a, U n) { return lanes<U>([&](int i) { return n.v[i] < 32 ? a.v[i] << n.v[i] : 0; }); }
+inline U shr(U a, U n) { return lanes<U>([&](int i) { return n.v[i] < 32 ? a.v[i] >> n.v[i] : 0; }); }
+template <int n> inline U shl(U a) { return lanes<U>([&](int i) { return a.v[i] << n; }); }
+template <int n> inline U shr(U a) { return lanes<U>([&](int i) { return a.v[i] >> n; }); }
+
+// Both operands below 2^31.
+inline M greater(U a, U b) { return lanes<M>([&](int i) { return a.v[i] > b.v[i]; }); }
+inline U select(M m, U a, U b) { return lanes<U>([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; }); }
+// 1 where a + b leaves 32 bits, else 0.
+inline U carry(U a, U b) { return lanes<U>([&](int i) { return a.v[i] + b.v[i] < a.v[i] ? 1u : 0u; }); }
+inline uint32_t reduce_max(U a) {
+  uint32_t m = 0;
+  SUBULP_LANES m = a.v[i] > m ? a.v[i] : m;
+  return m;
+}
+
+// Philox4x32-10 for PHILOX consecutive counters: 4 * PHILOX words in counter order.
+constexpr int PHILOX = 1;
+inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
+  uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
+  uint32_t c2 = step, c3 = slot;
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ key[2 * round];
+    c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ key[2 * round + 1];
+    c3 = static_cast<uint32_t>(p0);
+  }
+  out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+#undef SUBULP_LANES
+
+}  // namespace simd

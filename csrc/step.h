@@ -1,0 +1,398 @@
+// One fused optimizer step: decode to FP32 registers, update, encode once (ops/adam and ops/sgd
+// define the arithmetic; this is the same sequence of rounded operations).
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(__x86_64__) || defined(_M_X64)
+#include <xmmintrin.h>
+#endif
+
+#include "codec.h"
+#include "random_bits.h"
+
+namespace simd {
+
+// ---------------------------------------------------------------------------- what is stored how
+
+// FP8 has three mantissa bits: a weight below 2^-5 already lies where the grid stops getting finer,
+// and so would its second component. Stored four bits up, the component keeps its precision there.
+template <class P> constexpr float low_scale = 1.0f;
+template <> inline constexpr float low_scale<E4m3> = 16.0f;
+
+// FP8 states: the slow state is E5M2, because a second moment spans twice the exponents of a first.
+template <class P> struct SlowFormat { using type = P; };
+template <> struct SlowFormat<E4m3> { using type = E5m2; };
+
+template <subulp_strategy S, class P>
+struct Layout {
+  static constexpr bool wide_states = S == SUBULP_WHOLE || S == SUBULP_FP32_STATES || S == SUBULP_MASTER ||
+                                      S == SUBULP_EXTRA_TRUNCATE || S == SUBULP_EXTRA_STOCHASTIC;
+  static constexpr bool expansion = S == SUBULP_LIGHT || S == SUBULP_PLUS;
+  static constexpr bool tails = S == SUBULP_EXTRA_TRUNCATE || S == SUBULP_EXTRA_STOCHASTIC;
+  static constexpr bool random_parameter = S == SUBULP_STOCHASTIC || S == SUBULP_EXTRA_STOCHASTIC;
+  static constexpr bool random_slow = S == SUBULP_STOCHASTIC;
+  static constexpr bool scaled_states = std::is_same_v<P, E4m3>;
+  using Fast = std::conditional_t<wide_states, Fp32, P>;
+  using Slow = std::conditional_t<wide_states, Fp32, typename SlowFormat<P>::type>;
+  // Bytes of the role `extra` for one element; packed bits are moved group by group.
+  static constexpr int extra_bytes = S == SUBULP_MASTER ? 4 : S == SUBULP_KAHAN || expansion ? P::bytes : 0;
+  static constexpr int low_bytes = S == SUBULP_PLUS ? Slow::bytes : 0;
+};
+
+struct Pointers {
+  char *param, *grad, *fast, *slow, *extra, *low;
+};
+
+// What a thread keeps beside the registers.
+struct Work {
+  RandomBits parameter_bits, state_bits;
+  alignas(64) uint32_t tail[BLOCK];
+  alignas(64) float grad[BLOCK];
+};
+
+// Denormals alive and nearest-even, whatever the calling program has set for its threads.
+class IeeeMode {
+#if defined(__x86_64__) || defined(_M_X64)
+ public:
+  IeeeMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~IeeeMode() { _mm_setcsr(saved_); }
+  IeeeMode(const IeeeMode&) = delete;
+  IeeeMode& operator=(const IeeeMode&) = delete;
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+// ------------------------------------------------------------------------------------ the rules
+
+struct Adam {
+  static constexpr bool has_fast = true;
+  F beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, step_size, inv_sqrt_bias2, decay, floor;
+  bool coupled, decoupled, floored;
+
+  Adam(const subulp_step& s, const subulp_scalars& t)
+      : beta1(f32(s.beta1)), one_minus_beta1(f32(s.one_minus_beta1)), beta2(f32(s.beta2)),
+        one_minus_beta2(f32(s.one_minus_beta2)), eps(f32(s.eps)), weight_decay(f32(s.weight_decay)),
+        step_size(f32(t.step_size)), inv_sqrt_bias2(f32(t.inv_sqrt_bias2)), decay(f32(t.decay)),
+        floor(f32(t.slow_floor)), coupled(!s.decoupled && s.weight_decay != 0.0f), decoupled(s.decoupled && t.decay != 0.0f),
+        floored(t.slow_floor != 0.0f) {}
+
+  // Updates the states and returns what is to be subtracted from the parameter.
+  F operator()(F theta, F g, F* m, F* v) const {
+    if (coupled) g = add(g, mul(theta, weight_decay));
+    *m = add(mul(*m, beta1), mul(g, one_minus_beta1));
+    *v = add(mul(*v, beta2), mul(mul(g, one_minus_beta2), g));
+    const F known = floored ? max(floor, *v) : *v;
+    const F denominator = add(mul(sqrt(known), inv_sqrt_bias2), eps);
+    F delta = div(mul(*m, step_size), denominator);
+    if (decoupled) delta = add(delta, mul(theta, decay));
+    return delta;
+  }
+};
+
+struct Sgd {
+  static constexpr bool has_fast = false;
+  F momentum, one_minus_dampening, weight_decay, lr;
+  bool coupled, has_momentum, first, nesterov;
+
+  Sgd(const subulp_step& s, const subulp_scalars& t)
+      : momentum(f32(s.beta1)), one_minus_dampening(f32(s.one_minus_beta1)), weight_decay(f32(s.weight_decay)),
+        lr(f32(t.step_size)), coupled(s.weight_decay != 0.0f), has_momentum(s.slow != nullptr),
+        first(t.step == 1), nesterov(s.nesterov != 0) {}
+
+  F operator()(F theta, F g, F*, F* buffer) const {
+    if (coupled) g = add(g, mul(theta, weight_decay));
+    if (has_momentum) {
+      *buffer = first ? g : add(mul(*buffer, momentum), mul(g, one_minus_dampening));
+      g = nesterov ? add(g, mul(*buffer, momentum)) : *buffer;
+    }
+    return mul(g, lr);
+  }
+};
+
+// ------------------------------------------------------------------------------------- the pass
+
+inline void unpack_tails(const char* words, int width, uint32_t* tail) {
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  for (int group = 0; group < BLOCK / 32; ++group, words += 4 * width, tail += 32) {
+    uint32_t w[18] = {};
+    std::memcpy(w, words, 4 * static_cast<size_t>(width));
+    for (int i = 0, bit = 0; i < 32; ++i, bit += width) {
+      const uint64_t pair = w[bit / 32] | uint64_t{w[bit / 32 + 1]} << 32;
+      tail[i] = static_cast<uint32_t>(pair >> (bit % 32) & mask);
+    }
+  }
+}
+
+inline void pack_tails(const uint32_t* tail, int width, char* words) {
+  for (int group = 0; group < BLOCK / 32; ++group, words += 4 * width, tail += 32) {
+    uint32_t w[18] = {};
+    for (int i = 0, bit = 0; i < 32; ++i, bit += width) {
+      const uint64_t pair = uint64_t{tail[i]} << (bit % 32);
+      w[bit / 32] |= static_cast<uint32_t>(pair);
+      w[bit / 32 + 1] |= static_cast<uint32_t>(pair >> 32);
+    }
+    std::memcpy(words, w, 4 * static_cast<size_t>(width));
+  }
+}
+
+template <class Format>
+inline void decode_block(const char* from, float* to) {
+  for (int i = 0; i < BLOCK; i += W) store_f32(to + i, Format::load(from + i * Format::bytes));
+}
+
+inline int dtype_bytes(int dtype) { return dtype == SUBULP_FP32 ? 4 : dtype == SUBULP_BF16 || dtype == SUBULP_FP16 ? 2 : 1; }
+
+inline void decode_gradient(int dtype, const char* from, float* to) {
+  switch (dtype) {
+    case SUBULP_FP32: return decode_block<Fp32>(from, to);
+    case SUBULP_BF16: return decode_block<Bf16>(from, to);
+    case SUBULP_FP16: return decode_block<Fp16>(from, to);
+    case SUBULP_E4M3: return decode_block<E4m3>(from, to);
+    default: return decode_block<E5m2>(from, to);
+  }
+}
+
+template <subulp_strategy S, class P, class Rule>
+class Pass {
+  using L = Layout<S, P>;
+  using Fast = typename L::Fast;
+  using Slow = typename L::Slow;
+
+ public:
+  static int run(const subulp_step& s) {
+    int64_t blocks = 0;
+    for (int64_t i = 0; i < s.count; ++i) blocks += blocks_of(s.numel[i]);
+    // A thread is worth waking for 64 blocks (8,192 elements).
+    const int64_t useful = std::max<int64_t>(1, blocks / 64);
+    const int threads = static_cast<int>(std::min<int64_t>(s.threads, useful));
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    share(s, blocks, omp_get_thread_num(), omp_get_num_threads());
+#else
+    (void)threads;
+    share(s, blocks, 0, 1);
+#endif
+    return 0;
+  }
+
+ private:
+  static int64_t blocks_of(int64_t numel) { return (numel + BLOCK - 1) / BLOCK; }
+
+  // The blocks of all tensors form one line, cut into one contiguous share per thread.
+  static void share(const subulp_step& s, int64_t blocks, int thread, int threads) {
+    const IeeeMode ieee;
+    const int64_t begin = blocks * thread / threads, end = blocks * (thread + 1) / threads;
+    int64_t first = 0;
+    for (int64_t i = 0; i < s.count && first < end; ++i) {
+      const int64_t count = blocks_of(s.numel[i]);
+      const int64_t from = std::max(begin - first, int64_t{0}), to = std::min(end - first, count);
+      if (from < to) Pass(s, i).blocks(from, to);
+      first += count;
+    }
+  }
+
+  Pass(const subulp_step& s, int64_t i)
+      : rule_(s, s.scalars[i]),
+        scalars_(s.scalars[i]),
+        numel_(s.numel[i]),
+        base_{role(s.param, i), const_cast<char*>(static_cast<const char*>(s.grad[i])), role(s.fast, i),
+              role(s.slow, i), role(s.extra, i), role(s.slow_low, i)},
+        grad_dtype_(s.grad_dtype),
+        grad_bytes_(dtype_bytes(s.grad_dtype)),
+        same_grad_(s.grad_dtype == s.param_dtype),
+        maximize_(s.maximize != 0),
+        has_slow_(s.slow != nullptr),
+        tail_width_(s.extra_bits + (S == SUBULP_EXTRA_STOCHASTIC)),
+        k_(u32(static_cast<uint32_t>(s.extra_bits))),
+        work_{{s.seed, scalars_.stream, scalars_.step, scalars_.offset},
+              {s.seed, scalars_.stream, scalars_.step, scalars_.offset},
+              {},
+              {}} {}
+
+  static char* role(void* const* pointers, int64_t i) {
+    return pointers ? static_cast<char*>(pointers[i]) : nullptr;
+  }
+
+  void blocks(int64_t from, int64_t to) {
+    const int64_t whole = numel_ / BLOCK;
+    for (int64_t b = from; b < std::min(to, whole); ++b) block(at(b), b);
+    if (to > whole) ragged(whole);
+  }
+
+  Pointers at(int64_t block) const {
+    const int64_t n = block * BLOCK;
+    return {base_.param + n * P::bytes,  base_.grad + n * grad_bytes_,   base_.fast + n * Fast::bytes,
+            base_.slow + n * Slow::bytes, base_.extra + extra_bytes(n), base_.low + n * L::low_bytes};
+  }
+  int64_t extra_bytes(int64_t n) const {
+    return L::tails ? (n + 31) / 32 * 4 * tail_width_ : n * L::extra_bytes;
+  }
+
+  // The last, partial block goes through a copy padded with zeros.
+  void ragged(int64_t index) {
+    alignas(64) char copy[6][BLOCK * 4] = {};
+    const int64_t n = numel_ - index * BLOCK;
+    const int64_t bytes[6] = {n * P::bytes,
+                              n * grad_bytes_,
+                              Rule::has_fast ? n * Fast::bytes : 0,
+                              has_slow_ ? n * Slow::bytes : 0,
+                              extra_bytes(n),
+                              has_slow_ ? n * L::low_bytes : 0};
+    const Pointers p = at(index);
+    char* const from[6] = {p.param, p.grad, p.fast, p.slow, p.extra, p.low};
+    for (int i = 0; i < 6; ++i)
+      if (bytes[i]) std::memcpy(copy[i], from[i], static_cast<size_t>(bytes[i]));
+    block({copy[0], copy[1], copy[2], copy[3], copy[4], copy[5]}, index);
+    if constexpr (L::tails) {
+      std::fill(work_.tail + n, work_.tail + BLOCK, 0u);
+      pack_tails(work_.tail, tail_width_, copy[4]);
+    }
+    for (int i = 0; i < 6; ++i)
+      if (bytes[i] && i != 1) std::memcpy(from[i], copy[i], static_cast<size_t>(bytes[i]));
+  }
+
+  void block(const Pointers& p, int64_t index) {
+    const uint64_t first = static_cast<uint64_t>(index) * BLOCK;
+    if constexpr (L::tails) unpack_tails(p.extra, tail_width_, work_.tail);
+    if constexpr (L::random_parameter) work_.parameter_bits.template draw<P::random_width>(first, SLOT_PARAMETER);
+    if constexpr (L::random_slow)
+      if (has_slow_) work_.state_bits.template draw<Slow::random_width>(first, SLOT_STATE);
+    if (!same_grad_) decode_gradient(grad_dtype_, p.grad, work_.grad);
+    for (int i = 0; i < BLOCK; i += W) lanes(p, i);
+    if constexpr (L::tails) pack_tails(work_.tail, tail_width_, p.extra);
+  }
+
+  void lanes(const Pointers& p, int i) {
+    char* const param = p.param + i * P::bytes;
+    char* const extra = p.extra + i * L::extra_bytes;
+    char* const fast = p.fast + i * Fast::bytes;
+    char* const slow = p.slow + i * Slow::bytes;
+    char* const low = p.low + i * L::low_bytes;
+
+    F g = same_grad_ ? P::load(p.grad + i * P::bytes) : load_f32(work_.grad + i);
+    if (maximize_) g = mul(g, f32(-1.0f));
+    const F theta = decode_parameter(param, extra, i);
+    F m = f32(0.0f), v = f32(0.0f);
+    if constexpr (Rule::has_fast) m = scaled(Fast::load(fast), scalars_.fast_decode);
+    if (has_slow_) {
+      v = Slow::load(slow);
+      if constexpr (S == SUBULP_PLUS) v = add(v, Slow::load(low));
+      v = scaled(v, scalars_.slow_decode);
+    }
+    const F delta = rule_(theta, g, &m, &v);
+    if constexpr (Rule::has_fast) Fast::store(fast, scaled(m, scalars_.fast_encode));
+    if (has_slow_) encode_slow(slow, low, scaled(v, scalars_.slow_encode), i);
+    encode_parameter(param, extra, theta, delta, i);
+  }
+
+  static F scaled(F x, float scale) {
+    if constexpr (L::scaled_states) return mul(x, f32(scale));
+    else return x;
+  }
+
+  void encode_slow(char* slow, char* low, F v, int i) const {
+    if constexpr (L::random_slow) {
+      Slow::store_code(slow, Slow::stochastic(v, work_.state_bits.template bits<Slow::random_width>(i)));
+    } else if constexpr (S == SUBULP_PLUS) {
+      const U hi = Slow::nearest(v);
+      Slow::store_code(slow, hi);
+      Slow::store(low, zero_nan(sub(v, Slow::value(hi))));
+    } else {
+      Slow::store(slow, v);
+    }
+  }
+
+  F decode_parameter(const char* param, const char* extra, int i) const {
+    if constexpr (S == SUBULP_MASTER) return load_f32(extra);
+    else if constexpr (L::expansion) return add(P::load(param), mul(P::load(extra), f32(1.0f / low_scale<P>)));
+    else if constexpr (L::tails) return P::join(P::load_code(param), load_u32(work_.tail + i), k_);
+    else return P::load(param);
+  }
+
+  void encode_parameter(char* param, char* extra, F theta, F delta, int i) {
+    if constexpr (S == SUBULP_KAHAN) {
+      const F update = sub(P::load(extra), delta);
+      const U code = P::nearest(add(theta, update));
+      P::store_code(param, code);
+      P::store(extra, zero_nan(sub(update, sub(P::value(code), theta))));
+    } else {
+      const F wide = sub(theta, delta);
+      if constexpr (L::expansion) {
+        const U hi = P::nearest(wide);
+        P::store_code(param, hi);
+        P::store(extra, zero_nan(mul(sub(wide, P::value(hi)), f32(low_scale<P>))));
+      } else if constexpr (S == SUBULP_MASTER) {
+        store_f32(extra, wide);
+        P::store(param, wide);
+      } else if constexpr (L::tails) {
+        U tail;
+        U bits = u32(0);
+        if constexpr (L::random_parameter) bits = work_.parameter_bits.template bits<P::random_width>(i);
+        P::store_code(param, P::template split<L::random_parameter>(wide, bits, k_, &tail));
+        store_u32(work_.tail + i, tail);
+      } else if constexpr (L::random_parameter) {
+        P::store_code(param, P::stochastic(wide, work_.parameter_bits.template bits<P::random_width>(i)));
+      } else {
+        P::store(param, wide);
+      }
+    }
+  }
+
+  Rule rule_;
+  subulp_scalars scalars_;
+  int64_t numel_;
+  Pointers base_;
+  int grad_dtype_, grad_bytes_;
+  bool same_grad_, maximize_, has_slow_;
+  int tail_width_;
+  U k_;
+  Work work_;
+};
+
+// ---------------------------------------------------------------------------- which passes exist
+
+template <class Rule, class P>
+int run_narrow16(const subulp_step& s) {
+  switch (s.strategy) {
+    case SUBULP_KAHAN: return Pass<SUBULP_KAHAN, P, Rule>::run(s);
+    case SUBULP_FP32_STATES: return Pass<SUBULP_FP32_STATES, P, Rule>::run(s);
+    case SUBULP_MASTER: return Pass<SUBULP_MASTER, P, Rule>::run(s);
+    case SUBULP_EXTRA_TRUNCATE: return Pass<SUBULP_EXTRA_TRUNCATE, P, Rule>::run(s);
+    case SUBULP_EXTRA_STOCHASTIC: return Pass<SUBULP_EXTRA_STOCHASTIC, P, Rule>::run(s);
+    default: return -1;
+  }
+}
+
+template <class Rule, class P>
+int run_narrow(const subulp_step& s) {
+  switch (s.strategy) {
+    case SUBULP_NEAREST: return Pass<SUBULP_NEAREST, P, Rule>::run(s);
+    case SUBULP_STOCHASTIC: return Pass<SUBULP_STOCHASTIC, P, Rule>::run(s);
+    case SUBULP_LIGHT: return Pass<SUBULP_LIGHT, P, Rule>::run(s);
+    case SUBULP_PLUS: return Pass<SUBULP_PLUS, P, Rule>::run(s);
+    default:
+      if constexpr (P::bytes == 2) return run_narrow16<Rule, P>(s);
+      else return -1;
+  }
+}
+
+template <class Rule>
+int run_step(const subulp_step& s) {
+  switch (s.param_dtype) {
+    case SUBULP_FP32: return s.strategy == SUBULP_WHOLE ? Pass<SUBULP_WHOLE, Fp32, Rule>::run(s) : -1;
+    case SUBULP_BF16: return run_narrow<Rule, Bf16>(s);
+    case SUBULP_FP16: return run_narrow<Rule, Fp16>(s);
+    case SUBULP_E4M3: return run_narrow<Rule, E4m3>(s);
+    default: return -1;
+  }
+}
+
+}  // namespace simd

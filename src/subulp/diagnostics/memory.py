@@ -1,0 +1,201 @@
+"""Memory by category: what training keeps alive at its peak, in bytes of live tensors.
+
+Counted from tensor storages rather than from an allocator: the same numbers on every device and in
+every run, without caching, fragmentation or other libraries in them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+CATEGORIES = ("weights", "gradients", "states", "activations")
+"""The kinds of memory told apart, in the order that tables show them."""
+
+
+def track_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> MemoryTracker:
+    """Follow every tensor of a training step, and tell the peak of live bytes by category.
+
+    ::
+
+        with track_memory(model, optimizer) as memory:
+            loss_function(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        memory.peak_bytes["activations"]
+
+    Categories:
+
+    - ``weights``: parameters and buffers of the model;
+    - ``gradients``: gradients of parameters, from the moment that autograd computes them;
+    - ``states``: tensors of ``optimizer.state``, the lower components of weights included;
+    - ``activations``: everything else created inside the block, temporaries included.
+
+    Tensors that exist before the block count if they belong to the model or the optimizer. Scratch
+    memory inside a native kernel is not a tensor and does not count. Every operation pays for the
+    bookkeeping: track a step or two, not a whole training run. The arithmetic does not change.
+
+    Args:
+        model: Its parameters, gradients and buffers are counted.
+        optimizer: Its state is counted.
+    """
+    return MemoryTracker(model, optimizer)
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Context manager that :func:`track_memory` returns; read it after the block.
+
+    Attributes:
+        peak_bytes: Bytes of each category at the moment when all of them together were highest,
+            and their sum as ``"total"``.
+        category_peak_bytes: The highest value of each category on its own, and of the total.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.peak_bytes = dict.fromkeys((*CATEGORIES, "total"), 0)
+        self.category_peak_bytes = dict(self.peak_bytes)
+        self._model = model
+        self._optimizer = optimizer
+        self._storages = _StorageLog()
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._classify()
+        # A gradient is recognised when autograd hands it over, and again once it is accumulated:
+        # autograd keeps the tensor that it computed, or a copy.
+        for parameter in self._model.parameters():
+            if parameter.requires_grad:
+                self._hooks += [
+                    parameter.register_hook(self._gradient),
+                    parameter.register_post_accumulate_grad_hook(self._gradient_of),
+                ]
+        self._hooks.append(self._optimizer.register_step_post_hook(lambda *_: self._classify()))
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(exc_type, exc_value, traceback)
+        self._classify()
+        for hook in self._hooks:
+            hook.remove()
+        self._storages.stop()
+        self.peak_bytes, self.category_peak_bytes = _peaks(self._storages.events)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_iter(result):
+            if isinstance(leaf, Tensor):
+                self._storages.see(leaf)
+        return result
+
+    def _classify(self) -> None:
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            self._storages.see(tensor, "weights")
+        for state in self._optimizer.state.values():
+            for leaf in tree_iter(state):
+                if isinstance(leaf, Tensor):
+                    self._storages.see(leaf, "states")
+        for parameter in self._model.parameters():
+            self._gradient_of(parameter)
+
+    def _gradient_of(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._gradient(parameter.grad)
+
+    def _gradient(self, grad: Tensor) -> None:
+        self._storages.see(grad, "gradients")
+
+
+@dataclass
+class _Entry:
+    """A storage: how many bytes it holds now, and the category that it turned out to be."""
+
+    nbytes: int = 0
+    category: str = "activations"
+
+
+class _StorageLog:
+    """Every change of live bytes, in order, with the storage that it belongs to.
+
+    A storage's category is known only after its birth (a gradient is a nameless tensor until it is
+    accumulated), so the log keeps the storage's entry and is summed up when all is known.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[_Entry, int]] = []
+        self._alive: dict[int, _Entry] = {}
+        self._finalizers: dict[int, weakref.finalize[..., Any]] = {}
+
+    def see(self, tensor: Tensor, category: str | None = None) -> None:
+        for storage in _storages(tensor):
+            key = id(storage)
+            entry = self._alive.get(key)
+            if entry is None:
+                entry = self._alive[key] = _Entry()
+                self._finalizers[key] = weakref.finalize(storage, self._free, key)
+            if category is not None:
+                entry.category = category
+            # Storages can be resized, in place, by out= arguments and by resize_().
+            self._change(entry, storage.nbytes() - entry.nbytes)
+
+    def stop(self) -> None:
+        """Forget the storages that are still alive; the events stay."""
+        for finalizer in self._finalizers.values():
+            finalizer.detach()
+        self._alive.clear()
+        self._finalizers.clear()
+
+    def _free(self, key: int) -> None:
+        entry = self._alive.pop(key)
+        del self._finalizers[key]
+        self._change(entry, -entry.nbytes)
+
+    def _change(self, entry: _Entry, nbytes: int) -> None:
+        if nbytes:
+            entry.nbytes += nbytes
+            self.events.append((entry, nbytes))
+
+
+def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    """The storages behind a tensor: of a sparse tensor or a wrapper subclass, those of its parts."""
+    if tensor.device.type == "meta":
+        return
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages(getattr(tensor, name))
+    elif tensor.layout == torch.strided:
+        yield tensor.untyped_storage()
+    elif tensor.layout == torch.sparse_coo:
+        yield from (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
+
+
+def _peaks(events: list[tuple[_Entry, int]]) -> tuple[dict[str, int], dict[str, int]]:
+    now = dict.fromkeys((*CATEGORIES, "total"), 0)
+    at_peak, highest = dict(now), dict(now)
+    for entry, nbytes in events:
+        for name in (entry.category, "total"):
+            now[name] += nbytes
+            highest[name] = max(highest[name], now[name])
+        if now["total"] > at_peak["total"]:
+            at_peak = dict(now)
+    return at_peak, highest

@@ -1,0 +1,95 @@
+"""Random bits as data: Philox4x32-10, addressed by (seed, stream, step, element).
+
+A draw is a pure function of its address. It does not depend on chunking, threads, device or
+sharding, and a resumed run draws what an uninterrupted one would have drawn.
+
+Address of element ``i`` (its index in the whole, unsharded tensor):
+
+* key ``(seed, stream)``: one stream per parameter tensor;
+* counter ``(block low, block high, step, slot)``: a slot per stored tensor of one update
+  (0 the parameter, 1 the optimizer state);
+* 32-bit draws: ``block = i // 4``, word ``i % 4``; 16-bit draws: ``block = i // 8``, half-word
+  ``i % 8``, low half first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+
+
+def philox4x32(counter: Tensor, key: tuple[int, int]) -> Tensor:
+    """Philox4x32-10 (Salmon et al., SC 2011).
+
+    Args:
+        counter: int64 tensor (..., 4) of words in ``[0, 2**32)``.
+        key: Two words in ``[0, 2**32)``.
+
+    Returns:
+        int64 tensor (..., 4) of words in ``[0, 2**32)``.
+    """
+    c0, c1, c2, c3 = counter.unbind(-1)
+    k0, k1 = key
+    for _ in range(10):
+        # int64 products wrap, yet keep the right low 64 bits; the masks cut sign extension.
+        p0, p1 = c0 * _MULTIPLIER[0], c2 * _MULTIPLIER[1]
+        h0, l0 = (p0 >> 32) & _WORD, p0 & _WORD
+        h1, l1 = (p1 >> 32) & _WORD, p1 & _WORD
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return torch.stack((c0, c1, c2, c3), dim=-1)
+
+
+def draw(
+    shape: tuple[int, ...] | torch.Size,
+    *,
+    seed: int,
+    stream: int = 0,
+    step: int = 0,
+    slot: int = 0,
+    offset: int = 0,
+    width: int = 32,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Uniform random bits for a run of elements, ready for ``round_to(..., bits=)``.
+
+    Args:
+        shape: Shape of the result, filled in row-major order.
+        seed: In ``[0, 2**32)``.
+        stream: In ``[0, 2**32)``.
+        step: In ``[0, 2**32)``.
+        slot: In ``[0, 2**32)``.
+        offset: Index of the first element in the whole tensor (default: 0).
+        width: 32, or 16 for bits in the upper half of the word, zeros below (default: 32).
+        device: Where the result lies (default: the CPU).
+
+    Returns:
+        int64 tensor of ``shape`` with values in ``[0, 2**32)``.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+    for name, value in (("seed", seed), ("stream", stream), ("step", step), ("slot", slot)):
+        if not 0 <= value <= _WORD:
+            raise ValueError(f"{name}={value} is out of range: it is one 32-bit word of Philox")
+    if width not in (16, 32):
+        raise ValueError(f"width={width} is not available: draw 16 or 32 bits an element")
+    if offset < 0:
+        raise ValueError(f"offset={offset} is negative: it counts elements from the tensor's start")
+    count = torch.Size(shape).numel()
+    per_block = 128 // width
+    index = torch.arange(offset, offset + count, dtype=torch.int64, device=device)
+    first = offset // per_block
+    last = (offset + count - 1) // per_block if count else first
+    block = torch.arange(first, last + 1, dtype=torch.int64, device=device)
+    counter = torch.stack(
+        (block & _WORD, block >> 32, torch.full_like(block, step), torch.full_like(block, slot)), -1
+    )
+    words = philox4x32(counter, (seed, stream))
+    if width == 16:
+        words = torch.stack((words & 0xFFFF, words >> 16), dim=-1) << 16
+    return words.flatten()[index - first * per_block].view(shape)
