@@ -7,7 +7,7 @@ every run, without caching, fragmentation or other libraries in them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -50,7 +50,7 @@ def track_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Me
     return MemoryTracker(model, optimizer)
 
 
-class MemoryTracker(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context manager that :func:`track_memory` returns; read it after the block.
 
     Attributes:
@@ -60,7 +60,7 @@ class MemoryTracker(TorchDispatchMode):
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = dict.fromkeys((*CATEGORIES, "total"), 0)
         self.category_peak_bytes = dict(self.peak_bytes)
         self._model = model
@@ -75,11 +75,11 @@ class MemoryTracker(TorchDispatchMode):
         for parameter in self._model.parameters():
             if parameter.requires_grad:
                 self._hooks += [
-                    parameter.register_hook(self._gradient),
-                    parameter.register_post_accumulate_grad_hook(self._gradient_of),
+                    parameter.register_hook(self._gradient),  # type: ignore[no-untyped-call]
+                    parameter.register_post_accumulate_grad_hook(self._gradient_of),  # type: ignore[no-untyped-call]
                 ]
         self._hooks.append(self._optimizer.register_step_post_hook(lambda *_: self._classify()))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
@@ -88,7 +88,7 @@ class MemoryTracker(TorchDispatchMode):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        super().__exit__(exc_type, exc_value, traceback)
+        super().__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
         self._classify()
         for hook in self._hooks:
             hook.remove()
@@ -102,19 +102,19 @@ class MemoryTracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_iter(result):
-            if isinstance(leaf, Tensor):
-                self._storages.see(leaf)
+        kwargs = kwargs or {}
+        # A view of a tensor from before the block creates nothing.
+        borrowed = {s for tensor in _tensors((args, kwargs)) for s in _storages(tensor)}
+        result = func(*args, **kwargs)
+        for tensor in _tensors(result):
+            self._storages.see(tensor, borrowed=borrowed)
         return result
 
     def _classify(self) -> None:
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             self._storages.see(tensor, "weights")
-        for state in self._optimizer.state.values():
-            for leaf in tree_iter(state):
-                if isinstance(leaf, Tensor):
-                    self._storages.see(leaf, "states")
+        for tensor in _tensors(list(self._optimizer.state.values())):
+            self._storages.see(tensor, "states")
         for parameter in self._model.parameters():
             self._gradient_of(parameter)
 
@@ -146,11 +146,20 @@ class _StorageLog:
         self._alive: dict[int, _Entry] = {}
         self._finalizers: dict[int, weakref.finalize[..., Any]] = {}
 
-    def see(self, tensor: Tensor, category: str | None = None) -> None:
+    def see(
+        self,
+        tensor: Tensor,
+        category: str | None = None,
+        *,
+        borrowed: Container[torch.UntypedStorage] = (),
+    ) -> None:
+        """Note the storages of ``tensor``; those that are ``borrowed`` and unknown stay unknown."""
         for storage in _storages(tensor):
             key = id(storage)
             entry = self._alive.get(key)
             if entry is None:
+                if storage in borrowed:
+                    continue
                 entry = self._alive[key] = _Entry()
                 self._finalizers[key] = weakref.finalize(storage, self._free, key)
             if category is not None:
@@ -176,8 +185,12 @@ class _StorageLog:
             self.events.append((entry, nbytes))
 
 
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
+
+
 def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """The storages behind a tensor: of a sparse tensor or a wrapper subclass, those of its parts."""
+    """Storages behind a tensor: for a sparse tensor or a wrapper subclass, those of its parts."""
     if tensor.device.type == "meta":
         return
     if hasattr(tensor, "__tensor_flatten__"):

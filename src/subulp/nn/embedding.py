@@ -1,0 +1,83 @@
+"""An embedding whose table stays narrow: rows are gathered first and widened after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .linear import gradient_dtype
+
+
+def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """``F.embedding(ids, weight.float())`` without the FP32 copy of the table.
+
+    The gradient is dense and of ``weight.grad_dtype`` (the weight's own dtype where it is not set).
+    Repeated ids are summed in FP32, in a buffer of the touched rows only, and rounded once.
+
+    Args:
+        ids: Integer tensor of row numbers, any shape.
+        weight: ``(num_embeddings, embedding_dim)``, any floating-point dtype that casts to FP32.
+
+    Returns:
+        FP32 tensor of shape ``(*ids.shape, embedding_dim)``.
+
+    Raises:
+        ValueError: ``weight`` is not a floating-point matrix, or ``ids`` are not integers.
+    """
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)} and dtype {weight.dtype}: expected a "
+            "floating-point matrix (num_embeddings, embedding_dim)"
+        )
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"ids have dtype {ids.dtype}: expected int32 or int64 row numbers")
+    y: Tensor = _NarrowEmbedding.apply(ids, weight)  # type: ignore[no-untyped-call]
+    return y
+
+
+class Embedding(torch.nn.Embedding):
+    """``torch.nn.Embedding`` for a table in any storage dtype; the output is FP32.
+
+    Made in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
+    :func:`narrow_embedding`.
+
+    Args:
+        num_embeddings: Rows of the table.
+        embedding_dim: Width of a row.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__(num_embeddings, embedding_dim)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Row numbers of any shape to FP32 rows, one more dimension."""
+        return narrow_embedding(input, self.weight)
+
+
+class _NarrowEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ids: Tensor, weight: Tensor) -> Tensor:
+        return weight.index_select(0, ids.reshape(-1)).float().view(*ids.shape, weight.shape[1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ids, weight = inputs
+        ctx.save_for_backward(ids)
+        ctx.shape = weight.shape
+        ctx.grad_dtype = gradient_dtype(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[None, Tensor | None]:
+        if not ctx.needs_input_grad[1]:
+            return None, None
+        (ids,) = ctx.saved_tensors
+        touched, position = ids.reshape(-1).unique(return_inverse=True)
+        sums = grad_y.new_zeros(touched.numel(), ctx.shape[1])
+        sums.index_add_(0, position, grad_y.reshape(-1, ctx.shape[1]))
+        grad = torch.zeros(ctx.shape, dtype=ctx.grad_dtype, device=grad_y.device)
+        grad[touched] = sums.to(ctx.grad_dtype)
+        return None, grad

@@ -1,0 +1,163 @@
+"""narrow_linear against F.linear on the decoded weight, with float64 as the judge."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from subulp import nn
+from subulp.diagnostics.memory import track_memory
+from subulp.nn import linear, narrow_linear
+
+NARROW = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
+DTYPES = [torch.float32, *NARROW]
+
+
+@pytest.fixture(params=[None, 7], ids=["one-tile", "ragged-tiles"])
+def tile_rows(request, monkeypatch):
+    """Tiles of 7 rows do not divide the shapes below: the last one is ragged."""
+    if request.param is not None:
+        monkeypatch.setattr(linear, "TILE_BYTES", request.param * 33 * 4)
+
+
+def problem(dtype, *, bias=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, 5, 33, generator=generator).requires_grad_()
+    weight = torch.randn(40, 33, generator=generator).to(dtype).requires_grad_()
+    b = torch.randn(40, generator=generator).to(dtype).requires_grad_() if bias else None
+    grad_y = torch.randn(3, 5, 40, generator=generator)
+    return x, weight, b, grad_y
+
+
+def wide(t, dtype):
+    return None if t is None else t.detach().to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_error_is_at_most_that_of_an_untiled_product(dtype, bias, tile_rows):
+    x, weight, b, grad_y = problem(dtype, bias=bias)
+    y = narrow_linear(x, weight, b)
+    y.backward(grad_y)
+
+    results = {}
+    for judge in (torch.float32, torch.float64):
+        inputs = [wide(t, judge) for t in (x, weight, b)]
+        out = F.linear(*inputs)
+        out.backward(grad_y.to(judge))
+        results[judge] = [out.detach(), inputs[0].grad, inputs[1].grad]
+    ours = [y.detach(), x.grad, weight.grad]
+    for mine, naive, exact in zip(
+        ours, results[torch.float32], results[torch.float64], strict=True
+    ):
+        # The naive gradient, rounded to the dtype that ours is stored in.
+        naive_error = (naive.to(mine.dtype).double() - exact).abs().max()
+        assert (mine.double() - exact).abs().max() <= naive_error + 1e-5
+    assert weight.grad.dtype == dtype
+    if bias:
+        assert torch.equal(b.grad.float(), grad_y.sum((0, 1)).to(dtype).float())
+
+
+def test_gradcheck_in_the_direction_of_every_input(tile_rows):
+    """Central differences of a smooth scalar, as far as FP32 can tell."""
+    x, weight, b, grad_y = problem(torch.bfloat16)
+    narrow_linear(x, weight, b).backward(grad_y)
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        up = (narrow_linear(x + direction, weight, b) * grad_y).sum()
+        down = (narrow_linear(x - direction, weight, b) * grad_y).sum()
+    torch.testing.assert_close((up - down) / 2, (direction * x.grad).sum(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_activations_give_narrow_outputs(dtype):
+    x, weight, b, _ = problem(dtype)
+    y = narrow_linear(x.detach().to(dtype), weight, b)
+    expected = F.linear(x.detach().to(dtype).float(), weight.float(), b.float()).to(dtype)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y, expected)
+
+
+def test_a_declared_gradient_dtype_is_honoured():
+    x, weight, b, grad_y = problem(torch.float8_e4m3fn)
+    weight.grad_dtype = torch.float32
+    narrow_linear(x, weight, b).backward(grad_y)
+    assert weight.grad.dtype == torch.float32
+    expected = grad_y.reshape(-1, 40).t() @ x.detach().reshape(-1, 33)
+    torch.testing.assert_close(weight.grad, expected)
+
+
+def test_only_the_needed_gradients_are_computed():
+    x, weight, b, grad_y = problem(torch.bfloat16)
+    weight.requires_grad_(False)
+    narrow_linear(x.detach(), weight, b).backward(grad_y)
+    assert weight.grad is None
+    assert b.grad is not None
+
+
+def test_a_tied_weight_collects_both_gradients():
+    table = nn.Embedding(11, 33).to(torch.bfloat16)
+    ids = torch.tensor([1, 4, 4, 9])
+    hidden = table(ids)
+    narrow_linear(hidden, table.weight).square().sum().backward()
+
+    reference = table.weight.detach().float().requires_grad_()
+    F.linear(F.embedding(ids, reference), reference).square().sum().backward()
+    assert table.weight.grad.dtype == torch.bfloat16
+    # Two BF16 roundings: of each gradient, and of their sum.
+    torch.testing.assert_close(
+        table.weight.grad.float(), reference.grad, rtol=0, atol=2**-7 * reference.grad.abs().max()
+    )
+
+
+def test_nothing_of_the_size_of_an_fp32_weight_lives_between_forward_and_backward(monkeypatch):
+    monkeypatch.setattr(linear, "TILE_BYTES", 4 * 256 * 4)
+    layer = nn.Linear(256, 512, bias=False).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    x = torch.randn(2, 256)
+    with track_memory(layer, optimizer) as forward:
+        y = layer(x).sum()
+    # The output, one tile of the weight and the sum: no saved copy of the weight in FP32.
+    small = (2 * 512 + 4 * 256 + 1) * 4
+    assert 0 < forward.peak_bytes["activations"] <= small
+    with track_memory(layer, optimizer) as backward:
+        y.backward()
+    assert backward.category_peak_bytes["gradients"] == 256 * 512 * 2
+    # Backward holds gradients of activations, besides one tile and the BF16 gradient.
+    assert backward.category_peak_bytes["activations"] <= small + 2 * 256 * 4
+
+
+def test_an_empty_batch():
+    layer = nn.Linear(4, 3).to(torch.bfloat16)
+    y = layer(torch.empty(0, 4))
+    y.sum().backward()
+    assert y.shape == (0, 3)
+    assert not layer.weight.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "message"),
+    [
+        (torch.zeros(2, 4, dtype=torch.float64), torch.zeros(3, 4), None, "x has dtype"),
+        (torch.zeros(2, 4), torch.zeros(3, 4, dtype=torch.int8), None, "weight has dtype"),
+        (torch.zeros(2, 5), torch.zeros(3, 4), None, r"x of shape \(2, 5\)"),
+        (torch.zeros(2, 4), torch.zeros(3, 4), torch.zeros(4), r"bias has shape \(4,\)"),
+    ],
+)
+def test_bad_arguments_are_named(x, weight, bias, message):
+    with pytest.raises(ValueError, match=message):
+        narrow_linear(x, weight, bias)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_the_gpu_agrees_with_the_cpu(dtype):
+    x, weight, b, grad_y = problem(dtype)
+    narrow_linear(x, weight, b).backward(grad_y)
+    on_gpu = [t.detach().cuda().requires_grad_() for t in (x, weight, b)]
+    y = narrow_linear(*on_gpu)
+    y.backward(grad_y.cuda())
+    expected = F.linear(x.detach(), weight.detach().float(), b.detach().float())
+    # BF16 and FP16 multiply natively there: the activations are rounded as well.
+    torch.testing.assert_close(y.detach().cpu(), expected, rtol=2**-6, atol=2**-3)
+    torch.testing.assert_close(on_gpu[0].grad.cpu(), x.grad, rtol=2**-6, atol=2**-3)
