@@ -3,7 +3,7 @@
 Plain PyTorch without state: this package is the oracle of every kernel in :mod:`subulp.ops`.
 """
 
-from . import expansion, extra_bits, random_bits
+from . import expansion, extra_bits, ieee, random_bits
 from .formats import BF16, E4M3, E5M2, FP16, FP32, Format, format_of, simulated
 from .rounding import Rounding, round_to
 
@@ -18,6 +18,7 @@ __all__ = [
     "expansion",
     "extra_bits",
     "format_of",
+    "ieee",
     "random_bits",
     "round_to",
     "simulated",

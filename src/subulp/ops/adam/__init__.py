@@ -1,0 +1,154 @@
+"""``subulp::adam_step``: one fused Adam or AdamW step over a list of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import backend
+from ..job import StepJob, as_fp32, check_roles, new_scalars, scale_states
+
+
+@torch.library.custom_op(
+    "subulp::adam_step",
+    mutates_args=("params", "exp_avgs", "exp_avg_sqs", "extras", "exp_avg_sq_lows", "amaxes"),
+)
+def adam_step(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    exp_avg_sq_lows: Sequence[Tensor],
+    amaxes: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    maximize: bool,
+    precision: str,
+    arithmetic: str,
+    seed: int,
+    streams: Sequence[int],
+    offsets: Sequence[int],
+) -> None:
+    """One Adam step; all tensors are updated in place in one pass over memory.
+
+    With ``wide`` the FP32 value that a tensor's stored components stand for, it equals, each
+    operation rounded to FP32 and each result rounded once to its storage::
+
+        if not decoupled:
+            g = g + wide(p) * weight_decay
+        m = wide(m) * beta1 + g * (1 - beta1)
+        v = wide(v) * beta2 + (g * (1 - beta2)) * g
+        delta = (m * (lr / (1 - beta1**t))) / (v.sqrt() * (1 / (1 - beta2**t) ** 0.5) + eps)
+        if decoupled:
+            delta = delta + wide(p) * (lr * weight_decay)     # Collage, Algorithm 2, line 12
+        p = wide(p) - delta
+
+    Kahan summation adds ``-delta`` to the compensation first: ``u = c - delta; p' = p + u;
+    c' = u - (p' - p)``. FP8 states are scaled by powers of two that follow the largest gradient.
+
+    Args:
+        params: Parameters of one dtype and device.
+        grads: Gradients of the shapes and strides of ``params``: FP32 or any narrow format, one dtype.
+        exp_avgs: First moments.
+        exp_avg_sqs: Second moments.
+        extras: What the strategy keeps beside the parameter: second component, compensation, FP32
+            master weight or packed extra bits; else empty.
+        exp_avg_sq_lows: Second components of the second moments (``"collage-plus"``); else empty.
+        amaxes: FP32 tensors (), the running largest gradient (FP8 parameters); else empty.
+        steps: Tensors () holding t, counted from 1, already incremented.
+        lr: Tensor (), the learning rate; FP64 for no rounding before it is used.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Decoupled (AdamW) or coupled (Adam) weight decay.
+        decoupled: Which of the two.
+        maximize: Ascend instead of descend.
+        precision: Name of the strategy, see :func:`subulp.ops.strategy.parse_strategy`.
+        arithmetic: ``"wide"``, or ``"strict"`` for the papers' narrow arithmetic (reference only).
+        seed: Philox key word of the random bits.
+        streams: Philox key word of each tensor.
+        offsets: Index of each tensor's first element in the whole tensor, for shards.
+
+    Raises:
+        ValueError: The tensors do not fit the strategy, see the message.
+    """
+    strategy = check_roles(
+        params,
+        grads,
+        precision,
+        {
+            "exp_avgs": exp_avgs,
+            "exp_avg_sqs": exp_avg_sqs,
+            "extras": extras,
+            "exp_avg_sq_lows": exp_avg_sq_lows,
+        },
+    )
+    rate = float(lr.item())
+    scalars = new_scalars(steps, streams, offsets)
+    for t in set(scalars["step"].tolist()):
+        same = scalars["step"] == t
+        scalars["step_size"][same] = rate / (1.0 - beta1**t)
+        scalars["inv_sqrt_bias2"][same] = 1.0 / math.sqrt(1.0 - beta2**t)
+    scalars["decay"] = rate * weight_decay if decoupled else 0.0
+    job = StepJob(
+        strategy=strategy,
+        params=params,
+        grads=grads,
+        fast=exp_avgs,
+        slow=exp_avg_sqs,
+        extras=extras,
+        slow_lows=exp_avg_sq_lows,
+        scalars=scalars,
+        seed=seed,
+        beta1=as_fp32(beta1),
+        one_minus_beta1=as_fp32(1.0 - beta1),
+        beta2=as_fp32(beta2),
+        one_minus_beta2=as_fp32(1.0 - beta2),
+        eps=as_fp32(eps),
+        weight_decay=as_fp32(weight_decay),
+        decoupled=decoupled,
+        maximize=maximize,
+    )
+    if job.scaled_states:
+        scale_states(job, amaxes, slow_power=2)
+    if arithmetic == "strict":
+        from . import strict
+
+        strict.run(job, rate, beta1, beta2, eps, weight_decay)
+    else:
+        backend.run("adam", job)
+
+
+@adam_step.register_fake
+def _(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    exp_avg_sq_lows: Sequence[Tensor],
+    amaxes: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    maximize: bool,
+    precision: str,
+    arithmetic: str,
+    seed: int,
+    streams: Sequence[int],
+    offsets: Sequence[int],
+) -> None:
+    return None

@@ -1,0 +1,11 @@
+"""Adam step in C++ (csrc/step.h)."""
+
+from __future__ import annotations
+
+from .. import cpu_step
+from ..job import StepJob
+
+
+def run(job: StepJob) -> None:
+    """Update the tensors of a job in place."""
+    cpu_step.run("subulp_adam", job)

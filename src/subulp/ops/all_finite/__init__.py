@@ -1,0 +1,50 @@
+"""``subulp::all_finite``: whether a list of tensors holds only finite values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...numerics import format_of
+from .. import backend
+
+
+@dataclass
+class FiniteJob:
+    """Tensors to look at."""
+
+    tensors: Sequence[Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self.tensors[0].device
+
+
+@torch.library.custom_op("subulp::all_finite", mutates_args=())
+def all_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """``all(t.isfinite().all() for t in tensors)``, in one read without temporaries.
+
+    Args:
+        tensors: Tensors of one device, FP32 or any narrow dtype, each dense.
+
+    Returns:
+        Bool tensor () on their device; true for an empty list (on the CPU).
+
+    Raises:
+        ValueError: A dtype is not a format of subulp.
+    """
+    for t in tensors:
+        format_of(t.dtype)
+    if not tensors:
+        return torch.tensor(True)
+    result: Tensor = backend.run("all_finite", FiniteJob(tensors))
+    return result
+
+
+@all_finite.register_fake
+def _(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.empty((), dtype=torch.bool, device=tensors[0].device if tensors else "cpu")

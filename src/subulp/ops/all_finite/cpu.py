@@ -1,0 +1,27 @@
+"""Finiteness in C++ (csrc/all_finite.h)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import native
+from . import FiniteJob
+
+
+def run(job: FiniteJob) -> Tensor:
+    """Bool tensor (): every value of every tensor is finite."""
+    # A kept contiguous copy lives as long as the call needs its address.
+    dense = [t if t.is_contiguous() else t.contiguous() for t in job.tensors]
+    numel = np.array([t.numel() for t in dense], dtype=np.int64)
+    dtypes = np.array([native.DTYPE_CODES[t.dtype] for t in dense], dtype=np.int32)
+    result = native.library().subulp_all_finite(
+        len(dense),
+        native.address(numel),
+        native.address(native.pointers(dense)),
+        native.address(dtypes),
+        torch.get_num_threads(),
+        native.isa(),
+    )
+    return torch.tensor(result == 1)

@@ -1,0 +1,54 @@
+"""Which implementation of an op runs: reference, cpu (C++) or triton.
+
+``SUBULP_BACKEND`` overrides the choice and is strict: an implementation that cannot run is an
+error, never replaced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+BACKENDS = ("reference", "cpu", "triton")
+OPS = ("adam", "sgd", "all_finite")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend and the reason for it, as ``subulp doctor`` prints them."""
+
+    backend: str
+    reason: str
+
+
+def choose(device: torch.device) -> Choice:
+    """The backend of ops on ``device``.
+
+    Raises:
+        ValueError: ``SUBULP_BACKEND`` has an unknown value.
+    """
+    forced = os.environ.get("SUBULP_BACKEND")
+    if forced:
+        if forced not in BACKENDS:
+            raise ValueError(f"SUBULP_BACKEND={forced!r} is unknown: use one of {BACKENDS}")
+        return Choice(forced, "SUBULP_BACKEND is set")
+    if device.type == "cpu":
+        return Choice("cpu", "C++ kernels for CPU tensors")
+    if device.type == "cuda":
+        return Choice("triton", "Triton kernels for CUDA tensors")
+    return Choice("reference", f"no kernels for {device.type} tensors: plain PyTorch")
+
+
+def run(op: str, job: Any) -> Any:
+    """Run an op on the tensors of ``job`` with the backend of its device.
+
+    Raises:
+        RuntimeError: The backend's native library or compiler is missing; the message names the
+            remedy.
+    """
+    module = importlib.import_module(f"{__package__}.{op}.{choose(job.device).backend}")
+    return module.run(job)

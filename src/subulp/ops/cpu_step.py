@@ -1,0 +1,72 @@
+"""Hands a step job to the C++ kernels."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+
+from . import native
+from .job import StepJob
+from .strategy import Strategy
+
+_CODES = {
+    "fp32": 0,
+    "nearest": 1,
+    "stochastic": 2,
+    "kahan": 3,
+    "collage-light": 4,
+    "collage-plus": 5,
+    "fp32-states": 6,
+    "master": 7,
+}
+_EXTRA_TRUNCATE, _EXTRA_STOCHASTIC = 8, 9
+
+
+def _code(strategy: Strategy) -> int:
+    if strategy.weight == "extra-bits":
+        return _EXTRA_STOCHASTIC if strategy.stochastic else _EXTRA_TRUNCATE
+    return _CODES[strategy.name]
+
+
+def run(entry: str, job: StepJob) -> None:
+    """Call the kernel ``entry`` on a job's tensors, in place.
+
+    Raises:
+        RuntimeError: The library is missing or has no such kernel.
+    """
+    lib = native.library()
+    # Kernels see memory in storage order: any dense layout will do, as all roles share it.
+    arrays = [
+        native.pointers(tuple(role))
+        for role in (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
+    ]
+    numel = np.array([p.numel() for p in job.params], dtype=np.int64)
+    step = native.Step(
+        len(job.params),
+        native.address(numel),
+        *(native.address(a) for a in arrays),
+        native.address(job.scalars),
+        _code(job.strategy),
+        native.DTYPE_CODES[job.params[0].dtype],
+        native.DTYPE_CODES[job.grads[0].dtype],
+        job.strategy.k,
+        job.seed,
+        torch.get_num_threads(),
+        native.isa(),
+        job.maximize,
+        job.decoupled,
+        job.nesterov,
+        job.beta1,
+        job.one_minus_beta1,
+        job.beta2,
+        job.one_minus_beta2,
+        job.eps,
+        job.weight_decay,
+    )
+    if getattr(lib, entry)(ctypes.byref(step)) != 0:
+        raise RuntimeError(
+            f"{entry} has no kernel for precision={job.strategy.name!r} with {job.params[0].dtype} "
+            f"parameters and {job.grads[0].dtype} gradients"
+        )

@@ -1,0 +1,132 @@
+"""The C++ kernels' shared library: loading, checks, and the argument types, declared once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ABI = 1
+ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
+DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_REMEDY = (
+    "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps .), "
+    "or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
+)
+
+
+class Step(ctypes.Structure):
+    """``subulp_step`` of csrc/subulp.h."""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("numel", c_void_p),
+        ("param", c_void_p),
+        ("grad", c_void_p),
+        ("fast", c_void_p),
+        ("slow", c_void_p),
+        ("extra", c_void_p),
+        ("slow_low", c_void_p),
+        ("scalars", c_void_p),
+        ("strategy", c_int32),
+        ("param_dtype", c_int32),
+        ("grad_dtype", c_int32),
+        ("extra_bits", c_int32),
+        ("seed", c_uint32),
+        ("threads", c_int32),
+        ("isa", c_int32),
+        ("maximize", c_int32),
+        ("decoupled", c_int32),
+        ("nesterov", c_int32),
+        ("beta1", c_float),
+        ("one_minus_beta1", c_float),
+        ("beta2", c_float),
+        ("one_minus_beta2", c_float),
+        ("eps", c_float),
+        ("weight_decay", c_float),
+    )
+
+
+def library_path() -> Path:
+    """Where the package keeps its shared library."""
+    name = {"Windows": "subulp.dll", "Darwin": "libsubulp.dylib"}.get(
+        platform.system(), "libsubulp.so"
+    )
+    return Path(__file__).parent.parent / "_native" / name
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library, its ABI checked.
+
+    Raises:
+        RuntimeError: It is missing, does not load, or was built from other sources.
+    """
+    from .job import SCALARS
+
+    path = library_path()
+    if not path.exists():
+        raise RuntimeError(f"The C++ kernels are missing: no file {path.name} beside the package. {_REMEDY}")
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise RuntimeError(f"The C++ kernels do not load: {error}. {_REMEDY}") from error
+    lib.subulp_abi.restype = c_int
+    lib.subulp_sizeof_step.restype = c_int64
+    lib.subulp_sizeof_scalars.restype = c_int64
+    built = (lib.subulp_abi(), lib.subulp_sizeof_step(), lib.subulp_sizeof_scalars())
+    expected = (ABI, ctypes.sizeof(Step), SCALARS.itemsize)
+    if built != expected:
+        raise RuntimeError(
+            f"The C++ kernels have ABI {built}, the package expects {expected}: they come from "
+            f"another version. {_REMEDY}"
+        )
+    for name in ("subulp_adam", "subulp_sgd"):
+        getattr(lib, name).argtypes = [POINTER(Step)]
+        getattr(lib, name).restype = c_int
+    lib.subulp_has_isa.argtypes = [c_int]
+    lib.subulp_has_isa.restype = c_int
+    lib.subulp_best_isa.restype = c_int
+    lib.subulp_all_finite.argtypes = [c_int64, c_void_p, c_void_p, c_void_p, c_int32, c_int32]
+    lib.subulp_all_finite.restype = c_int
+    return lib
+
+
+def isa() -> int:
+    """Instruction set of the kernels: ``SUBULP_ISA`` if set, else the widest that runs here.
+
+    Raises:
+        ValueError: ``SUBULP_ISA`` is unknown or does not run on this processor.
+    """
+    name = os.environ.get("SUBULP_ISA")
+    if not name:
+        return int(library().subulp_best_isa())
+    if name not in ISAS or not library().subulp_has_isa(ISAS[name]):
+        have = ", ".join(n for n, code in ISAS.items() if library().subulp_has_isa(code))
+        raise ValueError(f"SUBULP_ISA={name!r} is not available here: use one of {have}")
+    return ISAS[name]
+
+
+def pointers(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> np.ndarray | None:
+    """Addresses of a role's tensors, ``None`` for an absent role."""
+    if not tensors:
+        return None
+    return np.array([t.data_ptr() for t in tensors], dtype=np.uintp)
+
+
+def address(array: np.ndarray | None) -> int | None:
+    """Address of an array's data, ``None`` for no array."""
+    return None if array is None else array.ctypes.data

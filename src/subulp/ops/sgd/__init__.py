@@ -1,0 +1,128 @@
+"""``subulp::sgd_step``: one fused SGD step over a list of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import backend
+from ..job import StepJob, as_fp32, check_roles, new_scalars, scale_states
+
+
+@torch.library.custom_op(
+    "subulp::sgd_step",
+    mutates_args=("params", "momentum_buffers", "extras", "momentum_lows", "amaxes"),
+)
+def sgd_step(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    momentum_lows: Sequence[Tensor],
+    amaxes: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: Tensor,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    maximize: bool,
+    precision: str,
+    arithmetic: str,
+    seed: int,
+    streams: Sequence[int],
+    offsets: Sequence[int],
+) -> None:
+    """One SGD step; all tensors are updated in place in one pass over memory.
+
+    With ``wide`` the FP32 value that a tensor's stored components stand for, it equals, each
+    operation rounded to FP32 and each result rounded once to its storage::
+
+        g = g + wide(p) * weight_decay
+        b = g if t == 1 else wide(b) * momentum + g * (1 - dampening)
+        p = wide(p) - (g + b * momentum if nesterov else b) * lr
+
+    Without momentum buffers ``b`` is ``g``. Kahan summation and FP8 states as in
+    :func:`subulp.ops.adam.adam_step`.
+
+    Args:
+        params: Parameters of one dtype and device.
+        grads: Gradients of the shapes and strides of ``params``: FP32 or any narrow format, one dtype.
+        momentum_buffers: Momentum buffers, or empty.
+        extras: What the strategy keeps beside the parameter; else empty.
+        momentum_lows: Second components of the momentum buffers (``"collage-plus"``); else empty.
+        amaxes: FP32 tensors (), the running largest gradient (FP8 parameters); else empty.
+        steps: Tensors () holding t, counted from 1, already incremented.
+        lr: Tensor (), the learning rate; FP64 for no rounding before it is used.
+        momentum: Decay of the momentum buffer.
+        dampening: Dampening of the gradient that enters it.
+        weight_decay: L2 penalty.
+        nesterov: Nesterov momentum.
+        maximize: Ascend instead of descend.
+        precision: Name of the strategy, see :func:`subulp.ops.strategy.parse_strategy`.
+        arithmetic: ``"wide"``, or ``"strict"`` for the papers' narrow arithmetic (reference only).
+        seed: Philox key word of the random bits.
+        streams: Philox key word of each tensor.
+        offsets: Index of each tensor's first element in the whole tensor, for shards.
+
+    Raises:
+        ValueError: The tensors do not fit the strategy, see the message.
+    """
+    strategy = check_roles(
+        params,
+        grads,
+        precision,
+        {"momentum_buffers": momentum_buffers, "extras": extras, "momentum_lows": momentum_lows},
+    )
+    scalars = new_scalars(steps, streams, offsets)
+    scalars["step_size"] = float(lr.item())
+    job = StepJob(
+        strategy=strategy,
+        params=params,
+        grads=grads,
+        fast=(),
+        slow=momentum_buffers,
+        extras=extras,
+        slow_lows=momentum_lows,
+        scalars=scalars,
+        seed=seed,
+        beta1=as_fp32(momentum),
+        one_minus_beta1=as_fp32(1.0 - dampening),
+        weight_decay=as_fp32(weight_decay),
+        nesterov=nesterov,
+        maximize=maximize,
+    )
+    if job.scaled_states:
+        scale_states(job, amaxes, slow_power=1)
+    if arithmetic == "strict":
+        from . import strict
+
+        strict.run(job)
+    else:
+        backend.run("sgd", job)
+
+
+@sgd_step.register_fake
+def _(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    momentum_lows: Sequence[Tensor],
+    amaxes: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: Tensor,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    maximize: bool,
+    precision: str,
+    arithmetic: str,
+    seed: int,
+    streams: Sequence[int],
+    offsets: Sequence[int],
+) -> None:
+    return None
