@@ -124,9 +124,19 @@ def two_prod_fma(a: Tensor, b: Tensor, fmt: Format) -> Expansion:
     return x, fma(a, b, -x, fmt)
 
 
-def grow(hi: Tensor, lo: Tensor, a: Tensor, fmt: Format) -> Expansion:
-    """Add a float to an expansion (Collage, Algorithm 1); needs ``|hi| >= |a|`` or ``hi == 0``."""
-    u, v = fast2sum(hi, a, fmt)
+def grow(hi: Tensor, lo: Tensor, a: Tensor, fmt: Format, *, ordered: bool = True) -> Expansion:
+    """Add a float to an expansion (Collage, Algorithm 1).
+
+    Args:
+        hi: First component.
+        lo: Second component.
+        a: Addend.
+        fmt: Format of all.
+        ordered: ``|hi| >= |a|`` or ``hi == 0`` holds everywhere, as the paper assumes of weights and
+            updates (default: ``True``). ``False`` takes TwoSum, which needs no order, for the first
+            sum: a weight that starts near zero is smaller than its updates.
+    """
+    u, v = fast2sum(hi, a, fmt) if ordered else two_sum(hi, a, fmt)
     return fast2sum(u, add(lo, v, fmt), fmt)
 
 

@@ -7,8 +7,8 @@ value between the head and its neighbour away from zero, in steps of 2**-k ulp.
 Range. BF16 with k = 16 holds every FP32 value below BF16's largest exactly. FP16 with k = 13 holds
 every FP32 value in FP16's normal range exactly. Below it the steps stay those of the subnormals,
 2**-(24 + k): a fixed-point grid that cuts finer bits. Beyond the largest finite head the value
-saturates at the last step before its (missing) neighbour. Infinities and NaN live in the head
-alone, with a tail of zero.
+saturates at the last step before its (missing) neighbour (FP32 has that step for FP16 up to k = 13;
+with more it reads back as 65536). Infinities and NaN live in the head alone, with a tail of zero.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Format:
         dtype: The PyTorch dtype that stores the format, or ``None`` for a simulated one.
 
     Raises:
-        ValueError: A field width is out of range.
+        ValueError: A field width is out of range, or the format reaches beyond FP32's largest value.
     """
 
     name: str
@@ -44,6 +44,11 @@ class Format:
             raise ValueError(
                 f"mantissa_bits={self.mantissa_bits} is out of range: values travel in FP32, so a "
                 "format has 1 to 23 mantissa bits"
+            )
+        if self.exponent_bits == 8 and not self.has_infinity:
+            raise ValueError(
+                "exponent_bits=8 does not go with has_infinity=False: values travel in FP32, and "
+                "this format's largest ones lie beyond FP32's"
             )
 
     @property

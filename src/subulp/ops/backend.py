@@ -50,5 +50,7 @@ def run(op: str, job: Any) -> Any:
         RuntimeError: The backend's native library or compiler is missing; the message names the
             remedy.
     """
-    module = importlib.import_module(f"{__package__}.{op}.{choose(job.device).backend}")
+    # Strict arithmetic reproduces papers; it has one implementation, in plain PyTorch.
+    name = "strict" if getattr(job, "strict", False) else choose(job.device).backend
+    module = importlib.import_module(f"{__package__}.{op}.{name}")
     return module.run(job)

@@ -40,6 +40,9 @@ _FAST_HEADROOM = 2.0**7
 _SLOW_HEADROOM = 2.0**13
 _AMAX_MEMORY = 0.99
 
+STRICT = ("nearest", "kahan", "collage-light", "collage-plus")
+"""Strategies with the papers' arithmetic, every operation rounded to the narrow format."""
+
 
 @dataclass
 class StepJob:
@@ -68,8 +71,8 @@ class StepJob:
     nesterov: bool = False
     maximize: bool = False
     strict: bool = False
-    lr: float = 0.0
-    steps: list[int] = field(default_factory=list)
+    exact: dict[str, float] = field(default_factory=dict)
+    """Hyperparameters before they were rounded, for strict arithmetic."""
 
     @property
     def device(self) -> torch.device:
@@ -141,6 +144,24 @@ def check_roles(
                     "permuted view of a dense tensor is one)"
                 )
     return strategy
+
+
+def is_strict(arithmetic: str, strategy: Strategy, dtype: torch.dtype) -> bool:
+    """Whether a call asks for strict narrow arithmetic.
+
+    Raises:
+        ValueError: ``arithmetic`` is unknown, or the strategy does not have the strict one.
+    """
+    if arithmetic == "wide":
+        return False
+    if arithmetic != "strict":
+        raise ValueError(f"arithmetic={arithmetic!r} is unknown: use 'wide' or 'strict'")
+    if strategy.name not in STRICT or dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"arithmetic='strict' is not available for precision={strategy.name!r} with {dtype} "
+            f"parameters: it exists for {', '.join(STRICT)} with bfloat16 or float16; use 'wide'"
+        )
+    return True
 
 
 def scale_states(job: StepJob, amaxes: Sequence[Tensor], slow_power: int) -> None:

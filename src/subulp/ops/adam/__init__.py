@@ -9,7 +9,84 @@ import torch
 from torch import Tensor
 
 from .. import backend
-from ..job import StepJob, as_fp32, check_roles, new_scalars, scale_states
+from ..job import StepJob, as_fp32, check_roles, is_strict, new_scalars, scale_states
+
+
+def make_job(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    exp_avg_sq_lows: Sequence[Tensor],
+    amaxes: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    maximize: bool,
+    precision: str,
+    arithmetic: str,
+    seed: int,
+    streams: Sequence[int],
+    offsets: Sequence[int],
+) -> StepJob:
+    """The job of a call of :func:`adam_step`: the same arguments, checked and completed.
+
+    Raises:
+        ValueError: The tensors do not fit the strategy, see the message.
+    """
+    strategy = check_roles(
+        params,
+        grads,
+        precision,
+        {
+            "exp_avgs": exp_avgs,
+            "exp_avg_sqs": exp_avg_sqs,
+            "extras": extras,
+            "exp_avg_sq_lows": exp_avg_sq_lows,
+        },
+    )
+    rate = float(lr.item())
+    scalars = new_scalars(steps, streams, offsets)
+    for t in set(scalars["step"].tolist()):
+        same = scalars["step"] == t
+        scalars["step_size"][same] = rate / (1.0 - beta1**t)
+        scalars["inv_sqrt_bias2"][same] = 1.0 / math.sqrt(1.0 - beta2**t)
+    scalars["decay"] = rate * weight_decay if decoupled else 0.0
+    job = StepJob(
+        strategy=strategy,
+        params=params,
+        grads=grads,
+        fast=exp_avgs,
+        slow=exp_avg_sqs,
+        extras=extras,
+        slow_lows=exp_avg_sq_lows,
+        scalars=scalars,
+        seed=seed,
+        beta1=as_fp32(beta1),
+        one_minus_beta1=as_fp32(1.0 - beta1),
+        beta2=as_fp32(beta2),
+        one_minus_beta2=as_fp32(1.0 - beta2),
+        eps=as_fp32(eps),
+        weight_decay=as_fp32(weight_decay),
+        decoupled=decoupled,
+        maximize=maximize,
+        strict=is_strict(arithmetic, strategy, params[0].dtype),
+        exact={
+            "lr": rate,
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        },
+    )
+    if job.scaled_states:
+        scale_states(job, amaxes, slow_power=2)
+    return job
 
 
 @torch.library.custom_op(
@@ -81,51 +158,29 @@ def adam_step(
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
     """
-    strategy = check_roles(
+    job = make_job(
         params,
         grads,
+        exp_avgs,
+        exp_avg_sqs,
+        extras,
+        exp_avg_sq_lows,
+        amaxes,
+        steps,
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+        decoupled,
+        maximize,
         precision,
-        {
-            "exp_avgs": exp_avgs,
-            "exp_avg_sqs": exp_avg_sqs,
-            "extras": extras,
-            "exp_avg_sq_lows": exp_avg_sq_lows,
-        },
+        arithmetic,
+        seed,
+        streams,
+        offsets,
     )
-    rate = float(lr.item())
-    scalars = new_scalars(steps, streams, offsets)
-    for t in set(scalars["step"].tolist()):
-        same = scalars["step"] == t
-        scalars["step_size"][same] = rate / (1.0 - beta1**t)
-        scalars["inv_sqrt_bias2"][same] = 1.0 / math.sqrt(1.0 - beta2**t)
-    scalars["decay"] = rate * weight_decay if decoupled else 0.0
-    job = StepJob(
-        strategy=strategy,
-        params=params,
-        grads=grads,
-        fast=exp_avgs,
-        slow=exp_avg_sqs,
-        extras=extras,
-        slow_lows=exp_avg_sq_lows,
-        scalars=scalars,
-        seed=seed,
-        beta1=as_fp32(beta1),
-        one_minus_beta1=as_fp32(1.0 - beta1),
-        beta2=as_fp32(beta2),
-        one_minus_beta2=as_fp32(1.0 - beta2),
-        eps=as_fp32(eps),
-        weight_decay=as_fp32(weight_decay),
-        decoupled=decoupled,
-        maximize=maximize,
-    )
-    if job.scaled_states:
-        scale_states(job, amaxes, slow_power=2)
-    if arithmetic == "strict":
-        from . import strict
-
-        strict.run(job, rate, beta1, beta2, eps, weight_decay)
-    else:
-        backend.run("adam", job)
+    backend.run("adam", job)
 
 
 @adam_step.register_fake

@@ -23,10 +23,7 @@ def _step(job: StepJob, i: int) -> None:
     # Kahan summation carries the remainder in the update, not in the parameter.
     kahan = strategy.weight == "kahan"
     theta = param.float() if kahan else storage.decode_parameter(strategy, param, extra)
-    m = storage.decode_state(job.fast[i], None, float(s["fast_decode"]))
-    v = storage.decode_state(job.slow[i], low, float(s["slow_decode"]))
-
-    delta, m, v = update(job, i, theta, m, v)
+    delta, m, v = update(job, i, theta)
 
     address = {
         "seed": job.seed,
@@ -43,12 +40,19 @@ def _step(job: StepJob, i: int) -> None:
     storage.apply_update(strategy, theta, delta, param, extra, address)
 
 
-def update(job: StepJob, i: int, theta: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def intended_update(job: StepJob, i: int, theta: Tensor) -> Tensor:
+    """What the step would subtract from tensor ``i`` of wide value ``theta``; changes nothing."""
+    return update(job, i, theta)[0]
+
+
+def update(job: StepJob, i: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The wide arithmetic of tensor ``i``: what is subtracted from ``theta``, and the new moments.
 
     Separate multiplications and additions: ``add(..., alpha=)`` may contract into a fused one.
     """
     s = job.scalars[i]
+    m = storage.decode_state(job.fast[i], None, float(s["fast_decode"]))
+    v = storage.decode_state(job.slow[i], job.role(job.slow_lows, i), float(s["slow_decode"]))
     g = job.grads[i].to(torch.float32)
     if job.maximize:
         g = -g

@@ -8,7 +8,69 @@ import torch
 from torch import Tensor
 
 from .. import backend
-from ..job import StepJob, as_fp32, check_roles, new_scalars, scale_states
+from ..job import StepJob, as_fp32, check_roles, is_strict, new_scalars, scale_states
+
+
+def make_job(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    momentum_lows: Sequence[Tensor],
+    amaxes: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: Tensor,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    maximize: bool,
+    precision: str,
+    arithmetic: str,
+    seed: int,
+    streams: Sequence[int],
+    offsets: Sequence[int],
+) -> StepJob:
+    """The job of a call of :func:`sgd_step`: the same arguments, checked and completed.
+
+    Raises:
+        ValueError: The tensors do not fit the strategy, see the message.
+    """
+    strategy = check_roles(
+        params,
+        grads,
+        precision,
+        {"momentum_buffers": momentum_buffers, "extras": extras, "momentum_lows": momentum_lows},
+    )
+    scalars = new_scalars(steps, streams, offsets)
+    rate = float(lr.item())
+    scalars["step_size"] = rate
+    job = StepJob(
+        strategy=strategy,
+        params=params,
+        grads=grads,
+        fast=(),
+        slow=momentum_buffers,
+        extras=extras,
+        slow_lows=momentum_lows,
+        scalars=scalars,
+        seed=seed,
+        beta1=as_fp32(momentum),
+        one_minus_beta1=as_fp32(1.0 - dampening),
+        weight_decay=as_fp32(weight_decay),
+        nesterov=nesterov,
+        maximize=maximize,
+        strict=is_strict(arithmetic, strategy, params[0].dtype),
+        exact={
+            "lr": rate,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+        },
+    )
+    if job.scaled_states:
+        scale_states(job, amaxes, slow_power=1)
+    return job
 
 
 @torch.library.custom_op(
@@ -70,38 +132,27 @@ def sgd_step(
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
     """
-    strategy = check_roles(
+    job = make_job(
         params,
         grads,
+        momentum_buffers,
+        extras,
+        momentum_lows,
+        amaxes,
+        steps,
+        lr,
+        momentum,
+        dampening,
+        weight_decay,
+        nesterov,
+        maximize,
         precision,
-        {"momentum_buffers": momentum_buffers, "extras": extras, "momentum_lows": momentum_lows},
+        arithmetic,
+        seed,
+        streams,
+        offsets,
     )
-    scalars = new_scalars(steps, streams, offsets)
-    scalars["step_size"] = float(lr.item())
-    job = StepJob(
-        strategy=strategy,
-        params=params,
-        grads=grads,
-        fast=(),
-        slow=momentum_buffers,
-        extras=extras,
-        slow_lows=momentum_lows,
-        scalars=scalars,
-        seed=seed,
-        beta1=as_fp32(momentum),
-        one_minus_beta1=as_fp32(1.0 - dampening),
-        weight_decay=as_fp32(weight_decay),
-        nesterov=nesterov,
-        maximize=maximize,
-    )
-    if job.scaled_states:
-        scale_states(job, amaxes, slow_power=1)
-    if arithmetic == "strict":
-        from . import strict
-
-        strict.run(job)
-    else:
-        backend.run("sgd", job)
+    backend.run("sgd", job)
 
 
 @sgd_step.register_fake

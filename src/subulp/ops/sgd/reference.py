@@ -22,9 +22,7 @@ def _step(job: StepJob, i: int) -> None:
     # Kahan summation carries the remainder in the update, not in the parameter.
     kahan = strategy.weight == "kahan"
     theta = param.float() if kahan else storage.decode_parameter(strategy, param, extra)
-    b = None if buffer is None else storage.decode_state(buffer, low, float(s["slow_decode"]))
-
-    delta, b = update(job, i, theta, b)
+    delta, b = update(job, i, theta)
 
     address = {
         "seed": job.seed,
@@ -42,12 +40,19 @@ def _step(job: StepJob, i: int) -> None:
     storage.apply_update(strategy, theta, delta, param, extra, address)
 
 
-def update(job: StepJob, i: int, theta: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def intended_update(job: StepJob, i: int, theta: Tensor) -> Tensor:
+    """What the step would subtract from tensor ``i`` of wide value ``theta``; changes nothing."""
+    return update(job, i, theta)[0]
+
+
+def update(job: StepJob, i: int, theta: Tensor) -> tuple[Tensor, Tensor | None]:
     """The wide arithmetic of tensor ``i``: what is subtracted from ``theta``, and the new buffer.
 
     Separate multiplications and additions: ``add(..., alpha=)`` may contract into a fused one.
     """
     s = job.scalars[i]
+    buffer, low = job.role(job.slow, i), job.role(job.slow_lows, i)
+    b = None if buffer is None else storage.decode_state(buffer, low, float(s["slow_decode"]))
     g = job.grads[i].to(torch.float32)
     if job.maximize:
         g = -g

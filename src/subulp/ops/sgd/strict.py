@@ -1,0 +1,46 @@
+"""SGD step in strict narrow arithmetic, after Collage, Algorithm 2: every operation rounded."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...numerics import expansion as mcf
+from ...numerics import format_of
+from ..job import StepJob
+from ..strict import add_to_parameter, constant
+
+
+def run(job: StepJob) -> None:
+    """Update the tensors of a job in place."""
+    for i in range(len(job.params)):
+        _step(job, i)
+
+
+def _step(job: StepJob, i: int) -> None:
+    param, extra = job.params[i], job.role(job.extras, i)
+    fmt = format_of(param.dtype)
+    x, first = job.exact, job.scalars[i]["step"] == 1
+    theta = param.float()
+
+    def c(value: float) -> Tensor:
+        return constant(value, theta, fmt)
+
+    g = job.grads[i].float()
+    if job.maximize:
+        g = -g
+    if x["weight_decay"]:
+        g = mcf.add(g, mcf.mult(c(x["weight_decay"]), theta, fmt), fmt)
+    buffer, low = job.role(job.slow, i), job.role(job.slow_lows, i)
+    if buffer is not None:
+        entering = mcf.mult(c(1 - x["dampening"]), g, fmt)
+        if first:
+            b = g
+        elif low is None:
+            b = mcf.add(mcf.mult(c(x["momentum"]), buffer.float(), fmt), entering, fmt)
+        else:
+            b, b_low = mcf.scaling(buffer.float(), low.float(), c(x["momentum"]), fmt)
+            b, b_low = mcf.grow(b, b_low, entering, fmt, ordered=False)
+            low.copy_(b_low)
+        buffer.copy_(b)
+        g = mcf.add(g, mcf.mult(c(x["momentum"]), b, fmt), fmt) if job.nesterov else b
+    add_to_parameter(job.strategy, param, extra, mcf.mult(c(-x["lr"]), g, fmt), fmt)

@@ -1,0 +1,36 @@
+"""What the strict steps share: constants of a format, and the parameter update."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..numerics import Format, round_to
+from ..numerics import expansion as mcf
+from .strategy import Strategy
+
+
+def constant(value: float, like: Tensor, fmt: Format) -> Tensor:
+    """A scalar rounded to ``fmt`` once, as an FP32 tensor () on the device of ``like``."""
+    return round_to(torch.tensor(value, dtype=torch.float32, device=like.device), fmt)
+
+
+def add_to_parameter(
+    strategy: Strategy, param: Tensor, extra: Tensor | None, update: Tensor, fmt: Format
+) -> None:
+    """``param + update`` in place: rounded, with Kahan summation (appendix B), or by Grow (line 13)."""
+    theta = param.float()
+    if strategy.weight == "plain":
+        param.copy_(mcf.add(theta, update, fmt))
+        return
+    assert extra is not None
+    if strategy.weight == "kahan":
+        update = mcf.add(update, extra.float(), fmt)
+        new = mcf.add(theta, update, fmt)
+        extra.copy_(mcf.sub(update, mcf.sub(new, theta, fmt), fmt))
+        param.copy_(new)
+        return
+    # A weight that starts at or near zero is smaller than its updates.
+    hi, lo = mcf.grow(theta, extra.float(), update, fmt, ordered=False)
+    param.copy_(hi)
+    extra.copy_(lo)

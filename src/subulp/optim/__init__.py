@@ -1,0 +1,7 @@
+"""Optimizers of dense parameters, with a choice of how parameters and states are stored."""
+
+from .adam import Adam, AdamW
+from .precision import ExtraBits, parse_precision
+from .sgd import SGD
+
+__all__ = ["SGD", "Adam", "AdamW", "ExtraBits", "parse_precision"]

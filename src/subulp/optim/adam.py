@@ -1,0 +1,206 @@
+"""Adam and AdamW with a ``precision=`` (Collage, Algorithm 2)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..ops import adam as op
+from ..ops.adam import reference
+from ..ops.job import StepJob
+from .base import Bucket, NonFinite, Optimizer, Params
+from .precision import AUTO, ExtraBits
+
+
+class Adam(Optimizer):
+    """Adam with L2 weight decay: the decay enters the gradient.
+
+    Arguments, errors and methods as :class:`AdamW` (weight decay default: 0).
+    """
+
+    _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
+    _op = staticmethod(op.adam_step)
+    _make_job = staticmethod(op.make_job)
+    _argument_names: ClassVar[tuple[str, ...]] = (
+        "params",
+        "grads",
+        "exp_avgs",
+        "exp_avg_sqs",
+        "extras",
+        "exp_avg_sq_lows",
+        "amaxes",
+        "steps",
+        "lr",
+        "beta1",
+        "beta2",
+        "eps",
+        "weight_decay",
+        "decoupled",
+        "maximize",
+        "precision",
+        "arithmetic",
+        "seed",
+        "streams",
+        "offsets",
+    )
+    _decoupled: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        precision: str | ExtraBits = AUTO,
+        arithmetic: Literal["wide", "strict"] = "wide",
+        nonfinite: NonFinite = "propagate",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "maximize": maximize,
+                "precision": precision,
+                "arithmetic": arithmetic,
+                "nonfinite": nonfinite,
+                "seed": seed,
+            },
+        )
+
+    def _check_options(self, group: dict[str, Any]) -> None:
+        check_rate(group["lr"])
+        beta1, beta2 = group["betas"]
+        if not 0.0 <= beta1 < 1.0 or not 0.0 <= beta2 < 1.0:
+            raise ValueError(f"betas={group['betas']} is out of range: both lie in [0, 1)")
+        for name in ("eps", "weight_decay"):
+            if not group[name] >= 0.0:
+                raise ValueError(f"{name}={group[name]} is negative: use 0 or more")
+
+    def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
+        group, common = bucket.group, self._common_arguments(bucket)
+        role = common["role"]
+        beta1, beta2 = group["betas"]
+        return (
+            common["params"],
+            common["grads"],
+            role("exp_avg"),
+            role("exp_avg_sq"),
+            common["extras"],
+            role("exp_avg_sq_low"),
+            common["amaxes"],
+            common["steps"],
+            common["lr"],
+            float(beta1),
+            float(beta2),
+            float(group["eps"]),
+            float(group["weight_decay"]),
+            self._decoupled,
+            group["maximize"],
+            common["precision"],
+            group["arithmetic"],
+            common["seed"],
+            common["streams"],
+            common["offsets"],
+        )
+
+    def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
+        return reference.intended_update(job, i, theta)
+
+
+class AdamW(Adam):
+    r"""AdamW whose parameters and states are kept in a chosen precision.
+
+    One fused pass per dtype and group decodes the stored components to FP32, computes
+
+    .. math::
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
+        \Delta\theta_t &= -\alpha \big(\hat m_t / (\sqrt{\hat v_t} + \epsilon)
+            + \lambda \theta_{t-1}\big)
+
+    (Collage, Algorithm 2, lines 8 to 12) and encodes once. The decay is part of the update, so it
+    is not lost in narrow formats as ``p * (1 - lr * weight_decay)`` would be.
+
+    Args:
+        params: Parameters, parameter groups or named parameters. A group may set every option
+            below, ``precision`` included.
+        lr: Learning rate, a float or a tensor () (default: 1e-3).
+        betas: Decay of the first and second moment (default: (0.9, 0.999)).
+        eps: Added to the root of the second moment (default: 1e-8).
+        weight_decay: Decoupled weight decay (default: 1e-2).
+        maximize: Ascend instead of descend (default: ``False``).
+        precision: How parameter and states are stored (default: ``"auto"``, which is ``"fp32"``
+            for FP32 parameters and ``"collage-plus"`` for others). Bytes a parameter for BF16 and
+            FP16, gradient included:
+
+            ==================  =====  =====================================================
+            ``"fp32"``             16  FP32 parameters only
+            ``"nearest"``           8  option A: every result rounded to nearest
+            ``"stochastic"``        8  parameter and second moment rounded stochastically
+            ``"kahan"``            10  Kahan summation of the updates
+            ``"collage-light"``    10  option B: the parameter is a length-2 expansion
+            ``"collage-plus"``     12  option C: so is the second moment
+            ``"fp32-states"``      12  option D without master weights
+            ``"master"``           16  option D: FP32 states and master weights
+            ``"extra-bits-K"``  12+K/8  FP32 states; K more mantissa bits of the parameter
+            ==================  =====  =====================================================
+
+            ``float8_e4m3fn`` parameters can have nearest (4), stochastic (4), collage-light (5) and
+            collage-plus (6).
+        arithmetic: ``"wide"`` computes in FP32; ``"strict"`` rounds every operation to the narrow
+            format as the paper does (plain PyTorch, slow; nearest, kahan, light and plus)
+            (default: ``"wide"``).
+        nonfinite: ``"propagate"`` (as torch.optim), ``"raise"`` or ``"skip"``; the last two read
+            all gradients first, so that nothing is half updated (default: ``"propagate"``).
+        seed: Seed of the random bits, 0 to 2**32 - 1 (default: from ``torch.manual_seed``).
+
+    Raises:
+        ValueError: An option is out of range or a parameter cannot have its precision.
+    """
+
+    _decoupled = True
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        maximize: bool = False,
+        precision: str | ExtraBits = AUTO,
+        arithmetic: Literal["wide", "strict"] = "wide",
+        nonfinite: NonFinite = "propagate",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            maximize=maximize,
+            precision=precision,
+            arithmetic=arithmetic,
+            nonfinite=nonfinite,
+            seed=seed,
+        )
+
+
+def check_rate(lr: float | Tensor) -> None:
+    """Raise ValueError unless ``lr`` is a non-negative number or a tensor with one element."""
+    if isinstance(lr, torch.Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr has shape {tuple(lr.shape)}: a tensor learning rate has one element")
+    elif not lr >= 0.0:
+        raise ValueError(f"lr={lr} is negative: use 0 or more")

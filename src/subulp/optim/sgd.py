@@ -1,0 +1,134 @@
+"""SGD with a ``precision=``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from ..ops import sgd as op
+from ..ops.job import StepJob
+from ..ops.sgd import reference
+from .adam import check_rate
+from .base import Bucket, NonFinite, Optimizer, Params
+from .precision import AUTO, ExtraBits
+
+
+class SGD(Optimizer):
+    """SGD with momentum whose parameters and momentum are kept in a chosen precision.
+
+    ``"collage-plus"`` and ``"stochastic"`` treat the momentum buffer as AdamW treats the second
+    moment: as the state that moves in small steps.
+
+    Args:
+        params: Parameters, parameter groups or named parameters.
+        lr: Learning rate, a float or a tensor () (default: 1e-3).
+        momentum: Decay of the momentum buffer; 0 keeps none (default: 0).
+        dampening: Dampening of the gradient that enters the buffer (default: 0).
+        weight_decay: L2 penalty (default: 0).
+        nesterov: Nesterov momentum; needs momentum and no dampening (default: ``False``).
+        maximize: Ascend instead of descend (default: ``False``).
+        precision: As for :class:`AdamW` (default: ``"auto"``).
+        arithmetic: As for :class:`AdamW` (default: ``"wide"``).
+        nonfinite: As for :class:`AdamW` (default: ``"propagate"``).
+        seed: As for :class:`AdamW`.
+
+    Raises:
+        ValueError: An option is out of range or a parameter cannot have its precision.
+    """
+
+    _states = (("momentum_buffer", "slow"),)
+    _op = staticmethod(op.sgd_step)
+    _make_job = staticmethod(op.make_job)
+    _argument_names: ClassVar[tuple[str, ...]] = (
+        "params",
+        "grads",
+        "momentum_buffers",
+        "extras",
+        "momentum_lows",
+        "amaxes",
+        "steps",
+        "lr",
+        "momentum",
+        "dampening",
+        "weight_decay",
+        "nesterov",
+        "maximize",
+        "precision",
+        "arithmetic",
+        "seed",
+        "streams",
+        "offsets",
+    )
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        precision: str | ExtraBits = AUTO,
+        arithmetic: Literal["wide", "strict"] = "wide",
+        nonfinite: NonFinite = "propagate",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+                "maximize": maximize,
+                "precision": precision,
+                "arithmetic": arithmetic,
+                "nonfinite": nonfinite,
+                "seed": seed,
+            },
+        )
+
+    def _check_options(self, group: dict[str, Any]) -> None:
+        check_rate(group["lr"])
+        for name in ("momentum", "weight_decay"):
+            if not group[name] >= 0.0:
+                raise ValueError(f"{name}={group[name]} is negative: use 0 or more")
+        if group["nesterov"] and (group["momentum"] <= 0.0 or group["dampening"] != 0.0):
+            raise ValueError(
+                f"nesterov=True needs momentum > 0 and dampening = 0, got momentum="
+                f"{group['momentum']} and dampening={group['dampening']}"
+            )
+
+    def _states_of(self, group: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+        return self._states if group["momentum"] != 0.0 else ()
+
+    def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
+        group, common = bucket.group, self._common_arguments(bucket)
+        role = common["role"]
+        return (
+            common["params"],
+            common["grads"],
+            role("momentum_buffer"),
+            common["extras"],
+            role("momentum_buffer_low"),
+            common["amaxes"],
+            common["steps"],
+            common["lr"],
+            float(group["momentum"]),
+            float(group["dampening"]),
+            float(group["weight_decay"]),
+            group["nesterov"],
+            group["maximize"],
+            common["precision"],
+            group["arithmetic"],
+            common["seed"],
+            common["streams"],
+            common["offsets"],
+        )
+
+    def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
+        return reference.intended_update(job, i, theta)
