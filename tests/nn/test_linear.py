@@ -139,6 +139,7 @@ def test_an_empty_batch():
     [
         (torch.zeros(2, 4, dtype=torch.float64), torch.zeros(3, 4), None, "x has dtype"),
         (torch.zeros(2, 4), torch.zeros(3, 4, dtype=torch.int8), None, "weight has dtype"),
+        (torch.zeros(2, 4), torch.zeros(0, 4), None, r"weight has shape \(0, 4\)"),
         (torch.zeros(2, 5), torch.zeros(3, 4), None, r"x of shape \(2, 5\)"),
         (torch.zeros(2, 4), torch.zeros(3, 4), torch.zeros(4), r"bias has shape \(4,\)"),
     ],

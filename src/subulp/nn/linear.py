@@ -101,14 +101,15 @@ class _NarrowLinear(torch.autograd.Function):
         grad_rows = grad_y.reshape(-1, weight.shape[0]).float()
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
 
-        grad_x = torch.zeros_like(rows) if needs_x else None
+        grad_x = torch.empty_like(rows) if needs_x else None
         grad_weight = (
             torch.empty_like(weight, dtype=ctx.weight_grad_dtype) if needs_weight else None
         )
         for tile, buffer in _decoded_tiles(weight):
             grad_tile = grad_rows[:, tile]
             if grad_x is not None:
-                grad_x.addmm_(grad_tile, buffer)
+                beta = 0 if tile.start == 0 else 1
+                torch.addmm(grad_x, grad_tile, buffer, beta=beta, out=grad_x)
             if grad_weight is not None:
                 torch.mm(grad_tile.t(), rows, out=buffer)
                 grad_weight[tile].copy_(buffer)
@@ -123,10 +124,10 @@ def _decoded_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
     The caller may overwrite the buffer: the next tile is decoded into it anyway.
     """
-    row_bytes = max(1, weight.shape[1]) * torch.float32.itemsize
+    row_bytes = weight.shape[1] * torch.float32.itemsize
     rows = min(weight.shape[0], max(1, TILE_BYTES // row_bytes))
     buffer = torch.empty(rows, weight.shape[1], dtype=torch.float32, device=weight.device)
-    for start in range(0, weight.shape[0], max(1, rows)):
+    for start in range(0, weight.shape[0], rows):
         tile = slice(start, min(start + rows, weight.shape[0]))
         decoded = buffer[: tile.stop - tile.start]
         decoded.copy_(weight[tile])
@@ -142,10 +143,15 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(
             f"weight has dtype {weight.dtype}: narrow_linear takes a floating-point weight"
         )
-    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+    if weight.dim() != 2 or weight.numel() == 0:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}: expected (out_features, in_features), both "
+            "at least 1"
+        )
+    if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"x of shape {tuple(x.shape)} does not multiply a weight of shape "
-            f"{tuple(weight.shape)}: expected (..., in_features) and (out_features, in_features)"
+            f"{tuple(weight.shape)}: expected x of shape (..., {weight.shape[1]})"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(

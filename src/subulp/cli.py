@@ -1,0 +1,127 @@
+"""The command line. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Group, Parameter
+from rich.console import Console
+
+from ._version import version
+from .train.config import MACHINE, LMConfig
+
+FAILED = 1
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
+_OUTPUT = Parameter(group=Group("Output", sort_key=5), negative=())
+
+app = App(
+    name="subulp",
+    help="Training in low precision without losing what low precision rounds away.",
+    version=version,
+    version_flags=["--version"],
+    help_flags=["--help", "-h"],
+)
+train = App(name="train", help="Train on real data under several precisions, and compare them.")
+app.command(train)
+# main() turns Ctrl-C into an exit code.
+app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
+
+
+@train.command(name="lm")
+def train_lm(
+    config: Annotated[LMConfig, Parameter(name="*")] = LMConfig(),  # noqa: B008 - frozen
+    *,
+    out: Annotated[Path | None, _OUTPUT] = None,
+    overwrite: Annotated[bool, _OUTPUT] = False,
+    jobs: Annotated[int | None, MACHINE] = None,
+    json: Annotated[bool, _OUTPUT] = False,
+) -> int:
+    """Train a small GPT once for every precision and seed, and show what each precision lost.
+
+    Parameters
+    ----------
+    out: Path
+        Folder for config.json, metrics.jsonl, summary.json and the plots; without it,
+        runs/lm-TIMESTAMP.
+    overwrite: bool
+        Replace an earlier run in --out.
+    jobs: int
+        Runs that train at the same time; without it, one per core. It changes no result.
+    json: bool
+        Print one JSON object instead of the table.
+    """
+    from .train import lm  # noqa: PLC0415
+    from .train.metrics import to_json  # noqa: PLC0415
+    from .train.progress import reporter  # noqa: PLC0415
+    from .train.run_directory import summary_object  # noqa: PLC0415
+    from .train.table import print_comparison  # noqa: PLC0415
+
+    errors = Console(stderr=True)
+    found = lm.train_lm(
+        config, out=out, overwrite=overwrite, jobs=jobs, reporter=reporter(config, errors)
+    )
+    if json:
+        print(to_json(summary_object(lm.TASK, found.summaries)))
+    else:
+        print_comparison(_output(), found.summaries)
+    errors.print(f"wrote {found.directory}", highlight=False, soft_wrap=True)
+    return 0
+
+
+@app.command
+def doctor() -> int:
+    """Show what runs where: versions, the CPU, the GPU, the implementation of each operation."""
+    from .diagnostics import doctor as checks  # noqa: PLC0415
+
+    return checks.run()
+
+
+@app.meta.default
+def _launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    verbose: Annotated[
+        bool,
+        Parameter(name=("--verbose", "-v"), negative=(), help="Show the traceback of an error."),
+    ] = False,
+) -> int:
+    try:
+        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except (CycloptsError, ValueError, OSError, FloatingPointError) as error:
+        if verbose:
+            raise
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        # A run that diverged and a worker that died are not wrong input.
+        return FAILED if isinstance(error, FloatingPointError | ChildProcessError) else WRONG_INPUT
+    # --help and --version return nothing.
+    return int(code or 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: The words after ``subulp``; ``None`` takes them from ``sys.argv`` (default: ``None``).
+
+    Returns:
+        The exit code: 0, 1 after a run that failed, 2 after wrong input, 130 after Ctrl-C.
+    """
+    try:
+        return int(app.meta(argv, result_action="return_value") or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _output() -> Console:
+    """Standard output; a file has no width, so a table there gets the width that it needs."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)

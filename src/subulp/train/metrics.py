@@ -1,0 +1,150 @@
+"""What a run measures: one record per logged step, one summary per run."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """One logged step of one run; fields that the step did not measure are ``None``.
+
+    Attributes:
+        precision: Strategy of the run.
+        seed: Seed of the run.
+        step: Step number, from 1.
+        loss: Training loss of the step's batch, in nats per token.
+        lr: Learning rate of the step.
+        seconds: Duration of the step.
+        val_loss: Loss over the validation part after the step.
+        effective_descent_quality: Collage, equation 3: the effective update's length in the
+            direction of the intended one.
+        update_norm: Norm of the intended update.
+        descent_share: ``effective_descent_quality / update_norm``: 1 when nothing is lost.
+        lost_arithmetic: Share of the nonzero updates that left their parameter unchanged.
+    """
+
+    precision: str
+    seed: int
+    step: int
+    loss: float
+    lr: float
+    seconds: float
+    val_loss: float | None = None
+    effective_descent_quality: float | None = None
+    update_norm: float | None = None
+    descent_share: float | None = None
+    lost_arithmetic: float | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of one run.
+
+    Attributes:
+        precision: Strategy of the run.
+        seed: Seed of the run.
+        val_loss: Loss over the whole validation part after the last step, in nats per token.
+        perplexity: ``exp(val_loss)``.
+        train_loss: Mean training loss of the last tenth of the steps.
+        bytes_per_parameter: What the optimizer keeps of one parameter, by tensor, and the total.
+        peak_bytes: Live bytes of a training step at the moment of the highest total: weights,
+            gradients, states, activations, total.
+        category_peak_bytes: The highest live bytes of each of them on its own.
+        seconds_per_step: Median over the steps that measured nothing else.
+        effective_descent_quality: Mean over the watched steps.
+        descent_share: Mean of ``effective_descent_quality / update_norm`` over the watched steps.
+        lost_arithmetic: Mean share of lost updates over the watched steps.
+        steps: Training steps.
+        parameters: Number of parameters of the model.
+    """
+
+    precision: str
+    seed: int
+    val_loss: float
+    perplexity: float
+    train_loss: float
+    bytes_per_parameter: dict[str, float]
+    peak_bytes: dict[str, int]
+    category_peak_bytes: dict[str, int]
+    seconds_per_step: float
+    effective_descent_quality: float
+    descent_share: float
+    lost_arithmetic: float
+    steps: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation of one quantity over seeds.
+
+    Attributes:
+        mean: Arithmetic mean.
+        deviation: Sample standard deviation; ``None`` for a single seed.
+    """
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """The spread of at least one value."""
+        values = list(values)
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return cls(math.fsum(values) / len(values), deviation)
+
+
+def by_precision(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """The runs of each precision, both in the order given."""
+    groups: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault(summary.precision, []).append(summary)
+    return groups
+
+
+def baseline_of(precisions: Iterable[str]) -> str | None:
+    """The precision that others are compared with: master weights, else FP32, else none."""
+    precisions = list(precisions)
+    return next((name for name in ("master", "fp32") if name in precisions), None)
+
+
+def excess_perplexity(summary: Summary, summaries: Iterable[Summary]) -> float | None:
+    """Perplexity above that of the baseline with the same seed, as a share of the latter.
+
+    Returns:
+        For instance 0.003 for 0.3 % more; ``None`` if there is no baseline among ``summaries``.
+    """
+    summaries = list(summaries)
+    baseline = baseline_of(s.precision for s in summaries)
+    for other in summaries:
+        if other.precision == baseline and other.seed == summary.seed:
+            return summary.perplexity / other.perplexity - 1
+    return None
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON text of plain data and of this module's dataclasses; NaN and infinity become null.
+
+    A diverged run has a NaN loss, and strict readers refuse Python's ``NaN``.
+    """
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return _plain({k: v for k, v in asdict(value).items() if v is not None})
+    if isinstance(value, Summary):
+        return _plain(asdict(value))
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,157 @@
+"""The figures of a comparison: validation loss, and how much of each update survived."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .metrics import Record, baseline_of
+
+# Okabe and Ito's colours, which the common kinds of colour blindness tell apart, and a dash
+# pattern and a marker for print without colour. Named strategies look the same in every figure.
+_Dashes = str | tuple[float, Sequence[float]]
+_Style = tuple[str, _Dashes, str]
+_STYLES: dict[str, _Style] = {
+    "fp32": ("#000000", (0, (1, 1)), "."),
+    "master": ("#000000", "solid", "o"),
+    "nearest": ("#D55E00", (0, (5, 2)), "s"),
+    "collage-light": ("#0072B2", (0, (5, 2, 1, 2)), "^"),
+    "collage-plus": ("#009E73", (0, (1, 1.5)), "D"),
+    "kahan": ("#CC79A7", (0, (8, 3)), "v"),
+    "stochastic": ("#E69F00", (0, (3, 1.5)), "P"),
+    "fp32-states": ("#56B4E9", (0, (3, 1, 1, 1, 1, 1)), "X"),
+}
+_SPARE_STYLES: tuple[_Style, ...] = (
+    ("#7F7F7F", (0, (2, 2)), "<"),
+    ("#8C564B", (0, (6, 2, 2, 2)), ">"),
+    ("#4B0092", (0, (4, 1)), "*"),
+    ("#5D5D00", (0, (1, 3)), "h"),
+)
+_TEXT = "#333333"
+
+Series = tuple[np.ndarray, np.ndarray]
+"""Steps, and values of shape (seeds, steps)."""
+
+
+def plot_loss(records: Sequence[Record], path: Path) -> None:
+    """Save validation loss against steps; beside it, the loss above that of the baseline.
+
+    The second panel is there when a baseline (master weights, else FP32) is among the runs: the
+    differences between strategies are a hundredth of the loss itself, and pairing the seeds takes
+    the luck of a seed out of them. Lines are means over seeds; bands span all of them.
+
+    Args:
+        records: Logged steps of all runs.
+        path: The PNG file to write.
+    """
+    losses = _series(records, lambda record: record.val_loss)
+    baseline = baseline_of(losses)
+    others = {name: s for name, s in losses.items() if name != baseline}
+    paired = baseline is not None and bool(others)
+    figure, axes = _figure(2 if paired else 1)
+    _draw(axes[0], losses)
+    _describe(axes[0], "Validation loss", "nats per token")
+    if paired and baseline is not None:
+        steps, reference = losses[baseline]
+        excess = {name: (steps, values - reference) for name, (_, values) in others.items()}
+        axes[1].axhline(0, color=_STYLES[baseline][0], linewidth=1)
+        _draw(axes[1], excess)
+        # Early in training all strategies still agree: show the range where they part.
+        _describe(axes[1], f"Validation loss above {baseline}", "nats per token")
+    _save(figure, path)
+
+
+def plot_descent_quality(records: Sequence[Record], path: Path) -> None:
+    """Save effective descent quality as a share of the intended update, against steps.
+
+    Args:
+        records: Logged steps of all runs.
+        path: The PNG file to write.
+    """
+    shares = _series(
+        records, lambda record: None if record.descent_share is None else 100 * record.descent_share
+    )
+    lost = _series(
+        records,
+        lambda record: None if record.lost_arithmetic is None else 100 * record.lost_arithmetic,
+    )
+    figure, axes = _figure(2)
+    _draw(axes[0], shares)
+    _describe(axes[0], "Effective descent quality", "% of the intended update")
+    axes[0].set_ylim(bottom=min(0, axes[0].get_ylim()[0]))
+    _draw(axes[1], lost)
+    _describe(axes[1], "Updates lost to rounding", "% of nonzero updates")
+    axes[1].set_ylim(bottom=min(0, axes[1].get_ylim()[0]))
+    _save(figure, path)
+
+
+def _series(
+    records: Iterable[Record], value: Callable[[Record], float | None]
+) -> dict[str, Series]:
+    """The measured values of each precision, one row per seed."""
+    runs: dict[str, dict[int, dict[int, float]]] = {}
+    for record in records:
+        y = value(record)
+        if y is not None:
+            runs.setdefault(record.precision, {}).setdefault(record.seed, {})[record.step] = y
+    series = {}
+    for precision, seeds in runs.items():
+        steps = sorted(set.intersection(*(set(values) for values in seeds.values())))
+        rows = [[seeds[seed][step] for step in steps] for seed in sorted(seeds)]
+        series[precision] = (np.array(steps), np.array(rows))
+    return series
+
+
+def _styles(names: Iterable[str]) -> dict[str, _Style]:
+    spare = itertools.cycle(_SPARE_STYLES)
+    return {name: _STYLES.get(name) or next(spare) for name in names}
+
+
+def _figure(panels: int) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(5.6 * panels, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = [figure.add_subplot(1, panels, i + 1) for i in range(panels)]
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.tick_params(colors=_TEXT, labelsize=9)
+    return figure, axes
+
+
+def _draw(ax: Axes, series: dict[str, Series]) -> None:
+    styles = _styles(series)
+    for name, (steps, values) in series.items():
+        color, dashes, marker = styles[name]
+        ax.plot(
+            steps,
+            values.mean(0),
+            color=color,
+            linestyle=dashes,
+            marker=marker,
+            label=name,
+            markersize=4,
+            markevery=max(1, len(steps) // 8),
+            linewidth=1.6,
+        )
+        if len(values) > 1:
+            ax.fill_between(
+                steps, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0
+            )
+
+
+def _describe(ax: Axes, title: str, unit: str) -> None:
+    ax.set_title(title, loc="left", fontsize=11, color=_TEXT)
+    ax.set_xlabel("step", fontsize=9, color=_TEXT)
+    ax.set_ylabel(unit, fontsize=9, color=_TEXT)
+    ax.legend(frameon=False, fontsize=9, labelcolor=_TEXT, handlelength=3.5)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=160, facecolor="white")

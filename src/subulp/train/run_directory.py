@@ -1,0 +1,113 @@
+"""The folder that a comparison leaves behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from .._version import version
+from .config import LMConfig
+from .metrics import Record, Summary, to_json
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+LOSS_PLOT = "loss.png"
+DESCENT_PLOT = "descent_quality.png"
+_OWN_FILES = (CONFIG, METRICS, SUMMARY, LOSS_PLOT, DESCENT_PLOT)
+
+
+class RunDirectory:
+    """``config.json``, ``metrics.jsonl``, ``summary.json`` and the plots of one comparison.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, task: str, out: Path | None, *, overwrite: bool = False) -> Self:
+        """Make an empty run directory.
+
+        Args:
+            task: Name of the task, e.g. ``"lm"``.
+            out: Where; ``None`` is ``runs/TASK-TIMESTAMP``.
+            overwrite: Replace an earlier run in ``out`` (default: ``False``).
+
+        Raises:
+            FileExistsError: ``out`` is a file, holds a run that is not to be overwritten, or holds
+                something else than a run.
+            PermissionError: ``out`` cannot be made.
+        """
+        if out is None:
+            out = _unused(Path("runs") / f"{task}-{time.strftime('%Y%m%d-%H%M%S')}")
+        if out.exists() and not out.is_dir():
+            raise FileExistsError(f"out={out} is a file: give a new folder")
+        if out.is_dir() and any(out.iterdir()):
+            if not _holds_a_run(out):
+                raise FileExistsError(
+                    f"out={out} is not empty and holds no run: give a new or an empty folder"
+                )
+            if not overwrite:
+                raise FileExistsError(
+                    f"out={out} holds an earlier run: give another out, or replace that run with "
+                    "overwrite (--overwrite)"
+                )
+            # Only what a run writes: a note that the user left there is not ours to delete.
+            for name in _OWN_FILES:
+                (out / name).unlink(missing_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except PermissionError:
+            raise PermissionError(
+                f"out={out} cannot be made: permission denied; give a folder that you may write to"
+            ) from None
+        return cls(out)
+
+    def write_config(self, task: str, config: LMConfig, jobs: int) -> None:
+        """Save what the run is made of, and the versions that run it."""
+        versions = {"subulp": version(), "torch": torch.__version__}
+        fields = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(config).items()
+        }
+        text = to_json({"task": task, **fields, "jobs": jobs, "versions": versions}, indent=2)
+        (self.path / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+    def add_record(self, record: Record) -> None:
+        """Append one line to ``metrics.jsonl``."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(to_json(record) + "\n")
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Save the object that ``--json`` prints."""
+        (self.path / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
+
+
+def summary_object(task: str, summaries: list[Summary]) -> dict[str, Any]:
+    """What ``--json`` prints and ``summary.json`` holds."""
+    return {"task": task, "runs": summaries}
+
+
+def _holds_a_run(path: Path) -> bool:
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "task" in config
+
+
+def _unused(path: Path) -> Path:
+    """``path``, or the first of ``path-2``, ``path-3``, ... that does not exist."""
+    names = itertools.chain(
+        [path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))
+    )
+    return next(name for name in names if not name.exists())

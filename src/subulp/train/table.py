@@ -1,0 +1,136 @@
+"""The table at the end of a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..diagnostics.memory import CATEGORIES
+from .metrics import Spread, Summary, baseline_of, by_precision, excess_perplexity
+
+_MIB = 2**20
+_HEADINGS = {"gradients": "grads", "activations": "activ."}
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A quantity: its heading, and the text of its cell from the runs of one precision."""
+
+    heading: str
+    cell: Callable[[Sequence[Summary]], str]
+
+
+def print_comparison(console: Console, summaries: Sequence[Summary]) -> None:
+    """One row per precision: quality, what rounding lost, memory and time.
+
+    With several seeds the losses are mean ± sample standard deviation, and the other columns means.
+    Perplexity is compared with that of the baseline (master weights, else FP32) seed by seed. A
+    console too narrow for the table gets it in two parts.
+    """
+    quality, cost = _quality_columns(summaries), _cost_columns()
+    title = _title(summaries)
+    caption = (
+        "Descent quality: the share of the intended updates that took effect. "
+        "MiB: live bytes at the peak of one training step."
+    )
+    whole = _table(summaries, [*quality, *cost], title, caption)
+    # Measured as if there were room: rich cuts a measure to the width of the console.
+    roomy = console.options.update_width(1000)
+    if console.measure(whole, options=roomy).maximum <= console.width:
+        console.print(whole)
+        return
+    console.print(_table(summaries, quality, title, None))
+    console.print(_table(summaries, cost, None, caption))
+
+
+def _quality_columns(summaries: Sequence[Summary]) -> list[_Column]:
+    columns = [
+        _Column("val\nloss", lambda runs: _spread("{:.4f}", (s.val_loss for s in runs))),
+        _Column("perplexity", lambda runs: _spread("{:.3f}", (s.perplexity for s in runs))),
+    ]
+    precisions = [s.precision for s in summaries]
+    baseline = baseline_of(precisions)
+    if baseline is not None and len(set(precisions)) > 1:
+        columns.append(_Column(f"vs\n{baseline}", lambda runs: _excess(runs, summaries)))
+    return [
+        *columns,
+        _Column(
+            "descent\nquality", lambda runs: _mean("{:.1f} %", _percent("descent_share", runs))
+        ),
+        _Column("lost\nupdates", lambda runs: _mean("{:.1f} %", _percent("lost_arithmetic", runs))),
+    ]
+
+
+def _cost_columns() -> list[_Column]:
+    def bytes_per_parameter(runs: Sequence[Summary]) -> str:
+        return _mean("{:.4g}", (s.bytes_per_parameter["total"] for s in runs))
+
+    def peak(category: str) -> _Column:
+        return _Column(
+            f"{_HEADINGS.get(category, category)}\nMiB",
+            lambda runs: _mean("{:.2f}", (s.peak_bytes[category] / _MIB for s in runs)),
+        )
+
+    return [
+        _Column("bytes/\nparam", bytes_per_parameter),
+        *map(peak, (*CATEGORIES, "total")),
+        _Column(
+            "ms/\nstep", lambda runs: _mean("{:.1f}", (1e3 * s.seconds_per_step for s in runs))
+        ),
+    ]
+
+
+def _table(
+    summaries: Sequence[Summary], columns: Iterable[_Column], title: str | None, caption: str | None
+) -> Table:
+    table = Table(
+        title=title,
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        title_justify="left",
+        caption_justify="left",
+    )
+    columns = list(columns)
+    table.add_column("precision", no_wrap=True, style="bold", vertical="bottom")
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True, vertical="bottom")
+    for precision, runs in by_precision(summaries).items():
+        table.add_row(precision, *(column.cell(runs) for column in columns))
+    return table
+
+
+def _title(summaries: Sequence[Summary]) -> str:
+    first, seeds = summaries[0], len({s.seed for s in summaries})
+    title = f"{first.parameters:,} parameters, {first.steps:,} steps"
+    return title if seeds == 1 else f"{title}, {seeds} seeds (mean ± standard deviation)"
+
+
+def _percent(name: str, runs: Sequence[Summary]) -> Iterable[float]:
+    return (100 * getattr(run, name) for run in runs)
+
+
+def _excess(runs: Sequence[Summary], summaries: Sequence[Summary]) -> str:
+    if runs[0].precision == baseline_of(s.precision for s in summaries):
+        return ""
+    shares = (excess_perplexity(run, summaries) for run in runs)
+    return _mean("{:+.2f} %", (100 * share for share in shares if share is not None))
+
+
+def _mean(style: str, values: Iterable[float]) -> str:
+    mean = Spread.of(values).mean
+    return style.format(mean) if math.isfinite(mean) else "-"
+
+
+def _spread(style: str, values: Iterable[float]) -> str:
+    spread = Spread.of(values)
+    if not math.isfinite(spread.mean):
+        return "diverged"
+    if spread.deviation is None:
+        return style.format(spread.mean)
+    return f"{style.format(spread.mean)} ± {style.format(spread.deviation)}"

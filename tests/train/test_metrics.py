@@ -1,0 +1,69 @@
+import json
+import math
+
+import pytest
+
+from subulp.train.metrics import (
+    Record,
+    Spread,
+    Summary,
+    baseline_of,
+    excess_perplexity,
+    to_json,
+)
+
+
+def summary(precision, seed=0, perplexity=8.0):
+    return Summary(
+        precision=precision,
+        seed=seed,
+        val_loss=math.log(perplexity),
+        perplexity=perplexity,
+        train_loss=2.0,
+        bytes_per_parameter={"parameter": 2.0, "total": 12.0},
+        peak_bytes={"weights": 1, "gradients": 2, "states": 3, "activations": 4, "total": 10},
+        category_peak_bytes={
+            "weights": 1,
+            "gradients": 3,
+            "states": 3,
+            "activations": 4,
+            "total": 10,
+        },
+        seconds_per_step=0.01,
+        effective_descent_quality=0.5,
+        descent_share=0.9,
+        lost_arithmetic=0.1,
+        steps=10,
+        parameters=1000,
+    )
+
+
+def test_master_weights_are_the_baseline_before_fp32():
+    assert baseline_of(["nearest", "fp32", "master"]) == "master"
+    assert baseline_of(["nearest", "fp32"]) == "fp32"
+    assert baseline_of(["nearest", "kahan"]) is None
+
+
+def test_excess_is_paired_by_seed():
+    runs = [summary("master", 0, 8.0), summary("master", 1, 10.0), summary("nearest", 1, 10.1)]
+    assert excess_perplexity(runs[2], runs) == pytest.approx(0.01)
+    assert excess_perplexity(runs[0], runs) == 0
+    assert excess_perplexity(runs[2], runs[2:]) is None
+
+
+def test_spread_is_the_sample_deviation():
+    assert Spread.of([1.0, 3.0]) == Spread(2.0, math.sqrt(2))
+    assert Spread.of([1.0]) == Spread(1.0, None)
+
+
+def test_json_is_strict_and_leaves_out_what_a_step_did_not_measure():
+    record = Record("master", 0, 10, math.nan, 1e-3, 0.5)
+    assert json.loads(to_json(record)) == {
+        "precision": "master",
+        "seed": 0,
+        "step": 10,
+        "loss": None,
+        "lr": 1e-3,
+        "seconds": 0.5,
+    }
+    assert json.loads(to_json({"runs": [summary("kahan")]}))["runs"][0]["precision"] == "kahan"

@@ -1,0 +1,47 @@
+import math
+
+from rich.console import Console
+
+from subulp.train.table import print_comparison
+from tests.train.test_metrics import summary
+
+
+def render(summaries, width=200):
+    console = Console(width=width)
+    with console.capture() as capture:
+        print_comparison(console, summaries)
+    return capture.get()
+
+
+def test_every_quantity_is_there():
+    text = render([summary("master", perplexity=8.0), summary("nearest", perplexity=8.08)])
+    row = next(line for line in text.splitlines() if "nearest" in line)
+    for cell in ("12", "2.0894", "8.080", "+1.00 %", "10.0", "90.0 %", "10.0 %"):
+        assert cell in row
+    assert "1,000 parameters, 10 steps" in text
+
+
+def test_several_seeds_are_mean_and_deviation():
+    runs = [
+        summary(p, seed, ppl) for p, ppl in (("master", 8.0), ("kahan", 8.2)) for seed in (0, 1)
+    ]
+    text = render(runs)
+    assert "2 seeds" in text
+    assert "8.200 ± 0.000" in text
+
+
+def test_without_a_baseline_nothing_is_compared():
+    assert "vs" not in render([summary("kahan"), summary("nearest")])
+
+
+def test_a_diverged_run_says_so():
+    assert "diverged" in render([summary("master"), summary("nearest", perplexity=math.inf)])
+
+
+def test_a_narrow_console_gets_whole_numbers_in_two_parts():
+    runs = [summary("master"), summary("extra-bits-12-stochastic", perplexity=8.08)]
+    wide, narrow = render(runs), render(runs, width=80)
+    assert wide.count("extra-bits-12-stochastic") == 1
+    assert narrow.count("extra-bits-12-stochastic") == 2
+    assert "…" not in narrow
+    assert set(wide.replace("─", "").split()) == set(narrow.replace("─", "").split())
