@@ -52,5 +52,13 @@ def run(op: str, job: Any) -> Any:
     """
     # Strict arithmetic reproduces papers; it has one implementation, in plain PyTorch.
     name = "strict" if getattr(job, "strict", False) else choose(job.device).backend
-    module = importlib.import_module(f"{__package__}.{op}.{name}")
+    try:
+        module = importlib.import_module(f"{__package__}.{op}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise RuntimeError(
+            "Triton is not installed, and CUDA tensors are updated by Triton kernels: pip install "
+            "triton, or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly"
+        ) from error
     return module.run(job)

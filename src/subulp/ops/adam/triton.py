@@ -1,0 +1,134 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Adam step in Triton: the same sequence of rounded operations as the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from .. import triton_launch, triton_step
+from .. import triton_storage as storage
+from ..job import StepJob
+
+_NUMBERS = ("beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "eps", "weight_decay")
+
+
+def run(job: StepJob) -> None:
+    """Update the tensors of a job in place.
+
+    Raises:
+        RuntimeError: The kernels do not run on the device of the tensors.
+    """
+    numbers = tuple(getattr(job, name) for name in _NUMBERS)
+    triton_step.run(adam_step_kernel, job, numbers, _flags(job))
+
+
+def compile_for(capability: int, job: StepJob, *, whole: bool) -> Any:
+    """Compile the kernel of a job ahead of time, see :func:`.triton_launch.compile_for`."""
+    flags = _flags(job)
+    return triton_step.compile_for(capability, adam_step_kernel, job, _NUMBERS, flags, whole=whole)
+
+
+def _flags(job: StepJob) -> dict[str, Any]:
+    return {
+        "FAST": job.strategy.fast_format(job.params[0].dtype).name,
+        "COUPLED": not job.decoupled and job.weight_decay != 0.0,
+        "DECOUPLED": job.decoupled,
+    }
+
+
+@triton.jit
+def adam_step_kernel(
+    programs,
+    tensors,
+    scalars,
+    beta1,
+    one_minus_beta1,
+    beta2,
+    one_minus_beta2,
+    eps,
+    weight_decay,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    FAST: tl.constexpr,
+    SLOW: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    SLOW_KIND: tl.constexpr,
+    K: tl.constexpr,
+    TAIL_WIDTH: tl.constexpr,
+    RANDOM_WEIGHT: tl.constexpr,
+    SCALED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    COUPLED: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    tensor, first, end = triton_launch.work(programs)
+    numel, param, grad, fast, slow, extra, low = triton_step.roles(tensors, tensor)
+    offset, key, step = triton_step.random_address(tensors, tensor)
+    (
+        step_size,
+        inv_sqrt_bias2,
+        decay,
+        fast_decode,
+        fast_encode,
+        slow_decode,
+        slow_encode,
+        floor,
+    ) = triton_step.numbers(scalars, tensor)
+
+    for index in range(first, end):
+        start = index * BLOCK
+        at = start + tl.arange(0, BLOCK)
+        inside = None if WHOLE else at < numel
+        theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
+        m = storage.decode_state(fast, low, at, inside, fast_decode, FAST, "plain", SCALED)
+        v = storage.decode_state(slow, low, at, inside, slow_decode, SLOW, SLOW_KIND, SCALED)
+
+        g = storage.load(grad, at, inside, GRAD)
+        if MAXIMIZE:
+            g = -g
+        if COUPLED:
+            g = g + theta * weight_decay
+        m = m * beta1 + g * one_minus_beta1
+        v = v * beta2 + (g * one_minus_beta2) * g
+        known = tl.where(v < floor, floor, v) if SCALED else v
+        denominator = tl.sqrt_rn(known) * inv_sqrt_bias2 + eps
+        delta = tl.div_rn(m * step_size, denominator)
+        if DECOUPLED:
+            delta = tl.where(decay != 0.0, delta + theta * decay, delta)
+
+        bits = storage.draw_bits(
+            offset + start,
+            key,
+            step,
+            SLOW_KIND == "stochastic",
+            storage.SLOT_STATE,
+            SLOW,
+            WHOLE,
+            BLOCK,
+        )
+        storage.encode_state(m, fast, low, at, inside, fast_encode, bits, FAST, "plain", SCALED)
+        storage.encode_state(v, slow, low, at, inside, slow_encode, bits, SLOW, SLOW_KIND, SCALED)
+        bits = storage.draw_bits(
+            offset + start, key, step, RANDOM_WEIGHT, storage.SLOT_PARAMETER, PARAM, WHOLE, BLOCK
+        )
+        storage.apply_update(
+            theta,
+            delta,
+            param,
+            extra,
+            at,
+            inside,
+            start,
+            numel,
+            bits,
+            PARAM,
+            WEIGHT,
+            K,
+            TAIL_WIDTH,
+            BLOCK,
+        )

@@ -1,0 +1,119 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""SGD step in Triton: the same sequence of rounded operations as the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from .. import triton_launch, triton_step
+from .. import triton_storage as storage
+from ..job import StepJob
+
+
+def run(job: StepJob) -> None:
+    """Update the tensors of a job in place.
+
+    Raises:
+        RuntimeError: The kernels do not run on the device of the tensors.
+    """
+    numbers = (job.beta1, job.one_minus_beta1, job.weight_decay)
+    triton_step.run(sgd_step_kernel, job, numbers, _flags(job))
+
+
+def compile_for(capability: int, job: StepJob, *, whole: bool) -> Any:
+    """Compile the kernel of a job ahead of time, see :func:`.triton_launch.compile_for`."""
+    numbers = ("momentum", "one_minus_dampening", "weight_decay")
+    return triton_step.compile_for(
+        capability, sgd_step_kernel, job, numbers, _flags(job), whole=whole
+    )
+
+
+def _flags(job: StepJob) -> dict[str, Any]:
+    return {
+        "COUPLED": job.weight_decay != 0.0,
+        "MOMENTUM": bool(job.slow),
+        "NESTEROV": job.nesterov,
+    }
+
+
+@triton.jit
+def sgd_step_kernel(
+    programs,
+    tensors,
+    scalars,
+    momentum,
+    one_minus_dampening,
+    weight_decay,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    SLOW: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    SLOW_KIND: tl.constexpr,
+    K: tl.constexpr,
+    TAIL_WIDTH: tl.constexpr,
+    RANDOM_WEIGHT: tl.constexpr,
+    SCALED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    COUPLED: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    tensor, first, end = triton_launch.work(programs)
+    numel, param, grad, _, slow, extra, low = triton_step.roles(tensors, tensor)
+    offset, key, step = triton_step.random_address(tensors, tensor)
+    lr, _, _, _, _, slow_decode, slow_encode, _ = triton_step.numbers(scalars, tensor)
+
+    for index in range(first, end):
+        start = index * BLOCK
+        at = start + tl.arange(0, BLOCK)
+        inside = None if WHOLE else at < numel
+        theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
+
+        g = storage.load(grad, at, inside, GRAD)
+        if MAXIMIZE:
+            g = -g
+        if COUPLED:
+            g = g + theta * weight_decay
+        if MOMENTUM:
+            b = storage.decode_state(slow, low, at, inside, slow_decode, SLOW, SLOW_KIND, SCALED)
+            b = tl.where(step == 1, g, b * momentum + g * one_minus_dampening)
+            g = g + b * momentum if NESTEROV else b
+            bits = storage.draw_bits(
+                offset + start,
+                key,
+                step,
+                SLOW_KIND == "stochastic",
+                storage.SLOT_STATE,
+                SLOW,
+                WHOLE,
+                BLOCK,
+            )
+            storage.encode_state(
+                b, slow, low, at, inside, slow_encode, bits, SLOW, SLOW_KIND, SCALED
+            )
+        delta = g * lr
+
+        bits = storage.draw_bits(
+            offset + start, key, step, RANDOM_WEIGHT, storage.SLOT_PARAMETER, PARAM, WHOLE, BLOCK
+        )
+        storage.apply_update(
+            theta,
+            delta,
+            param,
+            extra,
+            at,
+            inside,
+            start,
+            numel,
+            bits,
+            PARAM,
+            WEIGHT,
+            K,
+            TAIL_WIDTH,
+            BLOCK,
+        )

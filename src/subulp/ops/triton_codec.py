@@ -1,0 +1,206 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Narrow formats in Triton: decode to FP32, encode by nearest-even or from random bits.
+
+The algorithm of :mod:`subulp.numerics.rounding` and :mod:`subulp.numerics.extra_bits`, in integers:
+the casts of the hardware saturate, round and treat NaN in ways of their own. Tensors hold codes
+(uint32, sign included) or FP32 values; a format is the constexpr name of a
+:class:`subulp.numerics.Format`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..numerics import BF16, E4M3, E5M2, FP16, FP32
+
+_FORMATS = {f.name: f for f in (FP32, BF16, FP16, E4M3, E5M2)}
+
+
+@triton.constexpr_function
+def width(fmt):
+    """Stored bits, the sign included."""
+    return _FORMATS[fmt].itemsize * 8
+
+
+@triton.constexpr_function
+def random_width(fmt):
+    """Random bits that one stochastic rounding draws."""
+    return _FORMATS[fmt].random_width
+
+
+@triton.constexpr_function
+def mantissa_bits(fmt):
+    """Width of the mantissa field."""
+    return _FORMATS[fmt].mantissa_bits
+
+
+@triton.constexpr_function
+def is_fp32_prefix(fmt):
+    """Whether codes are FP32 patterns, or their upper halves."""
+    return fmt in ("fp32", "bf16")
+
+
+@triton.constexpr_function
+def fraction_bits(fmt):
+    """Bits of a position's fraction: 32, or the 16 that are all of FP32's bits beyond BF16's."""
+    return 16 if fmt == "bf16" else 32
+
+
+@triton.constexpr_function
+def bias(fmt):
+    """Bias of the exponent field."""
+    return _FORMATS[fmt].bias
+
+
+@triton.constexpr_function
+def first_normal(fmt):
+    """FP32 exponent field of the smallest normal value."""
+    return _FORMATS[fmt].min_exponent + 127
+
+
+@triton.constexpr_function
+def has_infinity(fmt):
+    """Whether the format has infinities."""
+    return _FORMATS[fmt].has_infinity
+
+
+@triton.constexpr_function
+def max_code(fmt):
+    """Code of the largest finite value; all magnitudes above it are infinite or NaN."""
+    return _FORMATS[fmt].max_code
+
+
+@triton.constexpr_function
+def infinity_code(fmt):
+    """Code that an infinity becomes: its own, or NaN where there is none."""
+    return _FORMATS[fmt].max_code + 1
+
+
+@triton.constexpr_function
+def nan_code(fmt):
+    """Code of the quiet NaN."""
+    f = _FORMATS[fmt]
+    return f.max_code + 1 + (1 << (f.mantissa_bits - 1) if f.has_infinity else 0)
+
+
+@triton.constexpr_function
+def two_to(exponent):
+    """A power of two as a float."""
+    return 2.0**exponent
+
+
+# ------------------------------------------------------------------------------- codes and values
+
+
+@triton.jit
+def magnitude_of(x):
+    """FP32 pattern of ``|x|``."""
+    return x.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def value(code, fmt: tl.constexpr):
+    """FP32 value of each code."""
+    if is_fp32_prefix(fmt):
+        bits = code << (32 - width(fmt))
+    else:
+        sign = (code >> (width(fmt) - 1)) << 31
+        magnitude = code & ((1 << (width(fmt) - 1)) - 1)
+        # The code's fields, read as FP32's, are the value times 2^(bias - 127), subnormals too.
+        fields = (magnitude << (23 - mantissa_bits(fmt))).to(tl.float32, bitcast=True)
+        finite = (fields * two_to(127 - bias(fmt))).to(tl.uint32, bitcast=True)
+        special = finite | 0x7F800000 if has_infinity(fmt) else 0x7FC00000
+        bits = tl.where(magnitude > max_code(fmt), special, finite) | sign
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def position(magnitude, fmt: tl.constexpr):
+    """Where FP32 magnitudes lie on the line of codes: ``code << fraction_bits | fraction``.
+
+    uint64; uint32 for BF16, whose line of codes is FP32's own pattern.
+    """
+    if fmt == "bf16":
+        where = magnitude
+    else:
+        field = magnitude >> 23
+        grid = tl.maximum(field, first_normal(fmt))
+        # FP32's own subnormals lie below every fraction bit: their implicit bit does not matter.
+        significand = ((magnitude & 0x7FFFFF) | 0x800000).to(tl.uint64) << 32
+        dropped = tl.minimum(grid - field + (23 - mantissa_bits(fmt)), 63)
+        steps_below_binade = (grid - first_normal(fmt)).to(tl.uint64) << (32 + mantissa_bits(fmt))
+        where = steps_below_binade + (significand >> dropped.to(tl.uint64))
+    return where
+
+
+@triton.jit
+def restore_special(code, x, fmt: tl.constexpr):
+    """Give the code of a magnitude the sign of ``x``, and NaN and infinities their place."""
+    magnitude = magnitude_of(x)
+    code = tl.where(magnitude >= 0x7F800000, infinity_code(fmt), code)
+    code = tl.where(magnitude > 0x7F800000, nan_code(fmt), code)
+    return code | ((x.to(tl.uint32, bitcast=True) >> 31) << (width(fmt) - 1))
+
+
+@triton.jit
+def fraction_of(bits, fmt: tl.constexpr):
+    """Random bits (uint32) as a fraction of a position."""
+    return bits >> 16 if fmt == "bf16" else bits.to(tl.uint64)
+
+
+@triton.jit
+def nearest(x, fmt: tl.constexpr):
+    """Codes of FP32 values, rounded to nearest-even, saturating."""
+    if fmt == "fp32":
+        code = x.to(tl.uint32, bitcast=True)
+    else:
+        almost_half: tl.constexpr = (1 << (fraction_bits(fmt) - 1)) - 1
+        where = position(magnitude_of(x), fmt)
+        where += almost_half + ((where >> fraction_bits(fmt)) & 1)
+        rounded = tl.minimum(where >> fraction_bits(fmt), max_code(fmt))
+        code = restore_special(rounded.to(tl.uint32), x, fmt)
+    return code
+
+
+@triton.jit
+def stochastic(x, bits, fmt: tl.constexpr):
+    """Codes of FP32 values, rounded up exactly if the fraction plus ``bits`` (uint32) carries."""
+    where = position(magnitude_of(x), fmt) + fraction_of(bits, fmt)
+    code = tl.minimum(where >> fraction_bits(fmt), max_code(fmt))
+    return restore_special(code.to(tl.uint32), x, fmt)
+
+
+# ------------------------------------------------------------------------------------- extra bits
+
+
+@triton.jit
+def split(x, bits, fmt: tl.constexpr, k: tl.constexpr):
+    """Codes of the heads, and tails of k bits (and bit k: rounded up); all-zero bits truncate."""
+    drop: tl.constexpr = fraction_bits(fmt) - k
+    last: tl.constexpr = ((max_code(fmt) + 1) << k) - 1
+    increment = fraction_of(bits, fmt)
+    where = position(magnitude_of(x), fmt)
+    kept = tl.minimum((where + (increment & ((1 << drop) - 1))) >> drop, last)
+    code = tl.minimum((kept + (increment >> drop)) >> k, max_code(fmt))
+    tail = ((code - (kept >> k)) << k) | (kept & ((1 << k) - 1))
+    tail = tl.where(magnitude_of(x) >= 0x7F800000, 0, tail)
+    return restore_special(code.to(tl.uint32), x, fmt), tail.to(tl.uint32)
+
+
+@triton.jit
+def join(head, tail, fmt: tl.constexpr, k: tl.constexpr):
+    """FP32 values of the codes of heads and their tails; the inverse of ``split``."""
+    sign = (head >> (width(fmt) - 1)) << 31
+    code = (head & ((1 << (width(fmt) - 1)) - 1)) - (tail >> k)
+    tail &= (1 << k) - 1
+    if fmt == "bf16":
+        bits = ((code << k) | tail) << (16 - k)
+    else:
+        field = tl.maximum(code >> mantissa_bits(fmt), 1)
+        step = (field + (127 - bias(fmt) - mantissa_bits(fmt) - k)) << 23
+        part = tail.to(tl.float32) * step.to(tl.float32, bitcast=True)
+        whole = value(code, fmt)
+        finite = (whole + part).to(tl.uint32, bitcast=True)
+        bits = tl.where(code > max_code(fmt), whole.to(tl.uint32, bitcast=True), finite)
+    return (bits | sign).to(tl.float32, bitcast=True)

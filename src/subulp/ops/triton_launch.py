@@ -1,0 +1,141 @@
+# mypy: allow-untyped-calls, allow-untyped-decorators
+"""Many tensors in one Triton launch: which program handles which blocks of which tensor.
+
+A launch reads tables: a row for each program (tensor, first block, one past the last), and rows for
+each tensor with its address, size and numbers. All tables of a call travel in one copy.
+
+Blocks come in two classes, launched apart. A *whole* block has all its elements, and its tensors
+are aligned: its kernel has no masks and full-width loads. A *ragged* one is the end of a tensor, or
+belongs to an unaligned tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+
+ALIGNMENT = 16
+"""Bytes of the widest load."""
+
+# Enough programs to fill any device several times over, and no more table rows than that.
+_PROGRAMS = 4096
+
+# A fused multiply-add rounds once where the reference rounds twice.
+_ARITHMETIC = {"enable_fp_fusion": False}
+
+
+def check_device(kernel: Any, device: torch.device) -> None:
+    """Raise RuntimeError unless ``kernel`` runs on tensors of ``device``."""
+    interpreted = not isinstance(kernel, triton.JITFunction)
+    if device.type == "cpu" and not interpreted:
+        raise RuntimeError(
+            "The Triton kernels got CPU tensors: move them to CUDA, unset SUBULP_BACKEND to use "
+            "the C++ kernels, or set TRITON_INTERPRET=1 before Python starts to have them "
+            "interpreted, slowly"
+        )
+    if device.type != "cpu" and interpreted:
+        raise RuntimeError(
+            f"The Triton kernels are interpreted, which takes CPU tensors, and got tensors on "
+            f"{device}: unset TRITON_INTERPRET before Python starts"
+        )
+
+
+def addresses(tensors: Sequence[Tensor], count: int) -> np.ndarray:
+    """Addresses of a role's tensors, 0 for each of ``count`` tensors if the role is absent."""
+    if not tensors:
+        return np.zeros(count, dtype=np.int64)
+    return np.array([t.data_ptr() for t in tensors], dtype=np.int64)
+
+
+def plan(numel: np.ndarray, aligned: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divide tensors into programs.
+
+    Args:
+        numel: Elements of each tensor, int64.
+        aligned: Whether whole blocks of a tensor may be accessed at full width.
+        block: Elements of one block.
+
+    Returns:
+        Rows (tensor, first block, end block) of the programs for whole blocks, and for ragged ones.
+    """
+    whole = np.where(aligned, numel // block, 0)
+    blocks = -(-numel // block)
+    share = max(1, -(-int(blocks.sum()) // _PROGRAMS))
+    return _programs(np.zeros_like(whole), whole, share), _programs(whole, blocks, share)
+
+
+def _programs(first: np.ndarray, end: np.ndarray, share: int) -> np.ndarray:
+    programs = -(-(end - first) // share)
+    tensor = np.repeat(np.arange(len(first)), programs)
+    place = np.arange(len(tensor)) - np.repeat(programs.cumsum() - programs, programs)
+    start = first[tensor] + place * share
+    return np.stack((tensor, start, np.minimum(start + share, end[tensor])), axis=1)
+
+
+def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
+    """Copies of tables on ``device``, flattened, each aligned, in one transfer."""
+    ends = np.cumsum([-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tables])
+    starts = [0, *ends[:-1].tolist()]
+    buffer = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    memory = buffer.numpy()
+    for start, table in zip(starts, tables, strict=True):
+        memory[start : start + table.nbytes] = (
+            np.ascontiguousarray(table).reshape(-1).view(np.uint8)
+        )
+    there = buffer.to(device, non_blocking=True)
+    return [
+        there[start : start + table.nbytes].view(torch.from_numpy(table[:0]).dtype)
+        for start, table in zip(starts, tables, strict=True)
+    ]
+
+
+def launch(kernel: Any, device: torch.device, programs: Tensor, *args: Any, **options: Any) -> None:
+    """Run a kernel once for each row of ``programs``."""
+    if programs.numel() == 0:
+        return
+    # Triton launches on the current device.
+    scope = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with scope:
+        kernel[(programs.numel() // 3,)](programs, *args, **options, **_ARITHMETIC)
+
+
+def compile_for(kernel: Any, capability: int, types: dict[str, str], **options: Any) -> Any:
+    """Compile a kernel as :func:`launch` would, for a GPU that need not be there.
+
+    Args:
+        kernel: Kernel, not interpreted.
+        capability: 90 for sm_90, and so on.
+        types: Triton types of the run-time arguments.
+        options: Constexpr arguments and compiler options, as for ``launch``.
+
+    Returns:
+        The ``triton.compiler.CompiledKernel``.
+    """
+    assert isinstance(kernel, triton.JITFunction), "interpreted kernels have no code"
+    constants = {name: options.pop(name) for name in kernel.arg_names if name not in types}
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    attributes = {
+        (i,): [["tt.divisibility", ALIGNMENT]]
+        for i, type_ in enumerate(signature.values())
+        if type_.startswith("*")
+    }
+    return triton.compile(
+        triton.compiler.ASTSource(kernel, signature, constants, attributes),
+        target=GPUTarget("cuda", capability, 32),
+        options=options | _ARITHMETIC,
+    )
+
+
+@triton.jit
+def work(programs):  # type: ignore[no-untyped-def]
+    """Tensor, first block and end block of this program."""
+    row = programs + tl.program_id(0) * 3
+    return tl.load(row), tl.load(row + 1), tl.load(row + 2)

@@ -1,0 +1,142 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Hands a step job to a Triton kernel, and compiles such kernels ahead of time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ..numerics import format_of
+from . import triton_launch
+from .job import StepJob
+
+BLOCK = 1024
+"""Elements of a block: eight for each thread of a whole block's four warps."""
+
+_SCALARS = (
+    "step_size",
+    "inv_sqrt_bias2",
+    "decay",
+    "fast_decode",
+    "fast_encode",
+    "slow_decode",
+    "slow_encode",
+    "slow_floor",
+)
+
+
+def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, Any]) -> None:
+    """Launch a step kernel on a job's tensors, in place.
+
+    Args:
+        kernel: Kernel with arguments ``programs, tensors, scalars``, the numbers, and constexprs.
+        job: Its tensors and scalars.
+        numbers: Hyperparameters, in the kernel's order.
+        flags: Constexpr arguments beyond those that every step kernel has.
+
+    Raises:
+        RuntimeError: The kernel does not run on the device of the tensors.
+    """
+    triton_launch.check_device(kernel, job.device)
+    count = len(job.params)
+    numel = np.array([p.numel() for p in job.params], dtype=np.int64)
+    roles = np.stack(
+        [
+            triton_launch.addresses(tensors, count)
+            for tensors in (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
+        ]
+    )
+    offset = job.scalars["offset"].astype(np.int64)
+    # Up to eight elements share a counter of the random bits.
+    aligned = (roles % triton_launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0)
+    key = job.scalars["stream"].astype(np.int64) << 32 | job.seed
+    step = job.scalars["step"].astype(np.int64)
+    whole, ragged, tensors, scalars = triton_launch.upload(
+        job.device,
+        *triton_launch.plan(numel, aligned, BLOCK),
+        np.stack((numel, offset, key, step, *roles), axis=1),
+        np.stack([job.scalars[name] for name in _SCALARS], axis=1),
+    )
+    args = (tensors, scalars, *numbers)
+    triton_launch.launch(kernel, job.device, whole, *args, **_options(job, flags, whole=True))
+    triton_launch.launch(kernel, job.device, ragged, *args, **_options(job, flags, whole=False))
+
+
+def compile_for(
+    capability: int,
+    kernel: Any,
+    job: StepJob,
+    numbers: tuple[str, ...],
+    flags: dict[str, Any],
+    *,
+    whole: bool,
+) -> Any:
+    """Compile the kernel that ``run`` would launch for one class of blocks."""
+    types = {"programs": "*i64", "tensors": "*i64", "scalars": "*fp32"}
+    types |= dict.fromkeys(numbers, "fp32")
+    return triton_launch.compile_for(kernel, capability, types, **_options(job, flags, whole=whole))
+
+
+def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+    strategy, dtype = job.strategy, job.params[0].dtype
+    return {
+        "PARAM": format_of(dtype).name,
+        "GRAD": format_of(job.grads[0].dtype).name,
+        "SLOW": strategy.slow_format(dtype).name,
+        "WEIGHT": strategy.weight,
+        "SLOW_KIND": strategy.slow_state,
+        "K": strategy.k,
+        "TAIL_WIDTH": strategy.tail_width if strategy.k else 0,
+        "RANDOM_WEIGHT": strategy.stochastic,
+        "SCALED": job.scaled_states,
+        "MAXIMIZE": job.maximize,
+        "WHOLE": whole,
+        "BLOCK": BLOCK,
+        # Ragged blocks compute a counter for each element: fewer elements a thread spare registers.
+        "num_warps": 4 if whole else 8,
+        **flags,
+    }
+
+
+# -------------------------------------------------------------- what a kernel reads from the tables
+
+
+@triton.jit
+def random_address(tensors, tensor):
+    """Offset of a tensor in the whole one, and key and step of its random bits."""
+    row = tensors + tensor * 10
+    return tl.load(row + 1), tl.load(row + 2).to(tl.uint64), tl.load(row + 3).to(tl.uint32)
+
+
+@triton.jit
+def roles(tensors, tensor):
+    """Size of a tensor, and addresses of parameter, gradient, fast, slow, extra and slow low."""
+    row = tensors + tensor * 10
+    return (
+        tl.load(row),
+        tl.load(row + 4),
+        tl.load(row + 5),
+        tl.load(row + 6),
+        tl.load(row + 7),
+        tl.load(row + 8),
+        tl.load(row + 9),
+    )
+
+
+@triton.jit
+def numbers(scalars, tensor):
+    """Scalars of a tensor, in the order of ``_SCALARS``."""
+    row = scalars + tensor * 8
+    return (
+        tl.load(row),
+        tl.load(row + 1),
+        tl.load(row + 2),
+        tl.load(row + 3),
+        tl.load(row + 4),
+        tl.load(row + 5),
+        tl.load(row + 6),
+        tl.load(row + 7),
+    )

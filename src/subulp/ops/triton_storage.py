@@ -1,0 +1,240 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""How the tensors of a strategy hold wide values, in Triton: see :mod:`subulp.ops.storage`.
+
+A stored tensor is its address, an int64 scalar. ``at`` are the elements of a block (int64 tensor),
+``inside`` tells which of them exist, ``None`` if all do.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import triton_codec as codec
+from . import triton_random as random_bits
+from .storage import SLOT_PARAMETER as _SLOT_PARAMETER
+from .storage import SLOT_STATE as _SLOT_STATE
+
+SLOT_PARAMETER = tl.constexpr(_SLOT_PARAMETER)
+SLOT_STATE = tl.constexpr(_SLOT_STATE)
+
+
+@triton.constexpr_function
+def low_scale(fmt):
+    """See :func:`subulp.ops.storage.low_scale`."""
+    return 16.0 if fmt == "e4m3" else 1.0
+
+
+# ---------------------------------------------------------------------------------------- elements
+
+
+@triton.jit
+def pointer(address, fmt: tl.constexpr, aligned: tl.constexpr):
+    """Pointer to the codes of a tensor; ``aligned`` promises a multiple of 16 bytes."""
+    if codec.width(fmt) == 32:
+        typed = address.to(tl.pointer_type(tl.uint32))
+    elif codec.width(fmt) == 16:
+        typed = address.to(tl.pointer_type(tl.uint16))
+    else:
+        typed = address.to(tl.pointer_type(tl.uint8))
+    return tl.multiple_of(typed, 16) if aligned else typed
+
+
+@triton.jit
+def load_code(address, at, inside, fmt: tl.constexpr):
+    """Codes of elements, uint32."""
+    return tl.load(pointer(address, fmt, inside is None) + at, mask=inside).to(tl.uint32)
+
+
+@triton.jit
+def load(address, at, inside, fmt: tl.constexpr):
+    """FP32 values of elements."""
+    return codec.value(load_code(address, at, inside, fmt), fmt)
+
+
+@triton.jit
+def store_code(address, at, inside, code, fmt: tl.constexpr):
+    """Store codes."""
+    to = pointer(address, fmt, inside is None) + at
+    tl.store(to, code.to(to.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def store(address, at, inside, x, fmt: tl.constexpr):
+    """Store FP32 values, rounded to nearest-even; return what was stored."""
+    code = codec.nearest(x, fmt)
+    store_code(address, at, inside, code, fmt)
+    return codec.value(code, fmt)
+
+
+@triton.jit
+def remainder(difference):
+    """What rounding left over; zero where the rounded value is not finite (inf - inf)."""
+    return tl.where(codec.magnitude_of(difference) > 0x7F800000, 0.0, difference)
+
+
+# ------------------------------------------------------------------------------------------- tails
+
+
+@triton.jit
+def load_tails(address, at, inside, width: tl.constexpr):
+    """Tails of ``width`` bits of elements, from packed words, uint32."""
+    bit = (at & 31).to(tl.uint32) * width
+    word = pointer(address, "fp32", False) + (at >> 5) * width + (bit >> 5)
+    shift = bit & 31
+    reaches_next = shift + width > 32
+    low = tl.load(word, mask=inside)
+    high = tl.load(
+        word + 1, mask=reaches_next if inside is None else reaches_next & inside, other=0
+    )
+    # Where the shift is 0, so is `high`.
+    return ((low >> shift) | (high << ((32 - shift) & 31))) & ((1 << width) - 1)
+
+
+@triton.jit
+def store_tails(address, start, numel, inside, tail, width: tl.constexpr, block: tl.constexpr):
+    """Pack the tails of a block, whole groups of 32: each word has one owner.
+
+    Missing tails of the last group are stored as 0.
+    """
+    groups: tl.constexpr = block // 32
+    columns: tl.constexpr = triton.next_power_of_2(width)
+    if inside is not None:
+        tail = tl.where(inside, tail, 0)
+    tail = tl.reshape(tail, (groups, 32))
+    word = tl.broadcast_to(tl.arange(0, columns)[None, :], (groups, columns))
+    packed = tl.zeros((groups, columns), tl.uint32)
+    first = word * 32 // width
+    for i in tl.static_range(32 // width + 2):
+        source = first + i
+        # From the word's lowest bit to the tail's; negative if the tail begins in an earlier word.
+        shift = source * width - word * 32
+        part = tl.gather(tail, tl.minimum(source, 31), axis=1)
+        part = tl.where(shift < 0, part >> tl.maximum(-shift, 0), part << (shift & 31))
+        packed |= tl.where((shift < 32) & (source < 32), part, 0)
+    group = tl.arange(0, groups)[:, None]
+    to = pointer(address, "fp32", False) + (start >> 5) * width + group * width + word
+    exists = word < width
+    if inside is not None:
+        exists &= group * 32 < numel - start
+    # Other threads than those that write a word have read it.
+    tl.debug_barrier()
+    tl.store(to, packed, mask=exists)
+
+
+# -------------------------------------------------------------------------- parameters and states
+
+
+@triton.jit
+def decode_parameter(
+    param,
+    extra,
+    at,
+    inside,
+    fmt: tl.constexpr,
+    weight: tl.constexpr,
+    k: tl.constexpr,
+    tail_width: tl.constexpr,
+):
+    """Wide values of a parameter; for Kahan summation the parameter's own."""
+    if weight == "master":
+        theta = load(extra, at, inside, "fp32")
+    elif weight == "extra-bits":
+        tail = load_tails(extra, at, inside, tail_width)
+        theta = codec.join(load_code(param, at, inside, fmt), tail, fmt, k)
+    else:
+        theta = load(param, at, inside, fmt)
+        if weight == "expansion":
+            theta += load(extra, at, inside, fmt) * (1.0 / low_scale(fmt))
+    return theta
+
+
+@triton.jit
+def apply_update(
+    theta,
+    delta,
+    param,
+    extra,
+    at,
+    inside,
+    start,
+    numel,
+    bits,
+    fmt: tl.constexpr,
+    weight: tl.constexpr,
+    k: tl.constexpr,
+    tail_width: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Store ``theta - delta``; Kahan summation adds the remainder of earlier steps."""
+    wide = theta - delta
+    if weight == "kahan":
+        change = load(extra, at, inside, fmt) - delta
+        rounded = store(param, at, inside, theta + change, fmt)
+        store(extra, at, inside, remainder(change - (rounded - theta)), fmt)
+    elif weight == "extra-bits":
+        head, tail = codec.split(wide, bits, fmt, k)
+        store_code(param, at, inside, head, fmt)
+        store_tails(extra, start, numel, inside, tail, tail_width, block)
+    elif weight == "stochastic":
+        store_code(param, at, inside, codec.stochastic(wide, bits, fmt), fmt)
+    else:
+        hi = store(param, at, inside, wide, fmt)
+        if weight == "master":
+            store(extra, at, inside, wide, "fp32")
+        elif weight == "expansion":
+            store(extra, at, inside, remainder(wide - hi) * low_scale(fmt), fmt)
+
+
+@triton.jit
+def draw_bits(
+    first,
+    key,
+    step,
+    random: tl.constexpr,
+    slot: tl.constexpr,
+    fmt: tl.constexpr,
+    whole: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Random bits that round a block to ``fmt``; zeros if nothing is ``random``."""
+    if random:
+        bits = random_bits.draw(first, key, step, slot, codec.random_width(fmt), whole, block)
+    else:
+        bits = tl.zeros((block,), tl.uint32)
+    return bits
+
+
+@triton.jit
+def decode_state(
+    state, low, at, inside, scale, fmt: tl.constexpr, kind: tl.constexpr, scaled: tl.constexpr
+):
+    """Wide values of an optimizer state."""
+    wide = load(state, at, inside, fmt)
+    if kind == "expansion":
+        wide += load(low, at, inside, fmt)
+    return wide * scale if scaled else wide
+
+
+@triton.jit
+def encode_state(
+    wide,
+    state,
+    low,
+    at,
+    inside,
+    scale,
+    bits,
+    fmt: tl.constexpr,
+    kind: tl.constexpr,
+    scaled: tl.constexpr,
+):
+    """Store wide values in an optimizer state: nearest, stochastic, or as an expansion."""
+    if scaled:
+        wide *= scale
+    if kind == "stochastic":
+        store_code(state, at, inside, codec.stochastic(wide, bits, fmt), fmt)
+    else:
+        hi = store(state, at, inside, wide, fmt)
+        if kind == "expansion":
+            store(low, at, inside, remainder(wide - hi), fmt)
