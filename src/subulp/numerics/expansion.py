@@ -43,7 +43,11 @@ def encode(x: Tensor, fmt: Format) -> Expansion:
 
 
 def decode(hi: Tensor, lo: Tensor) -> Tensor:
-    """``hi + lo`` in FP32; exact for every expansion that ``encode`` makes from an FP32 value."""
+    """``hi + lo`` in FP32; exact for every expansion that ``encode`` makes from an FP32 value.
+
+    The one exception is out of any model's reach: a BF16 expansion of magnitudes from
+    ``2**128 - 2**111`` stands for ``2**128``, which FP32 does not have, and decodes to infinity.
+    """
     return hi.to(torch.float32) + lo.to(torch.float32)
 
 
@@ -163,7 +167,8 @@ def _round(wide: Tensor, fmt: Format) -> Tensor:
     """
     if fmt.mantissa_bits > FP32.mantissa_bits - 2:
         if fmt == FP32:
-            return wide.to(torch.float32)
+            nearest = wide.to(torch.float32)
+            return torch.where(torch.isfinite(wide), nearest.clamp(-FP32.max, FP32.max), nearest)
         raise ValueError(f"{fmt} is too wide for strict arithmetic: at most 21 mantissa bits")
     nearest = wide.to(torch.float32)
     back = nearest.to(torch.float64)

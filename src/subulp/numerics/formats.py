@@ -25,7 +25,7 @@ class Format:
         dtype: The PyTorch dtype that stores the format, or ``None`` for a simulated one.
 
     Raises:
-        ValueError: A field width is out of range, or the format reaches beyond FP32's largest value.
+        ValueError: A field width is out of range, or the format reaches beyond FP32.
     """
 
     name: str
