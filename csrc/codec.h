@@ -43,22 +43,24 @@ struct Bf16 {
     const U mag = magnitude(x);
     return select(greater(mag, u32(INFINITE)), u32(QUIET_NAN), mag);
   }
-  static U finish(U rounded, U mag, F x) {
+  // Results stand in the upper half of a lane; what is below means nothing.
+  static U finish_high(U rounded, U mag, F x) {
     const U saturated = min(rounded, u32(0x7F7FFFFFu));
     const U r = select(greater(mag, u32(INFINITE - 1)), mag, saturated);
-    return or_(shr<16>(r), and_(shr<16>(as_u32(x)), u32(0x8000)));
+    return or_(r, and_(as_u32(x), u32(0x80000000u)));
   }
-
-  static U nearest(F x) {
+  static U nearest_high(F x) {
     const U mag = quiet(x);
     const U odd = and_(shr<16>(mag), u32(1));
-    return finish(add(add(mag, u32(0x7FFF)), odd), mag, x);
+    return finish_high(add(add(mag, u32(0x7FFF)), odd), mag, x);
   }
-  // `bits` in [0, 2^16).
-  static U stochastic(F x, U bits) {
+  static U stochastic_high(F x, U bits) {
     const U mag = quiet(x);
-    return finish(add(mag, bits), mag, x);
+    return finish_high(add(mag, bits), mag, x);
   }
+  static U nearest(F x) { return shr<16>(nearest_high(x)); }
+  // `bits` in [0, 2^16).
+  static U stochastic(F x, U bits) { return shr<16>(stochastic_high(x, bits)); }
   static void store_code(char* p, U code) { store_u16(p, code); }
   static void store(char* p, F x) { store_code(p, nearest(x)); }
 

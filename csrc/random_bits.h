@@ -7,10 +7,6 @@ namespace simd {
 
 constexpr int BLOCK = 128;  // elements that a pass handles at a time
 
-// Slots of the counter: which stored tensor the bits round.
-constexpr uint32_t SLOT_PARAMETER = 0;
-constexpr uint32_t SLOT_STATE = 1;
-
 class RandomBits {
  public:
   RandomBits(uint32_t seed, uint32_t stream, uint32_t step, uint64_t offset) : step_(step), offset_(offset) {
@@ -23,21 +19,19 @@ class RandomBits {
 
   // Draws the bits of elements [index, index + BLOCK) of this tensor.
   template <int width>
-  void draw(uint64_t index, uint32_t slot) {
+  void draw(uint64_t index) {
     constexpr int per_counter = 128 / width;
-    constexpr int counters = BLOCK / per_counter + 1;
     index += offset_;
     const uint64_t first = index / per_counter;
-    for (int i = 0; i < counters; i += PHILOX) philox(first + i, step_, slot, key_, words_ + 4 * i);
+    // A block that starts inside a counter ends inside another.
+    const int counters = BLOCK / per_counter + (index % per_counter != 0);
+    for (int i = 0; i < counters; i += PHILOX) philox(first + i, step_, 0, key_, words_ + 4 * i);
     start_ = reinterpret_cast<const char*>(words_) + (index % per_counter) * (width / 8);
   }
 
-  // Bits of W elements of the block: in [0, 2^16) or [0, 2^32).
+  // The bits of the block's elements from i on: 16-bit numbers or 32-bit numbers.
   template <int width>
-  U bits(int i) const {
-    if constexpr (width == 16) return load_u16(start_ + 2 * i);
-    else return load_u32(start_ + 4 * i);
-  }
+  const char* at(int64_t i) const { return start_ + i * (width / 8); }
 
  private:
   uint32_t key_[20];

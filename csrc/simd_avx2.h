@@ -58,6 +58,27 @@ inline U shr(U a, U n) { return _mm256_srlv_epi32(a, n); }
 template <int n> inline U shl(U a) { return _mm256_slli_epi32(a, n); }
 template <int n> inline U shr(U a) { return _mm256_srli_epi32(a, n); }
 
+inline void load_split(const void* p, U* even, U* odd) {
+  const U both = load_u32(p);
+  *even = _mm256_slli_epi32(both, 16);
+  *odd = _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u)));
+}
+inline void store_split(void* p, U even, U odd) {
+  store_u32(p, _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA));
+}
+inline void load_split_f32(const float* p, F* even, F* odd) {
+  const F low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 8), 1);
+  const F high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p + 4)), _mm_loadu_ps(p + 12), 1);
+  *even = _mm256_shuffle_ps(low, high, 0x88);
+  *odd = _mm256_shuffle_ps(low, high, 0xDD);
+}
+
+inline U swap_bytes(U a) { return _mm256_or_si256(_mm256_slli_epi16(a, 8), _mm256_srli_epi16(a, 8)); }
+inline U round_half_even_16(U a) {
+  const U odd = _mm256_and_si256(_mm256_srli_epi32(a, 16), u32(1));
+  return _mm256_add_epi32(_mm256_add_epi32(a, u32(0x7FFF)), odd);
+}
+
 inline M greater(U a, U b) { return _mm256_cmpgt_epi32(a, b); }
 inline U select(M m, U a, U b) { return _mm256_blendv_epi8(b, a, m); }
 inline U carry(U a, U b) {
@@ -65,6 +86,9 @@ inline U carry(U a, U b) {
   // No carry exactly if the sum is still the larger one.
   const U none = _mm256_cmpeq_epi32(_mm256_max_epu32(sum, a), sum);
   return _mm256_add_epi32(none, _mm256_set1_epi32(1));
+}
+inline bool any_at_least(U a, uint32_t bound) {
+  return _mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_max_epu32(a, u32(bound)), a)) != 0;
 }
 inline uint32_t reduce_max(U a) {
   alignas(32) uint32_t t[W];

@@ -54,37 +54,71 @@ inline U shr(U a, U n) { return _mm512_srlv_epi32(a, n); }
 template <int n> inline U shl(U a) { return _mm512_slli_epi32(a, n); }
 template <int n> inline U shr(U a) { return _mm512_srli_epi32(a, n); }
 
+inline void load_split(const void* p, U* even, U* odd) {
+  const U both = load_u32(p);
+  *even = _mm512_slli_epi32(both, 16);
+  *odd = _mm512_and_si512(both, u32(0xFFFF0000u));
+}
+inline void store_split(void* p, U even, U odd) {
+  // Upper halves of `odd`, and below them those of `even`.
+  store_u32(p, _mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xAAAAAAAAu, odd));
+}
+inline void load_split_f32(const float* p, F* even, F* odd) {
+  const U index = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const F low = load_f32(p), high = load_f32(p + W);
+  *even = _mm512_permutex2var_ps(low, index, high);
+  *odd = _mm512_permutex2var_ps(low, _mm512_add_epi32(index, u32(1)), high);
+}
+
+inline U swap_bytes(U a) { return _mm512_or_si512(_mm512_slli_epi16(a, 8), _mm512_srli_epi16(a, 8)); }
+inline U round_half_even_16(U a) {
+  const M odd = _mm512_test_epi32_mask(a, u32(0x10000));
+  return _mm512_add_epi32(a, _mm512_mask_mov_epi32(u32(0x7FFF), odd, u32(0x8000)));
+}
+
 inline M greater(U a, U b) { return _mm512_cmpgt_epu32_mask(a, b); }
 inline U select(M m, U a, U b) { return _mm512_mask_mov_epi32(b, m, a); }
 inline U carry(U a, U b) {
   return _mm512_maskz_set1_epi32(_mm512_cmplt_epu32_mask(add(a, b), a), 1);
 }
+inline bool any_at_least(U a, uint32_t bound) {
+  return _mm512_cmpge_epu32_mask(a, u32(bound)) != 0;
+}
 inline uint32_t reduce_max(U a) { return _mm512_reduce_max_epu32(a); }
 
-constexpr int PHILOX = 8;
+// Two batches of eight counters, interleaved: a round is a chain of four dependent operations.
+constexpr int PHILOX = 16;
 inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
   // As in simd_avx2.h: one counter per 64-bit lane, upper halves ignored.
   constexpr int xor3 = 0x96;
   const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-  __m512i c0 = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block)),
-                                _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-  __m512i c1 = _mm512_srli_epi64(c0, 32);
-  __m512i c2 = _mm512_set1_epi64(step), c3 = _mm512_set1_epi64(slot);
+  __m512i c[2][4];
+  for (int j = 0; j < 2; ++j) {
+    c[j][0] = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block + 8 * j)),
+                               _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    c[j][1] = _mm512_srli_epi64(c[j][0], 32);
+    c[j][2] = _mm512_set1_epi64(step);
+    c[j][3] = _mm512_set1_epi64(slot);
+  }
   for (int round = 0; round < 10; ++round) {
     const __m512i k0 = _mm512_set1_epi32(static_cast<int>(key[2 * round]));
     const __m512i k1 = _mm512_set1_epi32(static_cast<int>(key[2 * round + 1]));
-    const __m512i p0 = _mm512_mul_epu32(c0, m0), p1 = _mm512_mul_epu32(c2, m1);
-    c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), k0, c1, xor3);
-    c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), k1, c3, xor3);
-    c1 = p1;
-    c3 = p0;
+    for (int j = 0; j < 2; ++j) {
+      const __m512i p0 = _mm512_mul_epu32(c[j][0], m0), p1 = _mm512_mul_epu32(c[j][2], m1);
+      c[j][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), k0, c[j][1], xor3);
+      c[j][2] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), k1, c[j][3], xor3);
+      c[j][1] = p1;
+      c[j][3] = p0;
+    }
   }
-  const __m512i w01 = _mm512_mask_blend_epi32(0xAAAA, c0, _mm512_slli_epi64(c1, 32));
-  const __m512i w23 = _mm512_mask_blend_epi32(0xAAAA, c2, _mm512_slli_epi64(c3, 32));
   const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0);
   const __m512i second = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
-  store_u32(out, _mm512_permutex2var_epi64(w01, first, w23));
-  store_u32(out + 16, _mm512_permutex2var_epi64(w01, second, w23));
+  for (int j = 0; j < 2; ++j) {
+    const __m512i w01 = _mm512_mask_blend_epi32(0xAAAA, c[j][0], _mm512_slli_epi64(c[j][1], 32));
+    const __m512i w23 = _mm512_mask_blend_epi32(0xAAAA, c[j][2], _mm512_slli_epi64(c[j][3], 32));
+    store_u32(out + 32 * j, _mm512_permutex2var_epi64(w01, first, w23));
+    store_u32(out + 32 * j + 16, _mm512_permutex2var_epi64(w01, second, w23));
+  }
 }
 
 }  // namespace simd

@@ -74,11 +74,42 @@ inline U shr(U a, U n) { return lanes<U>([&](int i) { return n.v[i] < 32 ? a.v[i
 template <int n> inline U shl(U a) { return lanes<U>([&](int i) { return a.v[i] << n; }); }
 template <int n> inline U shr(U a) { return lanes<U>([&](int i) { return a.v[i] >> n; }); }
 
+// The halves of 2 W consecutive 16-bit values: even elements and odd ones, as the upper half of a
+// 32-bit lane (load) or from there (store).
+inline void load_split(const void* p, U* even, U* odd) {
+  uint16_t t[2 * W];
+  std::memcpy(t, p, sizeof t);
+  SUBULP_LANES even->v[i] = uint32_t{t[2 * i]} << 16, odd->v[i] = uint32_t{t[2 * i + 1]} << 16;
+}
+inline void store_split(void* p, U even, U odd) {
+  uint16_t t[2 * W];
+  SUBULP_LANES t[2 * i] = static_cast<uint16_t>(even.v[i] >> 16), t[2 * i + 1] = static_cast<uint16_t>(odd.v[i] >> 16);
+  std::memcpy(p, t, sizeof t);
+}
+inline void load_split_f32(const float* p, F* even, F* odd) {
+  SUBULP_LANES even->v[i] = p[2 * i], odd->v[i] = p[2 * i + 1];
+}
+
+// The bytes of each 16-bit half, exchanged.
+inline U swap_bytes(U a) {
+  return lanes<U>([&](int i) { return (a.v[i] & 0x00FF00FFu) << 8 | (a.v[i] >> 8 & 0x00FF00FFu); });
+}
+// Adds what makes the upper 16 bits the number rounded to nearest, ties to even.
+inline U round_half_even_16(U a) {
+  return lanes<U>([&](int i) { return a.v[i] + 0x7FFFu + (a.v[i] >> 16 & 1u); });
+}
+
 // Both operands below 2^31.
 inline M greater(U a, U b) { return lanes<M>([&](int i) { return a.v[i] > b.v[i]; }); }
 inline U select(M m, U a, U b) { return lanes<U>([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; }); }
 // 1 where a + b leaves 32 bits, else 0.
 inline U carry(U a, U b) { return lanes<U>([&](int i) { return a.v[i] + b.v[i] < a.v[i] ? 1u : 0u; }); }
+// Whether any lane is at least `bound`, as unsigned numbers.
+inline bool any_at_least(U a, uint32_t bound) {
+  bool any = false;
+  SUBULP_LANES any |= a.v[i] >= bound;
+  return any;
+}
 inline uint32_t reduce_max(U a) {
   uint32_t m = 0;
   SUBULP_LANES m = a.v[i] > m ? a.v[i] : m;

@@ -13,8 +13,12 @@
 #include <xmmintrin.h>
 #endif
 
-#include "codec.h"
+#include "pair.h"
 #include "random_bits.h"
+
+// The body of the inner loop must be one piece of code: a call would pass vectors through memory.
+#define SUBULP_INLINE __attribute__((always_inline)) inline
+#define SUBULP_COLD __attribute__((noinline, cold))
 
 namespace simd {
 
@@ -22,24 +26,29 @@ namespace simd {
 
 // FP8 has three mantissa bits: a weight below 2^-5 already lies where the grid stops getting finer,
 // and so would its second component. Stored four bits up, the component keeps its precision there.
-template <class P> constexpr float low_scale = 1.0f;
+template <class Format> constexpr float low_scale = 1.0f;
 template <> inline constexpr float low_scale<E4m3> = 16.0f;
 
 // FP8 states: the slow state is E5M2, because a second moment spans twice the exponents of a first.
 template <class P> struct SlowFormat { using type = P; };
-template <> struct SlowFormat<E4m3> { using type = E5m2; };
+template <> struct SlowFormat<Consecutive<E4m3>> { using type = Consecutive<E5m2>; };
 
+constexpr bool wide_states(subulp_strategy s) {
+  return s == SUBULP_WHOLE || s == SUBULP_FP32_STATES || s == SUBULP_MASTER || s == SUBULP_EXTRA_TRUNCATE ||
+         s == SUBULP_EXTRA_STOCHASTIC;
+}
+
+// The formats of a strategy's streams, for parameters of the pair format P.
 template <subulp_strategy S, class P>
 struct Layout {
-  static constexpr bool wide_states = S == SUBULP_WHOLE || S == SUBULP_FP32_STATES || S == SUBULP_MASTER ||
-                                      S == SUBULP_EXTRA_TRUNCATE || S == SUBULP_EXTRA_STOCHASTIC;
   static constexpr bool expansion = S == SUBULP_LIGHT || S == SUBULP_PLUS;
   static constexpr bool tails = S == SUBULP_EXTRA_TRUNCATE || S == SUBULP_EXTRA_STOCHASTIC;
   static constexpr bool random_parameter = S == SUBULP_STOCHASTIC || S == SUBULP_EXTRA_STOCHASTIC;
   static constexpr bool random_slow = S == SUBULP_STOCHASTIC;
-  static constexpr bool scaled_states = std::is_same_v<P, E4m3>;
-  using Fast = std::conditional_t<wide_states, Fp32, P>;
-  using Slow = std::conditional_t<wide_states, Fp32, typename SlowFormat<P>::type>;
+  static constexpr bool scaled_states = std::is_same_v<typename P::Base, E4m3>;
+  using Wide = Consecutive<Fp32>;
+  using Fast = std::conditional_t<wide_states(S), Wide, P>;
+  using Slow = std::conditional_t<wide_states(S), Wide, typename SlowFormat<P>::type>;
   // Bytes of the role `extra` for one element; packed bits are moved group by group.
   static constexpr int extra_bytes = S == SUBULP_MASTER ? 4 : S == SUBULP_KAHAN || expansion ? P::bytes : 0;
   static constexpr int low_bytes = S == SUBULP_PLUS ? Slow::bytes : 0;
@@ -51,7 +60,7 @@ struct Pointers {
 
 // What a thread keeps beside the registers.
 struct Work {
-  RandomBits parameter_bits, state_bits;
+  RandomBits bits;
   alignas(64) uint32_t tail[BLOCK];
   alignas(64) float grad[BLOCK];
 };
@@ -85,7 +94,7 @@ struct Adam {
         floored(t.slow_floor != 0.0f) {}
 
   // Updates the states and returns what is to be subtracted from the parameter.
-  F operator()(F theta, F g, F* m, F* v) const {
+  SUBULP_INLINE F operator()(F theta, F g, F* m, F* v) const {
     if (coupled) g = add(g, mul(theta, weight_decay));
     *m = add(mul(*m, beta1), mul(g, one_minus_beta1));
     *v = add(mul(*v, beta2), mul(mul(g, one_minus_beta2), g));
@@ -107,7 +116,7 @@ struct Sgd {
         lr(f32(t.step_size)), coupled(s.weight_decay != 0.0f), has_momentum(s.slow != nullptr),
         first(t.step == 1), nesterov(s.nesterov != 0) {}
 
-  F operator()(F theta, F g, F*, F* buffer) const {
+  SUBULP_INLINE F operator()(F theta, F g, F*, F* buffer) const {
     if (coupled) g = add(g, mul(theta, weight_decay));
     if (has_momentum) {
       *buffer = first ? g : add(mul(*buffer, momentum), mul(g, one_minus_dampening));
@@ -119,7 +128,23 @@ struct Sgd {
 
 // ------------------------------------------------------------------------------------- the pass
 
+template <class Word>
+inline void widen(const char* from, uint32_t* to) {
+  Word t[BLOCK];
+  std::memcpy(t, from, sizeof t);
+  for (int i = 0; i < BLOCK; ++i) to[i] = t[i];
+}
+template <class Word>
+inline void narrow(const uint32_t* from, char* to) {
+  Word t[BLOCK];
+  for (int i = 0; i < BLOCK; ++i) t[i] = static_cast<Word>(from[i]);
+  std::memcpy(to, t, sizeof t);
+}
+
 inline void unpack_tails(const char* words, int width, uint32_t* tail) {
+  // Packed least significant bit first, whole bytes are simply bytes on a little-endian machine.
+  if (width == 8) return widen<uint8_t>(words, tail);
+  if (width == 16) return widen<uint16_t>(words, tail);
   const uint64_t mask = (uint64_t{1} << width) - 1;
   for (int group = 0; group < BLOCK / 32; ++group, words += 4 * width, tail += 32) {
     uint32_t w[18] = {};
@@ -132,6 +157,8 @@ inline void unpack_tails(const char* words, int width, uint32_t* tail) {
 }
 
 inline void pack_tails(const uint32_t* tail, int width, char* words) {
+  if (width == 8) return narrow<uint8_t>(tail, words);
+  if (width == 16) return narrow<uint16_t>(tail, words);
   for (int group = 0; group < BLOCK / 32; ++group, words += 4 * width, tail += 32) {
     uint32_t w[18] = {};
     for (int i = 0, bit = 0; i < 32; ++i, bit += width) {
@@ -162,6 +189,7 @@ inline void decode_gradient(int dtype, const char* from, float* to) {
 
 template <subulp_strategy S, class P, class Rule>
 class Pass {
+  using Base = typename P::Base;
   using L = Layout<S, P>;
   using Fast = typename L::Fast;
   using Slow = typename L::Slow;
@@ -212,18 +240,20 @@ class Pass {
         has_slow_(s.slow != nullptr),
         tail_width_(s.extra_bits + (S == SUBULP_EXTRA_STOCHASTIC)),
         k_(u32(static_cast<uint32_t>(s.extra_bits))),
-        work_{{s.seed, scalars_.stream, scalars_.step, scalars_.offset},
-              {s.seed, scalars_.stream, scalars_.step, scalars_.offset},
-              {},
-              {}} {}
+        work_{{s.seed, scalars_.stream, scalars_.step, scalars_.offset}, {}, {}} {}
 
   static char* role(void* const* pointers, int64_t i) {
     return pointers ? static_cast<char*>(pointers[i]) : nullptr;
   }
 
   void blocks(int64_t from, int64_t to) {
-    const int64_t whole = numel_ / BLOCK;
-    for (int64_t b = from; b < std::min(to, whole); ++b) block(at(b), b);
+    const int64_t whole = numel_ / BLOCK, end = std::min(to, whole);
+    if (L::random_parameter || L::random_slow || L::tails || !same_grad_) {
+      for (int64_t b = from; b < end; ++b) block(at(b), b);
+    } else if (from < end) {
+      // Nothing to prepare per block: one loop over all of them.
+      elements(at(from), (end - from) * BLOCK);
+    }
     if (to > whole) ragged(whole);
   }
 
@@ -262,88 +292,129 @@ class Pass {
   void block(const Pointers& p, int64_t index) {
     const uint64_t first = static_cast<uint64_t>(index) * BLOCK;
     if constexpr (L::tails) unpack_tails(p.extra, tail_width_, work_.tail);
-    if constexpr (L::random_parameter) work_.parameter_bits.template draw<P::random_width>(first, SLOT_PARAMETER);
-    if constexpr (L::random_slow)
-      if (has_slow_) work_.state_bits.template draw<Slow::random_width>(first, SLOT_STATE);
+    if constexpr (L::random_parameter) work_.bits.template draw<Base::random_width>(first);
     if (!same_grad_) decode_gradient(grad_dtype_, p.grad, work_.grad);
-    for (int i = 0; i < BLOCK; i += W) lanes(p, i);
+    elements(p, BLOCK);
     if constexpr (L::tails) pack_tails(work_.tail, tail_width_, p.extra);
   }
 
-  void lanes(const Pointers& p, int i) {
-    char* const param = p.param + i * P::bytes;
-    char* const extra = p.extra + i * L::extra_bytes;
-    char* const fast = p.fast + i * Fast::bytes;
-    char* const slow = p.slow + i * Slow::bytes;
-    char* const low = p.low + i * L::low_bytes;
-
-    F g = same_grad_ ? P::load(p.grad + i * P::bytes) : load_f32(work_.grad + i);
-    if (maximize_) g = mul(g, f32(-1.0f));
-    const F theta = decode_parameter(param, extra, i);
-    F m = f32(0.0f), v = f32(0.0f);
-    if constexpr (Rule::has_fast) m = scaled(Fast::load(fast), scalars_.fast_decode);
-    if (has_slow_) {
-      v = Slow::load(slow);
-      if constexpr (S == SUBULP_PLUS) v = add(v, Slow::load(low));
-      v = scaled(v, scalars_.slow_decode);
-    }
-    const F delta = rule_(theta, g, &m, &v);
-    if constexpr (Rule::has_fast) Fast::store(fast, scaled(m, scalars_.fast_encode));
-    if (has_slow_) encode_slow(slow, low, scaled(v, scalars_.slow_encode), i);
-    encode_parameter(param, extra, theta, delta, i);
+  void elements(const Pointers& p, int64_t n) {
+    // Copies on the stack: stores through the streams' pointers cannot change them.
+    const Context c = {rule_, p, same_grad_, maximize_, Rule::has_fast || has_slow_};
+    for (int64_t i = 0; i < n; i += W2) lanes<!P::has_ordinary || wide_states(S)>(c, i);
   }
 
-  static F scaled(F x, float scale) {
+  struct Context {
+    Rule rule;
+    Pointers p;
+    bool same_grad, maximize, has_slow;
+  };
+
+  // `careful` encodes any value; otherwise extraordinary ones are noticed before anything is stored.
+  template <bool careful>
+  SUBULP_INLINE void lanes(const Context& c, int64_t i) {
+    const Pointers& p = c.p;
+    F2 g = c.same_grad ? P::load(p.grad + i * P::bytes) : P::floats(work_.grad + i);
+    if (c.maximize) g = mul(g, f32(-1.0f));
+    const F2 theta = decode_parameter(p, i);
+    F2 m = {f32(0.0f), f32(0.0f)}, v = m;
+    if constexpr (Rule::has_fast) m = scaled(Fast::load(p.fast + i * Fast::bytes), scalars_.fast_decode);
+    if (c.has_slow) {
+      v = Slow::load(p.slow + i * Slow::bytes);
+      if constexpr (S == SUBULP_PLUS) v = add(v, Slow::load(p.low + i * Slow::bytes));
+      v = scaled(v, scalars_.slow_decode);
+    }
+    const F2 delta = {c.rule(theta.a, g.a, &m.a, &v.a), c.rule(theta.b, g.b, &m.b, &v.b)};
+    m = scaled(m, scalars_.fast_encode);
+    v = scaled(v, scalars_.slow_encode);
+
+    F2 change = {};
+    if constexpr (S == SUBULP_KAHAN) change = sub(P::load(p.extra + i * P::bytes), delta);
+    const F2 wide = S == SUBULP_KAHAN ? add(theta, change) : sub(theta, delta);
+    if constexpr (!careful) {
+      // A first moment needs no look: it is no larger than the largest value when it was stored or
+      // the gradient, and a gradient beyond 2^69, infinite or NaN shows in the second moment.
+      U worst = c.has_slow ? worse(v, wide) : max(worse(wide), worse(g));
+      if constexpr (S == SUBULP_KAHAN) worst = max(worst, worse(change));
+      if (__builtin_expect(any_at_least(worst, P::ordinary_bound), 0)) return careful_lanes(c, i);
+    }
+
+    if constexpr (Rule::has_fast) Fast::template store_nearest<careful>(p.fast + i * Fast::bytes, m);
+    if (c.has_slow) encode_slow<careful>(p, v, i);
+    encode_parameter<careful>(p, theta, wide, change, i);
+  }
+
+  SUBULP_COLD void careful_lanes(const Context& c, int64_t i) { lanes<true>(c, i); }
+
+  static F2 scaled(F2 x, float scale) {
     if constexpr (L::scaled_states) return mul(x, f32(scale));
     else return x;
   }
 
-  void encode_slow(char* slow, char* low, F v, int i) const {
-    if constexpr (L::random_slow) {
-      Slow::store_code(slow, Slow::stochastic(v, work_.state_bits.template bits<Slow::random_width>(i)));
-    } else if constexpr (S == SUBULP_PLUS) {
-      const U hi = Slow::nearest(v);
-      Slow::store_code(slow, hi);
-      Slow::store(low, zero_nan(sub(v, Slow::value(hi))));
+  SUBULP_INLINE F2 decode_parameter(const Pointers& p, int64_t i) const {
+    const char* const param = p.param + i * P::bytes;
+    const char* const extra = p.extra + i * L::extra_bytes;
+    if constexpr (S == SUBULP_MASTER) {
+      return L::Wide::load(extra);
+    } else if constexpr (L::expansion) {
+      F2 low = P::load(extra);
+      if constexpr (low_scale<Base> != 1.0f) low = mul(low, f32(1.0f / low_scale<Base>));
+      return add(P::load(param), low);
+    } else if constexpr (L::tails) {
+      const U2 head = P::load_code(param), tail = P::words(work_.tail + i);
+      return {Base::join(head.a, tail.a, k_), Base::join(head.b, tail.b, k_)};
     } else {
-      Slow::store(slow, v);
+      return P::load(param);
     }
   }
 
-  F decode_parameter(const char* param, const char* extra, int i) const {
-    if constexpr (S == SUBULP_MASTER) return load_f32(extra);
-    else if constexpr (L::expansion) return add(P::load(param), mul(P::load(extra), f32(1.0f / low_scale<P>)));
-    else if constexpr (L::tails) return P::join(P::load_code(param), load_u32(work_.tail + i), k_);
-    else return P::load(param);
+  template <bool careful>
+  SUBULP_INLINE void encode_slow(const Pointers& p, F2 v, int64_t i) const {
+    char* const slow = p.slow + i * Slow::bytes;
+    if constexpr (L::random_slow) {
+      // The parameter's bits with their halves swapped: see numerics/random_bits.py.
+      Slow::template store_stochastic<careful>(slow, v, Slow::swapped(random_at(i)));
+    } else {
+      const F2 hi = Slow::template store_nearest<careful>(slow, v);
+      if constexpr (S == SUBULP_PLUS)
+        Slow::template store_nearest<careful>(p.low + i * Slow::bytes, remainder<careful>(sub(v, hi)));
+    }
   }
 
-  void encode_parameter(char* param, char* extra, F theta, F delta, int i) {
-    if constexpr (S == SUBULP_KAHAN) {
-      const F update = sub(P::load(extra), delta);
-      const U code = P::nearest(add(theta, update));
-      P::store_code(param, code);
-      P::store(extra, zero_nan(sub(update, sub(P::value(code), theta))));
+  template <bool careful>
+  SUBULP_INLINE void encode_parameter(const Pointers& p, F2 theta, F2 wide, F2 change, int64_t i) {
+    char* const param = p.param + i * P::bytes;
+    char* const extra = p.extra + i * L::extra_bytes;
+    if constexpr (L::tails) {
+      U2 tail, bits = {u32(0), u32(0)};
+      if constexpr (L::random_parameter) bits = P::random(random_at(i));
+      P::store_code(param, {Base::template split<L::random_parameter>(wide.a, bits.a, k_, &tail.a),
+                            Base::template split<L::random_parameter>(wide.b, bits.b, k_, &tail.b)});
+      store_u32(work_.tail + i, tail.a);
+      store_u32(work_.tail + i + W, tail.b);
+    } else if constexpr (L::random_parameter) {
+      P::template store_stochastic<careful>(param, wide, P::random(random_at(i)));
     } else {
-      const F wide = sub(theta, delta);
-      if constexpr (L::expansion) {
-        const U hi = P::nearest(wide);
-        P::store_code(param, hi);
-        P::store(extra, zero_nan(mul(sub(wide, P::value(hi)), f32(low_scale<P>))));
-      } else if constexpr (S == SUBULP_MASTER) {
-        store_f32(extra, wide);
-        P::store(param, wide);
-      } else if constexpr (L::tails) {
-        U tail;
-        U bits = u32(0);
-        if constexpr (L::random_parameter) bits = work_.parameter_bits.template bits<P::random_width>(i);
-        P::store_code(param, P::template split<L::random_parameter>(wide, bits, k_, &tail));
-        store_u32(work_.tail + i, tail);
-      } else if constexpr (L::random_parameter) {
-        P::store_code(param, P::stochastic(wide, work_.parameter_bits.template bits<P::random_width>(i)));
-      } else {
-        P::store(param, wide);
+      const F2 hi = P::template store_nearest<careful>(param, wide);
+      if constexpr (S == SUBULP_MASTER) {
+        L::Wide::template store_nearest<careful>(extra, wide);
+      } else if constexpr (L::expansion) {
+        F2 low = sub(wide, hi);
+        if constexpr (low_scale<Base> != 1.0f) low = mul(low, f32(low_scale<Base>));
+        P::template store_nearest<careful>(extra, remainder<careful>(low));
+      } else if constexpr (S == SUBULP_KAHAN) {
+        P::template store_nearest<careful>(extra, remainder<careful>(sub(change, sub(hi, theta))));
       }
     }
+  }
+
+  const char* random_at(int64_t i) const { return work_.bits.template at<Base::random_width>(i); }
+
+  // What rounding left over; zero where the rounded value is not finite (inf - inf).
+  template <bool careful>
+  static F2 remainder(F2 x) {
+    if constexpr (careful) return zero_nan(x);
+    else return x;
   }
 
   Rule rule_;
@@ -359,10 +430,10 @@ class Pass {
 
 // ---------------------------------------------------------------------------- which passes exist
 
-template <class Rule, class P>
-int run_narrow16(const subulp_step& s) {
+template <class Rule, class Format>
+int run_wide_states(const subulp_step& s) {
+  using P = Consecutive<Format>;
   switch (s.strategy) {
-    case SUBULP_KAHAN: return Pass<SUBULP_KAHAN, P, Rule>::run(s);
     case SUBULP_FP32_STATES: return Pass<SUBULP_FP32_STATES, P, Rule>::run(s);
     case SUBULP_MASTER: return Pass<SUBULP_MASTER, P, Rule>::run(s);
     case SUBULP_EXTRA_TRUNCATE: return Pass<SUBULP_EXTRA_TRUNCATE, P, Rule>::run(s);
@@ -378,19 +449,24 @@ int run_narrow(const subulp_step& s) {
     case SUBULP_STOCHASTIC: return Pass<SUBULP_STOCHASTIC, P, Rule>::run(s);
     case SUBULP_LIGHT: return Pass<SUBULP_LIGHT, P, Rule>::run(s);
     case SUBULP_PLUS: return Pass<SUBULP_PLUS, P, Rule>::run(s);
-    default:
-      if constexpr (P::bytes == 2) return run_narrow16<Rule, P>(s);
-      else return -1;
+    default: break;
+  }
+  if constexpr (P::bytes == 2) {
+    if (s.strategy == SUBULP_KAHAN) return Pass<SUBULP_KAHAN, P, Rule>::run(s);
+    return run_wide_states<Rule, typename P::Base>(s);
+  } else {
+    return -1;
   }
 }
 
 template <class Rule>
 int run_step(const subulp_step& s) {
   switch (s.param_dtype) {
-    case SUBULP_FP32: return s.strategy == SUBULP_WHOLE ? Pass<SUBULP_WHOLE, Fp32, Rule>::run(s) : -1;
-    case SUBULP_BF16: return run_narrow<Rule, Bf16>(s);
-    case SUBULP_FP16: return run_narrow<Rule, Fp16>(s);
-    case SUBULP_E4M3: return run_narrow<Rule, E4m3>(s);
+    case SUBULP_FP32:
+      return s.strategy == SUBULP_WHOLE ? Pass<SUBULP_WHOLE, Consecutive<Fp32>, Rule>::run(s) : -1;
+    case SUBULP_BF16: return run_narrow<Rule, SplitBf16>(s);
+    case SUBULP_FP16: return run_narrow<Rule, Consecutive<Fp16>>(s);
+    case SUBULP_E4M3: return run_narrow<Rule, Consecutive<E4m3>>(s);
     default: return -1;
   }
 }

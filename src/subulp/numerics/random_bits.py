@@ -6,8 +6,8 @@ sharding, and a resumed run draws what an uninterrupted one would have drawn.
 Address of element ``i`` (its index in the whole, unsharded tensor):
 
 * key ``(seed, stream)``: one stream per parameter tensor;
-* counter ``(block low, block high, step, slot)``: a slot per stored tensor of one update
-  (0 the parameter, 1 the optimizer state);
+* counter ``(block low, block high, step, slot)``: a slot per independent use (the optimizer steps
+  use slot 0);
 * 32-bit draws: ``block = i // 4``, word ``i % 4``; 16-bit draws: ``block = i // 8``, half-word
   ``i % 8``, low half first.
 """
@@ -93,3 +93,23 @@ def draw(
     if width == 16:
         words = torch.stack((words & 0xFFFF, words >> 16), dim=-1) << 16
     return words.flatten()[index - first * per_block].view(shape)
+
+
+def swap_halves(bits: Tensor, width: int = 32) -> Tensor:
+    """The same random bits with the upper and lower half of each number exchanged.
+
+    Two roundings of one step share a draw this way. Each alone sees uniform bits and is exactly
+    unbiased; what decides one of them (its leading bits) hardly enters the other, where those bits
+    come last and are worth 2**-(width / 2).
+
+    Args:
+        bits: int64 tensor as ``draw(..., width=width)`` returns it.
+        width: 16 or 32.
+
+    Returns:
+        int64 tensor in the same form.
+    """
+    half = width // 2
+    number = bits >> (32 - width)
+    swapped = (number << half | number >> half) & ((1 << width) - 1)
+    return swapped << (32 - width)

@@ -8,11 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..numerics import Format, extra_bits, format_of, random_bits, round_to
+from ..numerics import extra_bits, format_of, random_bits, round_to
 from .strategy import Strategy
-
-SLOT_PARAMETER = 0
-SLOT_STATE = 1
 
 
 def low_scale(dtype: torch.dtype) -> float:
@@ -120,7 +117,7 @@ def apply_update(
     delta: Tensor,
     param: Tensor,
     extra: Tensor | None,
-    address: dict[str, int],
+    bits: Tensor | None,
 ) -> None:
     """Store ``theta - delta`` in place; Kahan summation adds the remainder of earlier steps.
 
@@ -130,7 +127,7 @@ def apply_update(
         delta: What the optimizer subtracts.
         param: Overwritten.
         extra: Overwritten; ``None`` if the strategy has none.
-        address: ``seed``, ``stream``, ``step`` and ``offset`` of the random bits.
+        bits: Random bits of the parameter's shape if the strategy is stochastic, else ``None``.
     """
     if strategy.weight == "kahan":
         assert extra is not None
@@ -140,24 +137,29 @@ def apply_update(
         extra.copy_(round_to(remainder(change - (rounded - theta)), fmt))
         param.copy_(rounded)
         return
-    bits = None
-    if strategy.stochastic:
-        bits = draw_bits(format_of(param.dtype), param, slot=SLOT_PARAMETER, **address)
     encode_parameter(strategy, theta - delta, param, extra, bits)
 
 
 def draw_bits(
-    fmt: Format, like: Tensor, *, seed: int, stream: int, step: int, slot: int, offset: int
-) -> Tensor:
-    """Random bits that round FP32 values to ``fmt`` in one slot of one step."""
+    strategy: Strategy, param: Tensor, *, seed: int, stream: int, step: int, offset: int
+) -> Tensor | None:
+    """Random bits of one step of a parameter, ``None`` if the strategy uses none."""
+    if not strategy.stochastic:
+        return None
     return random_bits.draw(
-        like.shape,
+        param.shape,
         seed=seed,
         stream=stream,
         step=step,
-        slot=slot,
         offset=offset,
-        width=fmt.random_width,
-        device=like.device,
+        width=format_of(param.dtype).random_width,
+        device=param.device,
     )
 
+
+def state_bits(strategy: Strategy, param: Tensor, bits: Tensor | None) -> Tensor | None:
+    """The bits that round the slow state in the same step, ``None`` if it is not stochastic."""
+    if strategy.slow_state != "stochastic":
+        return None
+    assert bits is not None
+    return random_bits.swap_halves(bits, format_of(param.dtype).random_width)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, cast, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from ..numerics import format_of
 from ..ops import all_finite, storage
 from ..ops.job import StepJob, is_strict
 from ..ops.strategy import Strategy, parse_strategy
@@ -457,26 +456,20 @@ class Optimizer(torch.optim.Optimizer):
         strategy, state = self._strategy(group, p), self._state_of(group, p)
         extra = state.get(strategy.extra_name) if strategy.extra_name else None
         target = storage_view(p.detach(), p)
-        bits = None
-        if strategy.weight == "extra-bits" and strategy.stochastic:
-            bits = storage.draw_bits(
-                format_of(p.dtype),
-                target,
-                seed=group["seed"],
-                stream=stream,
-                step=int(state["step"].item()),
-                slot=storage.SLOT_PARAMETER,
-                offset=0,
-            )
-        elif strategy.weight == "stochastic":
+        if strategy.weight == "stochastic":
             # A given weight is best kept by its nearest neighbour; only updates need be unbiased.
             strategy = parse_strategy("nearest")
-        beside = extra if extra is None or extra.dim() != p.dim() else storage_view(extra, p)
-        storage.encode_parameter(
-            strategy, storage_view(wide.contiguous(), p) if p.is_contiguous() else
-            storage_view(torch.empty_like(p, dtype=torch.float32).copy_(wide), p),
-            target, beside, bits,
+        bits = storage.draw_bits(
+            strategy,
+            target,
+            seed=group["seed"],
+            stream=stream,
+            step=int(state["step"].item()),
+            offset=0,
         )
+        beside = extra if extra is None or extra.dim() != p.dim() else storage_view(extra, p)
+        aligned = torch.empty_like(p, dtype=torch.float32).copy_(wide)
+        storage.encode_parameter(strategy, storage_view(aligned, p), target, beside, bits)
 
 
 def _decode(strategy: Strategy, p: Tensor, extra: Tensor) -> Tensor:

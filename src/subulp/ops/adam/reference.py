@@ -25,19 +25,18 @@ def _step(job: StepJob, i: int) -> None:
     theta = param.float() if kahan else storage.decode_parameter(strategy, param, extra)
     delta, m, v = update(job, i, theta)
 
-    address = {
-        "seed": job.seed,
-        "stream": int(s["stream"]),
-        "step": int(s["step"]),
-        "offset": int(s["offset"]),
-    }
-    bits = None
-    if strategy.slow_state == "stochastic":
-        fmt = strategy.slow_format(param.dtype)
-        bits = storage.draw_bits(fmt, param, slot=storage.SLOT_STATE, **address)
+    bits = storage.draw_bits(
+        strategy,
+        param,
+        seed=job.seed,
+        stream=int(s["stream"]),
+        step=int(s["step"]),
+        offset=int(s["offset"]),
+    )
     storage.encode_state(m, job.fast[i], None, float(s["fast_encode"]), None)
-    storage.encode_state(v, job.slow[i], low, float(s["slow_encode"]), bits)
-    storage.apply_update(strategy, theta, delta, param, extra, address)
+    for_state = storage.state_bits(strategy, param, bits)
+    storage.encode_state(v, job.slow[i], low, float(s["slow_encode"]), for_state)
+    storage.apply_update(strategy, theta, delta, param, extra, bits)
 
 
 def intended_update(job: StepJob, i: int, theta: Tensor) -> Tensor:
