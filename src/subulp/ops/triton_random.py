@@ -12,7 +12,6 @@ def draw(
     first,
     key,
     step,
-    slot: tl.constexpr,
     width: tl.constexpr,
     aligned: tl.constexpr,
     block: tl.constexpr,
@@ -23,7 +22,6 @@ def draw(
         first: int64 scalar.
         key: uint64 scalar, ``seed | stream << 32``.
         step: uint32 scalar.
-        slot: Which stored tensor the bits round.
         width: 32, or 16 for bits in the upper half of the word, zeros below.
         aligned: ``first`` is a multiple of 8, so that whole counters serve whole runs of elements.
             Otherwise each element computes its own: the same bits for 4 or 8 times the work.
@@ -44,7 +42,7 @@ def draw(
         bits = tl.reshape(words, (block,))
     else:
         index = first + tl.arange(0, block)
-        w0, w1, w2, w3 = _words(index // per_counter, key, step, slot)
+        w0, w1, w2, w3 = _words(index // per_counter, key, step)
         place = index % per_counter
         word = place * width // 32
         bits = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
@@ -54,7 +52,17 @@ def draw(
 
 
 @triton.jit
-def _words(counter, key, step, slot: tl.constexpr):
+def swap_halves(bits, width: tl.constexpr):
+    """A second set of bits from a first: see :func:`subulp.numerics.random_bits.swap_halves`."""
+    if width == 32:
+        swapped = (bits << 16) | (bits >> 16)
+    else:
+        swapped = ((bits << 8) & 0xFF000000) | ((bits >> 8) & 0x00FF0000)
+    return swapped
+
+
+@triton.jit
+def _words(counter, key, step):
     low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     zero = low * 0
-    return tl.philox(key, low, high, zero + step, zero + slot)
+    return tl.philox(key, low, high, zero + step, zero)

@@ -90,7 +90,7 @@ def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, A
         "SLOW_KIND": strategy.slow_state,
         "K": strategy.k,
         "TAIL_WIDTH": strategy.tail_width if strategy.k else 0,
-        "RANDOM_WEIGHT": strategy.stochastic,
+        "RANDOM": strategy.stochastic,
         "SCALED": job.scaled_states,
         "MAXIMIZE": job.maximize,
         "WHOLE": whole,

@@ -12,11 +12,6 @@ import triton.language as tl
 
 from . import triton_codec as codec
 from . import triton_random as random_bits
-from .storage import SLOT_PARAMETER as _SLOT_PARAMETER
-from .storage import SLOT_STATE as _SLOT_STATE
-
-SLOT_PARAMETER = tl.constexpr(_SLOT_PARAMETER)
-SLOT_STATE = tl.constexpr(_SLOT_STATE)
 
 
 @triton.constexpr_function
@@ -191,15 +186,14 @@ def draw_bits(
     first,
     key,
     step,
-    random: tl.constexpr,
-    slot: tl.constexpr,
     fmt: tl.constexpr,
+    random: tl.constexpr,
     whole: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Random bits that round a block to ``fmt``; zeros if nothing is ``random``."""
+    """Random bits of a block of a parameter; zeros if the strategy uses none."""
     if random:
-        bits = random_bits.draw(first, key, step, slot, codec.random_width(fmt), whole, block)
+        bits = random_bits.draw(first, key, step, codec.random_width(fmt), whole, block)
     else:
         bits = tl.zeros((block,), tl.uint32)
     return bits
@@ -229,11 +223,15 @@ def encode_state(
     kind: tl.constexpr,
     scaled: tl.constexpr,
 ):
-    """Store wide values in an optimizer state: nearest, stochastic, or as an expansion."""
+    """Store wide values in an optimizer state: nearest, stochastic, or as an expansion.
+
+    ``bits`` are those of the parameter, of the same width.
+    """
     if scaled:
         wide *= scale
     if kind == "stochastic":
-        store_code(state, at, inside, codec.stochastic(wide, bits, fmt), fmt)
+        swapped = random_bits.swap_halves(bits, codec.random_width(fmt))
+        store_code(state, at, inside, codec.stochastic(wide, swapped, fmt), fmt)
     else:
         hi = store(state, at, inside, wide, fmt)
         if kind == "expansion":

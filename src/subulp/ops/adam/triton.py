@@ -58,7 +58,7 @@ def adam_step_kernel(
     SLOW_KIND: tl.constexpr,
     K: tl.constexpr,
     TAIL_WIDTH: tl.constexpr,
-    RANDOM_WEIGHT: tl.constexpr,
+    RANDOM: tl.constexpr,
     SCALED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     COUPLED: tl.constexpr,
@@ -101,21 +101,9 @@ def adam_step_kernel(
         if DECOUPLED:
             delta = tl.where(decay != 0.0, delta + theta * decay, delta)
 
-        bits = storage.draw_bits(
-            offset + start,
-            key,
-            step,
-            SLOW_KIND == "stochastic",
-            storage.SLOT_STATE,
-            SLOW,
-            WHOLE,
-            BLOCK,
-        )
+        bits = storage.draw_bits(offset + start, key, step, PARAM, RANDOM, WHOLE, BLOCK)
         storage.encode_state(m, fast, low, at, inside, fast_encode, bits, FAST, "plain", SCALED)
         storage.encode_state(v, slow, low, at, inside, slow_encode, bits, SLOW, SLOW_KIND, SCALED)
-        bits = storage.draw_bits(
-            offset + start, key, step, RANDOM_WEIGHT, storage.SLOT_PARAMETER, PARAM, WHOLE, BLOCK
-        )
         storage.apply_update(
             theta,
             delta,

@@ -54,7 +54,7 @@ def sgd_step_kernel(
     SLOW_KIND: tl.constexpr,
     K: tl.constexpr,
     TAIL_WIDTH: tl.constexpr,
-    RANDOM_WEIGHT: tl.constexpr,
+    RANDOM: tl.constexpr,
     SCALED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     COUPLED: tl.constexpr,
@@ -73,6 +73,7 @@ def sgd_step_kernel(
         at = start + tl.arange(0, BLOCK)
         inside = None if WHOLE else at < numel
         theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
+        bits = storage.draw_bits(offset + start, key, step, PARAM, RANDOM, WHOLE, BLOCK)
 
         g = storage.load(grad, at, inside, GRAD)
         if MAXIMIZE:
@@ -83,24 +84,11 @@ def sgd_step_kernel(
             b = storage.decode_state(slow, low, at, inside, slow_decode, SLOW, SLOW_KIND, SCALED)
             b = tl.where(step == 1, g, b * momentum + g * one_minus_dampening)
             g = g + b * momentum if NESTEROV else b
-            bits = storage.draw_bits(
-                offset + start,
-                key,
-                step,
-                SLOW_KIND == "stochastic",
-                storage.SLOT_STATE,
-                SLOW,
-                WHOLE,
-                BLOCK,
-            )
             storage.encode_state(
                 b, slow, low, at, inside, slow_encode, bits, SLOW, SLOW_KIND, SCALED
             )
         delta = g * lr
 
-        bits = storage.draw_bits(
-            offset + start, key, step, RANDOM_WEIGHT, storage.SLOT_PARAMETER, PARAM, WHOLE, BLOCK
-        )
         storage.apply_update(
             theta,
             delta,
