@@ -10,6 +10,7 @@ from subulp.train.loop import (
     build,
     evaluate,
     learning_rate_factor,
+    loss_scale,
     parameter_dtype,
     resolve_device,
     run,
@@ -140,3 +141,29 @@ def test_a_missing_gpu_is_an_error_only_when_asked_for():
     assert resolve_device("auto") == CPU
     with pytest.raises(ValueError, match="device=cuda is not available"):
         resolve_device("cuda")
+
+
+def test_a_power_of_two_scales_the_loss_without_changing_the_training(small):
+    text = load_text(small().data)
+    results = [
+        dataclasses.replace(
+            timeless(run(small(loss_scale=scale), text, "master", 0)), effective_descent_quality=0.0
+        )
+        for scale in (None, 1024.0)
+    ]
+    assert results[0] == results[1]
+
+
+def test_formats_with_few_exponents_scale_the_loss_unless_told_otherwise(small):
+    assert loss_scale(small(), "nearest") == 1
+    assert loss_scale(small(dtype="fp16"), "nearest") == 1024
+    assert loss_scale(small(dtype="fp16"), "fp32") == 1
+    assert loss_scale(small(dtype="e4m3", loss_scale=64.0), "nearest") == 64
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
+def test_other_formats_train_too(small, dtype):
+    config = small(dtype=dtype, steps=60, lr=1e-2)
+    summary = run(config, load_text(config.data), "collage-light", 0)
+    # A guess among the characters of the text costs 3.3 nats.
+    assert summary.val_loss < 3

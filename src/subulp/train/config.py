@@ -127,6 +127,10 @@ class LMConfig:
     eps: Annotated[float, _OPTIMIZER] = 1e-8
     """AdamW's addend of the denominator."""
 
+    loss_scale: Annotated[float | None, _OPTIMIZER] = None
+    """Factor on the loss, and on eps to match, that keeps small gradients and their squares above
+    the smallest number of fp16 and e4m3; without it 1 for bf16 and fp32, 1024 for fp16 and e4m3."""
+
     weight_decay: Annotated[float, _OPTIMIZER] = 0.1
     """AdamW's decoupled decay of the matrices; vectors do not decay."""
 
@@ -163,6 +167,8 @@ class LMConfig:
         _check_range("beta1", self.beta1, 0, 1, top_included=False)
         _check_range("beta2", self.beta2, 0, 1, top_included=False)
         _check_range("eps", self.eps, 0)
+        if self.loss_scale is not None:
+            _check_range("loss_scale", self.loss_scale, 1)
         _check_range("weight_decay", self.weight_decay, 0)
         for seed in self.seeds:
             _check_range("seed", seed, 0, 2**32 - 1)

@@ -26,6 +26,9 @@ _DTYPES: dict[ParameterDtype, torch.dtype] = {
     "fp16": torch.float16,
     "e4m3": torch.float8_e4m3fn,
 }
+# Formats with few exponents: the smallest E4M3 number is 2**-9, and a second moment is stored in
+# FP16 down to 2**-24, while gradients of this model are about 2**-10 and their squares 2**-20.
+_LOSS_SCALES = {torch.float16: 1024.0, torch.float8_e4m3fn: 1024.0}
 
 
 def run(
@@ -81,6 +84,13 @@ def parameter_dtype(precision: str, dtype: ParameterDtype) -> torch.dtype:
     return chosen
 
 
+def loss_scale(config: LMConfig, precision: str) -> float:
+    """Factor on the loss of a run: ``config.loss_scale``, or what its parameters' dtype needs."""
+    if config.loss_scale is not None:
+        return config.loss_scale
+    return _LOSS_SCALES.get(parameter_dtype(precision, config.dtype), 1.0)
+
+
 def learning_rate_factor(config: LMConfig, step: int) -> float:
     """Share of ``config.lr`` at ``step`` (from 0): a linear rise, then half a cosine.
 
@@ -123,7 +133,8 @@ def build(
         groups,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
-        eps=config.eps,
+        # The loss scale cancels in Adam's update, but for the addend of its denominator.
+        eps=config.eps * loss_scale(config, precision),
         weight_decay=config.weight_decay,
         precision=precision,
         nonfinite=config.nonfinite,
@@ -160,6 +171,7 @@ def _run(
         (x.to(device), y.to(device))
         for x, y in evaluation_batches(text.validation, 4 * config.batch_size, config.context)
     ]
+    scale = loss_scale(config, precision)
     # The second step is the first whose optimizer state is complete from its start.
     memory_step = min(2, config.steps)
     memory = track_memory(model, optimizer)
@@ -175,7 +187,7 @@ def _run(
             with memory if step == memory_step else nullcontext():
                 x, y = (t.to(device) for t in training.draw())
                 loss = model.loss(x, y)
-                loss.backward()  # type: ignore[no-untyped-call]
+                (scale * loss).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
             losses.append(loss.item())

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.progress import TimeRemainingColumn as _TimeRemaining
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from .config import LMConfig
 from .metrics import Record
@@ -34,17 +42,35 @@ def reporter(config: LMConfig, console: Console) -> Reporter:
     return Bars(config, console) if console.is_terminal else Lines(config, console)
 
 
-class Bars:
-    """One progress bar per run, with the latest losses and the rate."""
+class _Rates:
+    """Steps per second of each run between one record and the next, evaluations included."""
 
-    def __init__(self, config: LMConfig, console: Console) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: dict[tuple[str, int], tuple[int, float]] = {}
+
+    def __call__(self, record: Record) -> str:
+        now = self._clock()
+        step, before = self._last.get((record.precision, record.seed), (record.step - 1, None))
+        seconds = record.seconds if before is None else now - before
+        self._last[record.precision, record.seed] = record.step, now
+        return f"{(record.step - step) / max(seconds, 1e-9):.1f} steps/s"
+
+
+class Bars:
+    """One progress bar per run, with the latest loss and the rate."""
+
+    def __init__(
+        self, config: LMConfig, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate = _Rates(clock)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
             TextColumn("{task.fields[rate]}"),
-            _TimeRemaining(compact=True),
+            TimeRemainingColumn(compact=True),
             console=console,
         )
         self._tasks: dict[tuple[str, int], TaskID] = {}
@@ -67,7 +93,7 @@ class Bars:
             task,
             completed=record.step,
             loss=f"loss {record.loss:.3f}",
-            rate=f"{1 / record.seconds:.1f} steps/s",
+            rate=self._rate(record),
         )
 
     def __enter__(self) -> Self:
@@ -81,7 +107,10 @@ class Bars:
 class Lines:
     """A line per evaluation."""
 
-    def __init__(self, config: LMConfig, console: Console) -> None:
+    def __init__(
+        self, config: LMConfig, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate = _Rates(clock)
         self._config = config
         self._console = console
 
@@ -92,7 +121,7 @@ class Lines:
         self._console.print(
             f"{_name(self._config, record.precision, record.seed)}: step {record.step}/"
             f"{self._config.steps}, loss {record.loss:.3f}, val loss {record.val_loss:.4f}, "
-            f"{1 / record.seconds:.1f} steps/s",
+            f"{self._rate(record)}",
             highlight=False,
             soft_wrap=True,
         )
