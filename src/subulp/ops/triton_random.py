@@ -33,7 +33,7 @@ def draw(
     per_counter: tl.constexpr = 128 // width
     if aligned:
         w0, w1, w2, w3 = _words(
-            first // per_counter + tl.arange(0, block // per_counter), key, step, slot
+            first // per_counter + tl.arange(0, block // per_counter), key, step
         )
         # Joined along new last dimensions, a word's index is (counter, high bit, low bit).
         words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
