@@ -284,6 +284,10 @@ class Optimizer(torch.optim.Optimizer):
     def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def stored_value(self, p: Tensor) -> Tensor:
+        """:meth:`wide_value` in storage order, as :meth:`intended_updates` yields values."""
+        return storage_view(self.wide_value(p), p)
+
     def wide_value(self, p: Tensor) -> Tensor:
         """The FP32 value that the stored components of a parameter stand for together.
 

@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(shell find src csrc -type f ! -name '*.pyc' ! -name '*.so')
+
+# Options of the demo and of pytest, e.g. `make demo DEMO="--steps 100"`.
+DEMO ?=
+TESTS ?= -n 2 --dist worksteal
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.package
+	$(BIN)/subulp train lm --out runs/demo --overwrite $(DEMO)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/optimizers.py
+
+# PyTorch comes first and pinned: what follows then takes it as it is.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install torch==2.13.0
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.torch $(SOURCES)
+	$(PIP) install --constraint constraints.txt .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.package
+	$(PIP) install --constraint constraints.txt '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs

@@ -1,0 +1,264 @@
+"""Rates of optimizer steps, against PyTorch, torch-optimi and torchao.
+
+One process; methods take turns; medians over the rounds. The memory bound of a method is the bytes
+that its strategy must move, each stored tensor read and written once, over the bandwidth of a large
+copy in the same run. `in cache` repeats the step on a tensor that fits the last-level cache: what
+the arithmetic alone would allow.
+
+    python benchmarks/optimizers.py --out benchmarks/results/optimizers-NAME.json
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from cyclopts import App, Parameter
+from machine import describe
+from rich.console import Console
+from rich.table import Table
+
+from subulp import optim
+from subulp.ops import native
+
+Step = Callable[[], object]
+
+STRATEGIES = (
+    "fp32",
+    "nearest",
+    "stochastic",
+    "kahan",
+    "collage-light",
+    "collage-plus",
+    "fp32-states",
+    "master",
+    "extra-bits-8",
+    "extra-bits-16",
+    "extra-bits-16-stochastic",
+)
+
+# Bytes of gradient (read) and of everything else (read and written), per parameter.
+TRAFFIC = {
+    "fp32": (4, 12),
+    "nearest": (2, 6),
+    "stochastic": (2, 6),
+    "kahan": (2, 8),
+    "collage-light": (2, 8),
+    "collage-plus": (2, 10),
+    "fp32-states": (2, 10),
+    "master": (2, 14),
+    "extra-bits-8": (2, 11),
+    "extra-bits-16": (2, 12),
+    "extra-bits-16-stochastic": (2, 12.125),
+}
+
+# (name, numerator, denominator, least ratio of rates)
+TARGETS = (
+    ("light vs torch master", "collage-light", "torch master", 1.6),
+    ("plus vs torch master", "collage-plus", "torch master", 1.4),
+    ("light vs torch fused FP32", "collage-light", "torch fused FP32", 1.0),
+    ("kahan vs torch-optimi", "kahan", "torch-optimi Kahan", 6.0),
+    ("stochastic vs torchao", "stochastic", "torchao stochastic", 6.0),
+    ("light vs torch-optimi", "collage-light", "torch-optimi Kahan", 6.0),
+    ("light vs torchao", "collage-light", "torchao stochastic", 6.0),
+    ("stochastic vs nearest", "stochastic", "nearest", 1 / 1.4),
+)
+LEAST_SHARE_OF_BOUND = 0.8
+BOUND_STRATEGIES = ("nearest", "collage-light", "collage-plus")
+
+
+def tensors(numel: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    """About a transformer's: a few large matrices and many vectors, with gradients."""
+    vectors = [1024] * 64
+    rest = numel - sum(vectors)
+    shapes = [rest // 4] * 3 + [rest - 3 * (rest // 4)] + vectors if rest > 0 else [numel]
+    params = [torch.nn.Parameter((torch.randn(n) * 0.02).to(dtype)) for n in shapes]
+    for p in params:
+        p.grad = (torch.randn(p.shape) * 1e-3).to(dtype)
+    return params
+
+
+def ours(precision: str, numel: int) -> Step:
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    return optim.AdamW(tensors(numel, dtype), lr=1e-4, precision=precision).step
+
+
+def torch_fused(numel: int) -> Step:
+    return torch.optim.AdamW(tensors(numel, torch.float32), lr=1e-4, fused=True).step
+
+
+def torch_master(numel: int) -> Step:
+    """Master weights as done with PyTorch: cast the gradient, fused AdamW, cast back."""
+    narrow = tensors(numel, torch.bfloat16)
+    master = [torch.nn.Parameter(p.detach().float()) for p in narrow]
+    for m in master:
+        m.grad = torch.zeros_like(m)
+    optimizer = torch.optim.AdamW(master, lr=1e-4, fused=True)
+    grads = [p.grad for p in narrow]
+
+    @torch.no_grad()
+    def step() -> None:
+        torch._foreach_copy_([m.grad for m in master], grads)
+        optimizer.step()
+        torch._foreach_copy_(narrow, master)
+
+    return step
+
+
+def optimi_kahan(numel: int) -> Step:
+    from optimi import AdamW
+
+    return AdamW(tensors(numel, torch.bfloat16), lr=1e-4, weight_decay=1e-2, kahan_sum=True).step
+
+
+def torchao_stochastic(numel: int) -> Step:
+    from torchao.optim import _AdamW
+
+    return _AdamW(tensors(numel, torch.bfloat16), lr=1e-4, bf16_stochastic_round=True).step
+
+
+PEERS: dict[str, Callable[[int], Step]] = {
+    "torch fused FP32": torch_fused,
+    "torch master": torch_master,
+    "torch-optimi Kahan": optimi_kahan,
+    "torchao stochastic": torchao_stochastic,
+}
+SLOW = ("torch-optimi Kahan", "torchao stochastic")
+
+
+def seconds(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def interleave(steps: dict[str, Step], rounds: int, slow_rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for name, step in steps.items():
+        step()
+        if name in SLOW:
+            step()
+    for i in range(rounds):
+        for name, step in steps.items():
+            if name not in SLOW or i < slow_rounds:
+                times[name].append(seconds(step))
+    return times
+
+
+@dataclass
+class Row:
+    name: str
+    rate: float
+    low: float
+    high: float
+    in_cache: float | None
+    share_of_bound: float | None
+
+
+def measure(numel: int, rounds: int, slow_rounds: int, peers: Sequence[str]) -> dict[str, Any]:
+    machine = describe()
+    copy_from = torch.randn(2 * numel)
+    copy_to = torch.empty_like(copy_from)
+    steps: dict[str, Step] = {"copy": lambda: copy_to.copy_(copy_from)}
+    steps |= {name: ours(name, numel) for name in STRATEGIES}
+    steps |= {name: PEERS[name](numel) for name in peers}
+    times = interleave(steps, rounds, slow_rounds)
+    bandwidth = 2 * copy_from.nbytes / statistics.median(times.pop("copy"))
+
+    cached_numel = 1 << 18
+    cached = interleave({n: ours(n, cached_numel) for n in STRATEGIES}, 20 * rounds, 0)
+    rows = []
+    for name, spent in times.items():
+        share = None
+        if name in TRAFFIC:
+            grad, rest = TRAFFIC[name]
+            share = (grad + 2 * rest) * numel / statistics.median(spent) / bandwidth
+        in_cache = cached_numel / min(cached[name]) if name in cached else None
+        rows.append(
+            Row(name, numel / statistics.median(spent), numel / max(spent), numel / min(spent),
+                in_cache, share)
+        )  # fmt: skip
+    rate = {row.name: row.rate for row in rows}
+    targets = [
+        {"name": name, "ratio": rate[a] / rate[b], "least": least, "met": rate[a] / rate[b] >= least}
+        for name, a, b, least in TARGETS
+        if a in rate and b in rate
+    ]
+    targets += [
+        {
+            "name": f"{row.name} share of memory bound",
+            "ratio": row.share_of_bound,
+            "least": LEAST_SHARE_OF_BOUND,
+            "met": row.share_of_bound >= LEAST_SHARE_OF_BOUND,
+        }
+        for row in rows
+        if row.name in BOUND_STRATEGIES and row.share_of_bound is not None
+    ]
+    isa = next(name for name, code in native.ISAS.items() if code == native.isa())
+    return {
+        "benchmark": "optimizers",
+        "machine": machine,
+        "instruction_set": isa,
+        "parameters": numel,
+        "rounds": rounds,
+        "copy_bandwidth_bytes_per_second": bandwidth,
+        "methods": [vars(row) for row in rows],
+        "targets": targets,
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    machine = result["machine"]
+    console.print(
+        f"{machine['processor']}, {machine['threads']} threads, {result['instruction_set']}, "
+        f"torch {machine['versions']['torch']}; copy "
+        f"{result['copy_bandwidth_bytes_per_second'] / 1e9:.1f} GB/s"
+    )
+    table = Table("method", "G parameters/s", "min", "max", "in cache", "of memory bound")
+    for row in result["methods"]:
+        numbers = [row["rate"], row["low"], row["high"], row["in_cache"]]
+        share = row["share_of_bound"]
+        table.add_row(
+            row["name"],
+            *("" if n is None else f"{n / 1e9:.2f}" for n in numbers),
+            "" if share is None else f"{share:.0%}",
+        )
+    console.print(table)
+    table = Table("target", "measured", "at least", "")
+    for target in result["targets"]:
+        met = "[green]met[/]" if target["met"] else "[red]missed[/]"
+        table.add_row(target["name"], f"{target['ratio']:.2f}", f"{target['least']:.2f}", met)
+    console.print(table)
+
+
+app = App(help=__doc__)
+
+
+@app.default
+def main(
+    *,
+    parameters: int = 33_000_000,
+    rounds: int = 15,
+    slow_rounds: int = 5,
+    peers: Annotated[str, Parameter(help="Comma-separated names, or none.")] = ",".join(PEERS),
+    out: Path | None = None,
+) -> None:
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(0)
+    names = [] if peers == "none" else peers.split(",")
+    result = measure(parameters, rounds, slow_rounds, names)
+    show(result, Console())
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app()

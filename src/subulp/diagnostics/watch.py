@@ -1,0 +1,202 @@
+"""What a narrow format loses at the optimizer step: descent quality and lost updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..optim.base import Optimizer
+
+
+@dataclass(frozen=True)
+class Descent:
+    r"""Norms of one step, over some parameters (Collage, sections 3.1 and 3.2).
+
+    :math:`\theta` is the wide value that all components of a parameter stand for,
+    :math:`\Delta\theta` the update that the optimizer intends and :math:`\widehat{\Delta\theta}`
+    what the stored parameter really moved (equation 2).
+
+    Attributes:
+        parameter_norm: Norm of the parameters before the step.
+        update_norm: Norm of the intended update.
+        effective_update_norm: Norm of the real one.
+        effective_descent_quality: Projection of the real update on the intended one (equation 3);
+            equals ``update_norm`` if nothing is lost.
+        lost_arithmetic: Share of the elements with a nonzero update that did not move at all
+            (definition 3.2), 0 to 1.
+    """
+
+    parameter_norm: float
+    update_norm: float
+    effective_update_norm: float
+    effective_descent_quality: float
+    lost_arithmetic: float
+
+
+class _Sums:
+    """The sums behind a Descent, in FP64."""
+
+    def __init__(self) -> None:
+        self.parameter = self.update = self.effective = self.product = 0.0
+        self.lost = self.nonzero = 0
+
+    def add(self, theta: Tensor, intended: Tensor, effective: Tensor) -> None:
+        wide = [t.to(torch.float64) for t in (theta, intended, effective)]
+        self.parameter += float(wide[0].square().sum())
+        self.update += float(wide[1].square().sum())
+        self.effective += float(wide[2].square().sum())
+        self.product += float((wide[1] * wide[2]).sum())
+        moves = intended != 0
+        self.nonzero += int(moves.sum())
+        self.lost += int((moves & (effective == 0)).sum())
+
+    def merge(self, other: _Sums) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def descent(self) -> Descent:
+        update = self.update**0.5
+        return Descent(
+            parameter_norm=self.parameter**0.5,
+            update_norm=update,
+            effective_update_norm=self.effective**0.5,
+            effective_descent_quality=self.product / update if update else 0.0,
+            lost_arithmetic=self.lost / self.nonzero if self.nonzero else 0.0,
+        )
+
+
+class Watch:
+    """Measures steps of an optimizer without changing a bit of the training; see :func:`watch`.
+
+    Attributes:
+        total: :class:`Descent` over all parameters at the last measured step, ``None`` before one.
+        groups: The same per parameter group.
+        history: One dict a measured step: ``step`` (counted from 1 when the watch began), the
+            fields of ``total``, and ``groups``, a list of such fields.
+    """
+
+    def __init__(self, optimizer: Optimizer, every: int) -> None:
+        self._optimizer = optimizer
+        self._every = every
+        self._step = 0
+        self._before: list[tuple[int, Tensor, Tensor, Tensor, float]] | None = None
+        self._hooks: list[Any] = []
+        self.total: Descent | None = None
+        self.groups: list[Descent] = []
+        self.history: list[dict[str, Any]] = []
+
+    @property
+    def effective_descent_quality(self) -> float:
+        """Of the last measured step; NaN before one."""
+        return self.total.effective_descent_quality if self.total else float("nan")
+
+    @property
+    def lost_arithmetic(self) -> float:
+        """Of the last measured step; NaN before one."""
+        return self.total.lost_arithmetic if self.total else float("nan")
+
+    def __enter__(self) -> Self:
+        self._hooks = [
+            self._optimizer.register_step_pre_hook(self._pre_hook),
+            self._optimizer.register_step_post_hook(self._post_hook),
+        ]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._before = [], None
+
+    def _pre_hook(
+        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._step += 1
+        self._before = None
+        if (self._step - 1) % self._every:
+            return None
+        # torch.optim passes the optimizer itself as the first argument.
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._remember()
+            return None
+        # The gradients of this step exist only once its closure has run.
+        return (args[0], self._after(closure)), {}
+
+    def _after(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            loss = closure()
+            self._remember()
+            return loss
+
+        return run
+
+    def _remember(self) -> None:
+        self._before = [
+            (group, p, theta.clone(), intended, self._count(p))
+            for group, p, theta, intended in self._optimizer.intended_updates()
+        ]
+
+    def _count(self, p: Tensor) -> float:
+        return float(self._optimizer.state[p]["step"])
+
+    @torch.no_grad()
+    def _post_hook(self, *_: Any) -> None:
+        # A step that a nonfinite policy left out moved nothing on purpose.
+        if not self._before or self._count(self._before[0][1]) == self._before[0][4]:
+            return
+        sums = [_Sums() for _ in self._optimizer.param_groups]
+        for group, p, theta, intended, _ in self._before:
+            sums[group].add(theta, intended, self._optimizer.stored_value(p) - theta)
+        self._before = None
+        total = _Sums()
+        for group_sums in sums:
+            total.merge(group_sums)
+        self.total, self.groups = total.descent(), [s.descent() for s in sums]
+        self.history.append(
+            {
+                "step": self._step,
+                **asdict(self.total),
+                "groups": [asdict(descent) for descent in self.groups],
+            }
+        )
+
+
+def watch(optimizer: Optimizer, every: int = 1) -> Watch:
+    """Measure descent quality and lost updates while a ``with`` block runs.
+
+    Args:
+        optimizer: One of :mod:`subulp.optim`.
+        every: Measure every so many steps, the first included. A measured step recomputes its
+            update in plain PyTorch and keeps two FP32 copies of the parameters until it ends
+            (default: 1).
+
+    Returns:
+        A context manager that holds the measurements.
+
+    Raises:
+        ValueError: ``every`` is below 1, or the optimizer is not subulp's.
+
+    Example::
+
+        with diagnostics.watch(opt, every=50) as w:
+            train()
+        print(w.effective_descent_quality, w.lost_arithmetic)
+    """
+    if every < 1:
+        raise ValueError(f"every={every} is out of range: measure every 1 or more steps")
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer is {type(optimizer).__name__}: only optimizers of subulp.optim know the "
+            "update that they intend"
+        )
+    return Watch(optimizer, every)
