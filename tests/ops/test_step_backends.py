@@ -1,0 +1,367 @@
+"""The reference, C++ for every instruction set, and Triton give the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from subulp.numerics import extra_bits
+from subulp.ops import parse_strategy
+
+from .support import (
+    BF16,
+    DTYPES,
+    E4M3,
+    FIXED,
+    FP16,
+    FP32,
+    SIZES,
+    Setup,
+    State,
+    arguments,
+    assert_same,
+    environment,
+    fresh_state,
+    gradients,
+    interpreted,
+    isas,
+    parameters,
+    setups,
+    short,
+    take_step,
+    threads,
+    train,
+)
+
+EXTRA_BITS = tuple(
+    f"extra-bits-{k}{rounding}" for k in range(1, 17) for rounding in ("", "-stochastic")
+)
+# One strategy for each code path.
+SOME = (
+    Setup("adam", "fp32", FP32),
+    Setup("adam", "nearest", FP16),
+    Setup("sgd", "stochastic", BF16),
+    Setup("adam", "stochastic", E4M3),
+    Setup("sgd", "kahan", BF16),
+    Setup("sgd", "collage-light", FP16),
+    Setup("adam", "collage-plus", BF16),
+    Setup("sgd", "collage-plus", E4M3),
+    Setup("adam", "master", BF16),
+    Setup("sgd", "extra-bits-8", BF16),
+    Setup("adam", "extra-bits-5-stochastic", FP16),
+)
+VARIANTS = {
+    "maximize": {"maximize": True},
+    "coupled": {"decoupled": False},
+    "no-decay": {"weight_decay": 0.0},
+    "nesterov": {"nesterov": True},
+    "plain-sgd": {"momentum": None},
+}
+# No element, whole blocks and a ragged one, a group of packed words and a part of one.
+FEW = (0, 300, 33)
+# The same for the larger blocks of Triton.
+TRITON_SIZES = (1100, 0, 33)
+
+
+def check_cpu(setup: Setup, sizes: tuple[int, ...], **kwargs) -> None:
+    expected = train(setup, "reference", sizes, **kwargs)
+    for isa in isas():
+        with environment(SUBULP_ISA=isa):
+            assert_same(train(setup, "cpu", sizes, **kwargs), expected)
+
+
+def check_triton(setup: Setup, sizes: tuple[int, ...], **kwargs) -> None:
+    expected = train(setup, "reference", sizes, **kwargs)
+    assert_same(train(setup, "triton", sizes, **kwargs), expected)
+
+
+def variants() -> list:
+    cases = []
+    for name, change in VARIANTS.items():
+        for setup in SOME:
+            if (name == "coupled") > (setup.op == "adam"):
+                continue
+            if (name in ("nesterov", "plain-sgd")) > (setup.op == "sgd"):
+                continue
+            cases.append(pytest.param(dataclasses.replace(setup, **change), id=f"{setup}-{name}"))
+    return cases
+
+
+# ------------------------------------------------------------------------------------------- C++
+
+
+@pytest.mark.parametrize("setup", setups(FIXED), ids=str)
+def test_cpu(setup):
+    check_cpu(setup, SIZES, steps=4)
+
+
+@pytest.mark.parametrize("setup", setups(EXTRA_BITS), ids=str)
+def test_cpu_extra_bits(setup):
+    check_cpu(setup, FEW, steps=2)
+
+
+@pytest.mark.parametrize("setup", variants())
+def test_cpu_options(setup):
+    check_cpu(setup, FEW, steps=2)
+
+
+@pytest.mark.parametrize("grad_dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("setup", SOME, ids=str)
+def test_cpu_gradient_dtypes(setup, grad_dtype):
+    check_cpu(dataclasses.replace(setup, grad_dtype=grad_dtype), FEW, steps=2)
+
+
+@pytest.mark.parametrize("precision", ["stochastic", "extra-bits-7-stochastic"])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
+def test_cpu_offsets(precision, dtype):
+    """Also where the index leaves 32 bits, and the counter's low word overflows."""
+    setup = Setup("adam", precision, dtype)
+    offsets = (0, 1, 3, 8, 2**32 - 5, 2**34 + 7, 2**35 - 60, 77)
+    check_cpu(setup, SIZES, steps=1, offsets=offsets)
+
+
+@pytest.mark.parametrize("setup", SOME, ids=str)
+def test_threads_do_not_matter(setup):
+    results = []
+    for count in (1, 2):
+        with threads(count):
+            results.append(train(setup, "cpu", (20_000, 777, 40_001), steps=2))
+    assert_same(results[1], results[0])
+
+
+# ---------------------------------------------------------------------------------------- Triton
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "setup",
+    [s for s in setups(FIXED) if s.op == "adam" or s.precision in ("fp32", "stochastic", "kahan")],
+    ids=str,
+)
+def test_triton(setup):
+    check_triton(setup, TRITON_SIZES, steps=2)
+
+
+@interpreted
+@pytest.mark.parametrize("precision", EXTRA_BITS)
+def test_triton_extra_bits(precision):
+    """Every width of the packed words, several groups of 32."""
+    dtype = FP16 if parse_strategy(precision).k % 2 else BF16
+    setup = Setup("sgd", precision, dtype, momentum=None)
+    check_triton(setup, (70,), steps=2)
+
+
+@interpreted
+@pytest.mark.parametrize("setup", variants())
+def test_triton_options(setup):
+    check_triton(setup, (70,), steps=2)
+
+
+@interpreted
+@pytest.mark.parametrize("grad_dtype", DTYPES, ids=short)
+def test_triton_gradient_dtypes(grad_dtype):
+    setup = Setup("adam", "nearest", BF16, grad_dtype=grad_dtype)
+    check_triton(setup, (70,), steps=1)
+
+
+@interpreted
+@pytest.mark.parametrize("setup", [Setup("adam", "stochastic", d) for d in (BF16, FP16)], ids=str)
+def test_triton_offsets(setup):
+    sizes, offsets = (1030, 70, 1030), (2**35 - 64, 2**32 - 5, 3)
+    check_triton(setup, sizes, steps=1, offsets=offsets)
+
+
+@interpreted
+@pytest.mark.parametrize("setup", SOME, ids=str)
+def test_triton_many_blocks_in_one_program(setup, monkeypatch):
+    """Few programs: each works through several blocks, and packed words stay with their owner."""
+    triton_launch = pytest.importorskip("subulp.ops.triton_launch")
+    monkeypatch.setattr(triton_launch, "_PROGRAMS", 2)
+    check_triton(setup, (3100, 40), steps=1)
+
+
+# ---------------------------------------------------------------------- laws that hold everywhere
+
+
+def backends() -> list:
+    return ["reference", "cpu", pytest.param("triton", marks=interpreted)]
+
+
+@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("setup", SOME, ids=str)
+def test_sharded_is_whole(setup, backend):
+    """Two shards with offsets, cut at an odd element, hold the bits of the whole tensor."""
+    size, cut = 300, 160 if "extra-bits" in setup.precision else 131
+    (whole,) = parameters(setup, [size])
+    together = fresh_state(setup, [whole])
+    apart = fresh_state(setup, [whole[:cut], whole[cut:]])
+    for t in (1, 2):
+        (g,) = gradients(setup, [size], t)
+        # FP8 states are scaled by the largest gradient: both shards have the same.
+        g[0] = g[-1] = 8.0
+        take_step(setup, together, [g], t, [5], backend=backend)
+        for i, (part, offset) in enumerate(((g[:cut], 5), (g[cut:], 5 + cut))):
+            shard = State(**{name: role[i : i + 1] for name, role in apart.roles().items()})
+            take_step(setup, shard, [part], t, [offset], backend=backend)
+    joined = State(
+        **{
+            name: [torch.cat(role)] if role else []
+            for name, role in apart.roles().items()
+            if name != "amaxes"
+        },
+        amaxes=apart.amaxes[:1],
+    )
+    assert_same(joined, together)
+
+
+@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("setup", SOME, ids=str)
+def test_tensors_together_are_tensors_alone(setup, backend):
+    sizes = (40, 0, 7)
+    together = fresh_state(setup, parameters(setup, sizes))
+    alone = together.map(torch.clone)
+    grads = gradients(setup, sizes, 1)
+    take_step(setup, together, grads, 1, backend=backend)
+    for i, g in enumerate(grads):
+        one = State(**{name: role[i : i + 1] for name, role in alone.roles().items()})
+        args = list(arguments(setup, one, [g], 1))
+        args[-2] = [i]
+        with environment(SUBULP_BACKEND=backend):
+            getattr(torch.ops.subulp, f"{setup.op}_step")(*args)
+    assert_same(alone, together)
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
+@pytest.mark.parametrize("setup", SOME, ids=str)
+def test_unaligned_storage(setup, backend):
+    """Tensors that begin at an odd element of their storage; what lies around them stays."""
+    (param,) = parameters(setup, [200])
+    (grad,) = gradients(setup, [200], 1)
+    expected = fresh_state(setup, [param])
+    take_step(setup, expected, [grad], 1, backend="reference")
+
+    storages = []
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        if x.ndim == 0:
+            return x
+        padded = torch.zeros(x.numel() + 2, dtype=x.dtype)
+        padded[1:-1] = x
+        storages.append(padded)
+        return padded[1:-1]
+
+    actual = fresh_state(setup, [param]).map(shifted)
+    take_step(setup, actual, [shifted(grad)], 1, backend=backend)
+    assert_same(actual, expected)
+    for padded in storages:
+        assert padded[[0, -1]].float().eq(0).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
+@pytest.mark.parametrize("setup", [s for s in SOME if "stochastic" not in s.precision], ids=str)
+def test_several_dimensions(setup, backend):
+    params = [p.view(6, 5, 4) for p in parameters(setup, [120])]
+    grads = [g.view(6, 5, 4) for g in gradients(setup, [120], 1)]
+    expected, actual = fresh_state(setup, params), fresh_state(setup, params)
+    take_step(setup, expected, grads, 1, backend="reference")
+    take_step(setup, actual, grads, 1, backend=backend)
+    assert_same(actual, expected)
+
+
+# ------------------------------------------------------------------------------ special values
+
+
+SPECIAL = (
+    *(0.0, -0.0, 1e-45, -1e-40, 1.2e-38, 6e-8, -6e-5, 2.0**-9, 1.0, -448.0, 449.0, 6e4, -65520.0),
+    *(1e30, -3.3895314e38, 3.4028235e38, float("inf"), -float("inf"), float("nan")),
+)
+
+
+def special_case(setup: Setup) -> tuple[State, torch.Tensor]:
+    """Every pair of a special parameter and a special gradient, with arbitrary states."""
+    values = torch.tensor(SPECIAL)
+    weights, grads = torch.cartesian_prod(values, values).T.contiguous()
+    state = fresh_state(setup, [weights.to(setup.dtype)])
+    generator = torch.Generator().manual_seed(5)
+    for role in (state.fast, state.slow, state.lows):
+        for x in role:
+            choice = torch.randint(len(SPECIAL), x.shape, generator=generator)
+            x.copy_(values[choice])
+    # A second moment is a sum of squares.
+    if setup.op == "adam":
+        for x in state.slow:
+            x.copy_(x.float().abs())
+    return state, grads.to(setup.grad_dtype or setup.dtype)
+
+
+@pytest.mark.parametrize("grad_dtype", [None, FP32], ids=["same", "fp32"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
+@pytest.mark.parametrize(
+    "setup", setups((*FIXED, "extra-bits-4", "extra-bits-9-stochastic")), ids=str
+)
+def test_special_values(setup, backend, grad_dtype):
+    setup = dataclasses.replace(setup, grad_dtype=grad_dtype)
+    expected, grad = special_case(setup)
+    start = expected.map(torch.clone)
+    take_step(setup, expected, [grad], 2, backend="reference")
+    for isa in isas() if backend == "cpu" else ["plain"]:
+        actual = start.map(torch.clone)
+        with environment(SUBULP_ISA=isa):
+            take_step(setup, actual, [grad], 2, backend=backend)
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "setup", setups(("nearest", "collage-plus", "kahan", "stochastic")), ids=str
+)
+def test_finite_gradients_never_overflow(setup):
+    """Updates beyond the largest value saturate; nothing finite becomes infinite or NaN."""
+    setup = dataclasses.replace(setup, lr=1e3, weight_decay=0.0)
+    state = train(setup, "cpu", [500])
+    for role in state.roles().values():
+        for x in role:
+            assert x.float().isfinite().all()
+
+
+def test_missing_tails_are_zero():
+    """The packed words of the last group hold nothing beyond the tensor."""
+    setup = Setup("adam", "extra-bits-16", BF16)
+    for backend in ("reference", "cpu", "triton"):
+        if backend == "triton" and interpreted.args[0]:
+            continue
+        (words,) = train(setup, backend, [33], steps=1).extras
+        assert extra_bits.unpack(words, 64, 16)[33:].eq(0).all()
+
+
+# --------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("setup", setups(FIXED + EXTRA_BITS), ids=str)
+def test_gpu(setup):
+    offsets = [3 * i for i in range(len(SIZES))]
+    expected = train(setup, "reference", offsets=offsets)
+    assert_same(train(setup, "triton", offsets=offsets, device="cuda"), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("setup", variants())
+def test_gpu_options(setup):
+    assert_same(train(setup, "triton", device="cuda"), train(setup, "reference"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("grad_dtype", [None, FP32], ids=["same", "fp32"])
+@pytest.mark.parametrize(
+    "setup", setups((*FIXED, "extra-bits-4", "extra-bits-9-stochastic")), ids=str
+)
+def test_gpu_special_values(setup, grad_dtype):
+    """Subnormal numbers in every role among them: nothing is flushed."""
+    setup = dataclasses.replace(setup, grad_dtype=grad_dtype)
+    expected, grad = special_case(setup)
+    actual = expected.map(lambda t: t.cuda())
+    take_step(setup, expected, [grad], 2, backend="reference")
+    take_step(setup, actual, [grad.cuda()], 2, backend="triton")
+    assert_same(actual.map(lambda t: t.cpu()), expected)
