@@ -75,10 +75,10 @@ BOUND_STRATEGIES = ("nearest", "collage-light", "collage-plus")
 
 
 def tensors(numel: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    """About a transformer's: a few large matrices and many vectors, with gradients."""
-    vectors = [1024] * 64
+    """About a transformer's: a few large matrices and many vectors, with gradients; or one tensor."""
+    vectors = [1024] * 64 if numel > 1 << 20 else []
     rest = numel - sum(vectors)
-    shapes = [rest // 4] * 3 + [rest - 3 * (rest // 4)] + vectors if rest > 0 else [numel]
+    shapes = [rest // 4] * 3 + [rest - 3 * (rest // 4), *vectors] if vectors else [numel]
     params = [torch.nn.Parameter((torch.randn(n) * 0.02).to(dtype)) for n in shapes]
     for p in params:
         p.grad = (torch.randn(p.shape) * 1e-3).to(dtype)
