@@ -1,0 +1,73 @@
+"""Every kernel compiles for GPUs that are not there: no spills, IEEE arithmetic, wide loads."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from .support import BF16, DTYPES, E4M3, FIXED, FP16, FP32, Setup, environment, setups, short
+
+aot_worker = pytest.importorskip("tests.ops.aot_worker", reason="Triton is not installed")
+
+# Words of one, an odd number of and many bits; one that fills a half-word, and one beyond it.
+EXTRA_BITS = tuple(
+    f"extra-bits-{k}{rounding}" for k in (1, 7, 8, 16) for rounding in ("", "-stochastic")
+)
+# Without the tails that differ from Adam's in a few multiplications.
+ALL = [s for s in setups(FIXED + EXTRA_BITS) if s.op == "adam" or s.strategy.k in (0, 8)]
+REPRESENTATIVE = (
+    Setup("adam", "fp32", FP32),
+    Setup("adam", "stochastic", BF16),
+    Setup("adam", "collage-plus", BF16, grad_dtype=FP32),
+    Setup("adam", "stochastic", E4M3),
+    Setup("adam", "extra-bits-7-stochastic", FP16),
+    Setup("sgd", "kahan", BF16),
+    Setup("sgd", "extra-bits-8", BF16, nesterov=True),
+)
+CLASSES = pytest.mark.parametrize("whole", [True, False], ids=["whole", "ragged"])
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory) -> Iterator[ProcessPoolExecutor]:
+    cache = str(tmp_path_factory.mktemp("triton"))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        # The first job starts the process, which keeps this environment.
+        with environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache):
+            pool.submit(aot_worker.start).result()
+        yield pool
+
+
+def check(compiled) -> None:
+    # Spilled registers lie on the stack.
+    assert compiled.resources["STACK"] == 0
+    assert compiled.resources["LOCAL"] == 0
+    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", compiled.ptx)
+    assert not forbidden, "not IEEE arithmetic, or contracted"
+
+
+@CLASSES
+@pytest.mark.parametrize("setup", ALL, ids=str)
+def test_hopper(compiler, setup, whole):
+    compiled = compiler.submit(aot_worker.compile_step, setup, 90, whole).result()
+    check(compiled)
+    if whole:
+        assert re.search(r"ld\.global\.v[24]\.b32", compiled.ptx)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 100])
+@pytest.mark.parametrize("setup", REPRESENTATIVE, ids=str)
+def test_others(compiler, setup, capability):
+    check(compiler.submit(aot_worker.compile_step, setup, capability, True).result())
+
+
+@CLASSES
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_all_finite(compiler, dtype, whole):
+    compiled = compiler.submit(aot_worker.compile_all_finite, dtype, 90, whole).result()
+    check(compiled)
+    if whole:
+        assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
