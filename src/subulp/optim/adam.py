@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import math
+from typing import Any, ClassVar, Literal, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -76,14 +77,19 @@ class Adam(Optimizer):
             },
         )
 
-    def _check_options(self, group: dict[str, Any]) -> None:
-        check_rate(group["lr"])
-        beta1, beta2 = group["betas"]
+    def _check_options(self, options: dict[str, Any]) -> None:
+        check_rate(options["lr"])
+        betas = options["betas"]
+        try:
+            beta1, beta2 = map(float, betas)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"betas={betas!r} is not a pair of numbers: use for example (0.9, 0.999)"
+            ) from None
         if not 0.0 <= beta1 < 1.0 or not 0.0 <= beta2 < 1.0:
-            raise ValueError(f"betas={group['betas']} is out of range: both lie in [0, 1)")
+            raise ValueError(f"betas={betas} is out of range: use two numbers in [0, 1)")
         for name in ("eps", "weight_decay"):
-            if not group[name] >= 0.0:
-                raise ValueError(f"{name}={group[name]} is negative: use 0 or more")
+            check_number(name, options[name])
 
     def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
         group, common = bucket.group, self._common_arguments(bucket)
@@ -201,6 +207,17 @@ def check_rate(lr: float | Tensor) -> None:
     """Raise ValueError unless ``lr`` is a non-negative number or a tensor with one element."""
     if isinstance(lr, torch.Tensor):
         if lr.numel() != 1:
-            raise ValueError(f"lr has shape {tuple(lr.shape)}: a tensor learning rate has one element")
-    elif not lr >= 0.0:
-        raise ValueError(f"lr={lr} is negative: use 0 or more")
+            raise ValueError(
+                f"lr has shape {tuple(lr.shape)}: a tensor learning rate has one element; for "
+                "several rates make several groups"
+            )
+        lr = float(lr.item())
+    check_number("lr", lr)
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise ValueError unless ``value`` is a finite number, 0 or more."""
+    if isinstance(value, str) or not isinstance(value, SupportsFloat):
+        raise ValueError(f"{name}={value!r} is not a number: use 0 or more")
+    if not 0.0 <= float(value) < math.inf:
+        raise ValueError(f"{name}={value} is out of range: use a finite number, 0 or more")

@@ -10,17 +10,19 @@ from typing import Any, ClassVar, Literal, cast, get_args, overload
 import torch
 from torch import Tensor, nn
 
+from ..numerics import format_of
 from ..ops import all_finite, storage
 from ..ops.job import StepJob, is_strict
 from ..ops.strategy import Strategy, parse_strategy
-from .layout import is_dense, matching_gradient, storage_view
+from .layout import in_layout_of, is_dense, matching_gradient, repack, same_layout, storage_view
 from .precision import parse_precision, strategy_for
 
 NonFinite = Literal["raise", "skip", "propagate"]
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+States = tuple[tuple[str, Literal["fast", "slow"]], ...]
+"""Names of state tensors and their roles; the role decides the format."""
 
-# What a group must share with a saved one: its stored tensors mean nothing under another setting.
-_FIXED_BY_STATE = ("precision", "arithmetic")
+_SCALAR_STATES = ("step", "gradient_amax")
 
 
 @dataclass
@@ -36,25 +38,20 @@ class Bucket:
 class Optimizer(torch.optim.Optimizer):
     """Base of subulp's optimizers; see :class:`AdamW` for the arguments they share."""
 
-    #: State tensors of the size of the parameter: (name, role); the role names a format.
-    _states: ClassVar[tuple[tuple[str, Literal["fast", "slow"]], ...]]
+    _is_out_of_graphs: ClassVar[bool] = False
+    #: State tensors of the size of the parameter.
+    _states: ClassVar[States]
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         defaults["precision"] = parse_precision(defaults["precision"])
-        if defaults["nonfinite"] not in get_args(NonFinite):
-            raise ValueError(
-                f"nonfinite={defaults['nonfinite']!r} is unknown: use 'raise', 'skip' or 'propagate'"
-            )
-        seed = defaults["seed"]
-        if seed is None:
+        if defaults["seed"] is None:
             # Follows torch.manual_seed; folded, because Philox keys are words of 32 bits.
             initial = torch.initial_seed()
-            seed = (initial ^ (initial >> 32)) & 0xFFFFFFFF
-        if not 0 <= int(seed) < 2**32:
-            raise ValueError(f"seed={seed} is out of range: use 0 to 2**32 - 1")
-        defaults["seed"] = int(seed)
+            defaults["seed"] = (initial ^ (initial >> 32)) & 0xFFFFFFFF
+        self._check_all_options(defaults)
         defaults["skipped_steps"] = 0
         super().__init__(cast(Any, params), defaults)
+        _keep_out_of_graphs()
 
     # ------------------------------------------------------------------------------ groups
 
@@ -67,6 +64,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         if "precision" in param_group:
             param_group["precision"] = parse_precision(param_group["precision"])
+        if param_group.get("seed", 0) is None:
+            param_group["seed"] = self.defaults["seed"]
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -76,7 +75,7 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        self._check_options(group)
+        self._check_all_options(group)
         for i, p in enumerate(group["params"]):
             where = _name(group, i)
             if p.is_complex():
@@ -85,11 +84,13 @@ class Optimizer(torch.optim.Optimizer):
                     "torch.view_as_real of it"
                 )
             if p.layout != torch.strided:
-                raise ValueError(f"{where} has layout {p.layout}: only dense parameters are updated")
+                raise ValueError(
+                    f"{where} has layout {p.layout}: only dense ones are updated; use to_dense()"
+                )
             if not is_dense(p):
                 raise ValueError(
-                    f"{where} has strides {p.stride()} for shape {tuple(p.shape)}: its elements do not "
-                    "fill one run of memory; use a contiguous parameter"
+                    f"{where} has strides {p.stride()} for shape {tuple(p.shape)}: its elements do "
+                    "not fill one run of memory; use a contiguous parameter"
                 )
             try:
                 strategy = strategy_for(group["precision"], p.dtype)
@@ -97,11 +98,26 @@ class Optimizer(torch.optim.Optimizer):
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
 
-    def _check_options(self, group: dict[str, Any]) -> None:
+    def _check_all_options(self, options: dict[str, Any]) -> None:
+        self._check_options(options)
+        for name, choices in (
+            ("nonfinite", get_args(NonFinite)),
+            ("arithmetic", ("wide", "strict")),
+        ):
+            if options[name] not in choices:
+                raise ValueError(
+                    f"{name}={options[name]!r} is unknown: use {' or '.join(map(repr, choices))}"
+                )
+        seed = options["seed"]
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+            raise ValueError(f"seed={seed!r} is out of range: use an integer from 0 to 2**32 - 1")
+
+    def _check_options(self, options: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        _keep_out_of_graphs()
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
@@ -111,11 +127,14 @@ class Optimizer(torch.optim.Optimizer):
     def _strategy(self, group: dict[str, Any], p: Tensor) -> Strategy:
         return strategy_for(group["precision"], p.dtype)
 
-    def _new_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+    def _new_state(
+        self, group: dict[str, Any], p: Tensor, states: States | None = None
+    ) -> dict[str, Tensor]:
         """Fresh state of a parameter: zeros, and its wide value its own value."""
         strategy = self._strategy(group, p)
-        state: dict[str, Tensor] = {"step": torch.tensor(0.0, dtype=torch.float32)}
-        for name, role in self._states_of(group):
+        # On the CPU whatever torch.set_default_device says: the step's scalars are computed there.
+        state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
+        for name, role in self._states_of(group) if states is None else states:
             fmt = strategy.fast_format(p.dtype) if role == "fast" else strategy.slow_format(p.dtype)
             state[name] = torch.zeros_like(p, dtype=fmt.dtype, requires_grad=False)
             if role == "slow" and strategy.slow_state == "expansion":
@@ -128,14 +147,16 @@ class Optimizer(torch.optim.Optimizer):
             state["gradient_amax"] = torch.zeros((), dtype=torch.float32, device=p.device)
         return state
 
-    def _states_of(self, group: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    def _states_of(self, group: dict[str, Any]) -> States:
         return self._states
 
     def _state_of(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        state = self.state[p]
-        if not state:
-            state.update(self._new_state(group, p))
-        return cast("dict[str, Tensor]", state)
+        state = cast("dict[str, Tensor]", self.state[p])
+        # A state may join later: schedulers raise SGD's momentum from zero.
+        if not state or any(name not in state for name, _ in self._states_of(group)):
+            state.update({**self._new_state(group, p), **state})
+        _follow_layout(self._strategy(group, p), state, p)
+        return state
 
     # ------------------------------------------------------------------------------ the step
 
@@ -155,36 +176,50 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             FloatingPointError: A gradient is not finite and ``nonfinite="raise"``; nothing was
                 updated.
-            ValueError: A gradient is sparse; nothing was updated.
+            RuntimeError: The backend cannot run; nothing was updated.
+            ValueError: A gradient is sparse or has a dtype that is no format of subulp; nothing was
+                updated.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step_outside_graphs()
+        return loss
+
+    def _step_outside_graphs(self) -> None:
         buckets = list(self._buckets())
         if not self._gradients_admit(buckets):
-            return loss
+            return
         for bucket in buckets:
-            torch._foreach_add_([self.state[p]["step"] for p in bucket.params], 1.0)
-            self._op(*self._arguments(bucket))
-        return loss
+            self._update(bucket)
+
+    def _update(self, bucket: Bucket) -> None:
+        arguments = self._arguments(bucket)
+        states = [self.state[p] for p in bucket.params]
+        steps = [s["step"] for s in states]
+        amaxes = [s["gradient_amax"] for s in states if "gradient_amax" in s]
+        saved = [amax.clone() for amax in amaxes]
+        torch._foreach_add_(steps, 1.0)
+        try:
+            self._op(*arguments)
+        except Exception:
+            # A backend that cannot run fails before it touches a parameter: so do the counters.
+            torch._foreach_add_(steps, -1.0)
+            for amax, before in zip(amaxes, saved, strict=True):
+                amax.copy_(before)
+            raise
 
     def _buckets(self) -> Iterator[Bucket]:
         """Groups of parameters with gradients, split by dtype, gradient dtype and device."""
         stream = 0
-        for group in self.param_groups:
+        for g, group in enumerate(self.param_groups):
             buckets: dict[tuple[Any, ...], Bucket] = {}
-            for p in group["params"]:
+            for i, p in enumerate(group["params"]):
                 stream += 1
                 if p.grad is None:
                     continue
-                if p.grad.is_sparse or p.grad.layout != torch.strided:
-                    raise ValueError(
-                        f"a gradient of group {self.param_groups.index(group)} has layout "
-                        f"{p.grad.layout}: only dense gradients are taken (for embeddings, "
-                        "sparse=False)"
-                    )
-                self._state_of(group, p)
+                _check_gradient(p.grad, f"the gradient of {_name(group, i)} of group {g}")
                 key = (p.dtype, p.grad.dtype, p.device)
                 if key not in buckets:
                     buckets[key] = Bucket(group, self._strategy(group, p), [], [])
@@ -195,7 +230,9 @@ class Optimizer(torch.optim.Optimizer):
     def _gradients_admit(self, buckets: list[Bucket]) -> bool:
         """Apply the groups' ``nonfinite`` policies before anything is updated."""
         guarded = [b for b in buckets if b.group["nonfinite"] != "propagate"]
-        found = [b for b in guarded if not bool(all_finite([cast(Tensor, p.grad) for p in b.params]))]
+        found = [
+            b for b in guarded if not bool(all_finite([cast(Tensor, p.grad) for p in b.params]))
+        ]
         if not found:
             return True
         for bucket in found:
@@ -210,8 +247,9 @@ class Optimizer(torch.optim.Optimizer):
                 "learning rate or scale the loss, or pass nonfinite='skip' to leave such steps out "
                 "or nonfinite='propagate' to let them through"
             )
-        for group in {id(b.group): b.group for b in found}.values():
-            group["skipped_steps"] += 1
+        # One policy leaves the whole step out, so every group has skipped it.
+        for each in self.param_groups:
+            each["skipped_steps"] += 1
         return False
 
     #: The fused op, called with the result of ``_arguments``.
@@ -223,7 +261,7 @@ class Optimizer(torch.optim.Optimizer):
     def _common_arguments(self, bucket: Bucket) -> dict[str, Any]:
         """Roles and addresses that every fused op takes, in storage order."""
         params, strategy = bucket.params, bucket.strategy
-        states = [self.state[p] for p in params]
+        states = [self._state_of(bucket.group, p) for p in params]
 
         def role(name: str | None) -> list[Tensor]:
             if name is None or name not in states[0]:
@@ -241,7 +279,9 @@ class Optimizer(torch.optim.Optimizer):
             "extras": role(strategy.extra_name),
             "amaxes": role("gradient_amax"),
             "steps": role("step"),
-            "lr": lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=torch.float64),
+            "lr": lr
+            if isinstance(lr, Tensor)
+            else torch.tensor(lr, dtype=torch.float64, device="cpu"),
             "precision": strategy.name,
             "seed": bucket.group["seed"],
             "streams": bucket.streams,
@@ -275,7 +315,9 @@ class Optimizer(torch.optim.Optimizer):
             job = self._make_job(*arguments)
             group = next(i for i, g in enumerate(self.param_groups) if g is bucket.group)
             for i, p in enumerate(bucket.params):
-                theta = storage.decode_parameter(job.strategy, job.params[i], job.role(job.extras, i))
+                theta = storage.decode_parameter(
+                    job.strategy, job.params[i], job.role(job.extras, i)
+                )
                 yield group, p, theta, -self._reference_update(job, i, theta)
 
     _argument_names: ClassVar[tuple[str, ...]]
@@ -294,14 +336,14 @@ class Optimizer(torch.optim.Optimizer):
         Returns:
             FP32 tensor of its shape; for ``"fp32"`` and ``"master"`` it may be the stored one.
         """
-        for group in self.param_groups:
-            if any(q is p for q in group["params"]):
-                strategy = self._strategy(group, p)
-                extra = self.state[p].get(strategy.extra_name) if p in self.state else None
-                if strategy.extra_name is None or extra is None:
-                    return p.detach().to(torch.float32)
-                return _decode(strategy, p.detach(), extra)
-        raise ValueError(f"a parameter of shape {tuple(p.shape)} is not in this optimizer")
+        return self._wide_value(self._group_of(p), p)
+
+    def _wide_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        strategy, state = self._strategy(group, p), self.state.get(p)
+        if strategy.extra_name is None or not state:
+            return p.detach().to(torch.float32)
+        _follow_layout(strategy, state, p)
+        return _decode(strategy, p.detach(), state[strategy.extra_name])
 
     def bytes_per_parameter(self) -> dict[str, float]:
         """Bytes of elementwise storage per parameter, from the live tensors (Collage, Table 2).
@@ -323,13 +365,38 @@ class Optimizer(torch.optim.Optimizer):
                 totals["gradient"] += p.numel() * (dtype or p.dtype).itemsize
                 state = self.state.get(p) or self._new_state(group, p.detach().to("meta"))
                 for name, value in state.items():
-                    if value.dim() > 0 or p.dim() == 0 and name not in ("step", "gradient_amax"):
+                    if value.dim() > 0 or (p.dim() == 0 and name not in _SCALAR_STATES):
                         totals[name] = totals.get(name, 0) + value.nbytes
         result = {name: total / max(count, 1) for name, total in totals.items()}
         result["total"] = sum(result.values())
         return result
 
     # -------------------------------------------------------------------------- state dicts
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch.optim; every component in its own dtype.
+
+        Packed words of extra bits are in row-major order of the parameter, so that it may have
+        another memory layout when they are loaded.
+        """
+
+        # Before the user's hooks, which may give the dict any form.
+        def convert(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+            self._row_major_words(state_dict)
+
+        handle = self.register_state_dict_post_hook(convert, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def _row_major_words(self, state_dict: dict[str, Any]) -> None:
+        for p, index in self._indices(state_dict["param_groups"]):
+            saved = state_dict["state"].get(index, {})
+            if "extra_bits" in saved and not p.is_contiguous():
+                width = self._strategy(self._group_of(p), p).tail_width
+                words = repack(saved["extra_bits"], width, p, _row_major(p))
+                state_dict["state"][index] = {**saved, "extra_bits": words}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of the same strategy; every component keeps its own dtype.
@@ -338,58 +405,119 @@ class Optimizer(torch.optim.Optimizer):
         round master weights and FP32 moments away; they are put back as they were saved.
 
         Raises:
-            ValueError: Groups, precision or a tensor's shape or dtype do not fit; nothing was
-                changed.
+            ValueError: It comes from another optimizer, or groups, precision or a tensor's shape or
+                dtype do not fit; nothing was changed.
         """
-        self._check_state_dict(state_dict)
-        super().load_state_dict(state_dict)
-        for p, saved in self._pairs(state_dict):
-            for name, value in saved.items():
-                if isinstance(value, Tensor):
-                    device = torch.device("cpu") if name == "step" else p.device
-                    self.state[p][name] = value.detach().to(device, copy=True)
+        final: dict[str, Any] = {}
 
-    def _pairs(self, state_dict: dict[str, Any]) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for p, index in zip(group["params"], saved["params"], strict=True):
-                if state_dict["state"].get(index):
-                    yield p, state_dict["state"][index]
+        def check(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+            self._check_state_dict(state_dict)
+            final.update(state_dict)
+
+        def restore(_: torch.optim.Optimizer) -> None:
+            self._restore_components(final)
+
+        # Checks see what the user's hooks before loading made of the dict; the hooks after loading
+        # see the components as they were saved.
+        before = self.register_load_state_dict_pre_hook(check)
+        after = self.register_load_state_dict_post_hook(restore, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def _restore_components(self, state_dict: dict[str, Any]) -> None:
+        for p, index in self._indices(state_dict["param_groups"]):
+            for name, value in state_dict["state"].get(index, {}).items():
+                device = torch.device("cpu") if name == "step" else p.device
+                component = value.detach().to(device, copy=True)
+                if name == "extra_bits":
+                    width = self._strategy(self._group_of(p), p).tail_width
+                    component = repack(component, width, _row_major(p), p)
+                elif name not in _SCALAR_STATES:
+                    component = in_layout_of(component, p)
+                self.state[p][name] = component
+
+    def _indices(self, saved_groups: list[dict[str, Any]]) -> Iterator[tuple[Tensor, int]]:
+        for group, saved in zip(self.param_groups, saved_groups, strict=True):
+            yield from zip(group["params"], saved["params"], strict=True)
+
+    def _group_of(self, p: Tensor) -> dict[str, Any]:
+        for group in self.param_groups:
+            if any(q is p for q in group["params"]):
+                return group
+        raise ValueError(f"a parameter of shape {tuple(p.shape)} is not in this optimizer")
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        mine = type(self).__name__
+        if not {"state", "param_groups"} <= set(state_dict):
+            raise ValueError(
+                f"state_dict has the keys {sorted(map(str, state_dict))}, an optimizer's has "
+                "'state' and 'param_groups': pass what optimizer.state_dict() gave"
+            )
         groups = state_dict["param_groups"]
         if len(groups) != len(self.param_groups):
             raise ValueError(
-                f"state_dict has {len(groups)} parameter groups, the optimizer {len(self.param_groups)}"
+                f"state_dict has {len(groups)} parameter groups, the optimizer "
+                f"{len(self.param_groups)}: make the optimizer with the saved groups"
             )
         for i, (group, saved) in enumerate(zip(self.param_groups, groups, strict=True)):
             if len(group["params"]) != len(saved["params"]):
                 raise ValueError(
                     f"group {i} of state_dict has {len(saved['params'])} parameters, the "
-                    f"optimizer's has {len(group['params'])}"
+                    f"optimizer's has {len(group['params'])}: make the optimizer with the saved "
+                    "groups"
                 )
-            for key in _FIXED_BY_STATE:
-                if saved.get(key) != group[key]:
-                    raise ValueError(
-                        f"group {i} of state_dict was saved with {key}={saved.get(key)!r}, the "
-                        f"optimizer has {key}={group[key]!r}: its stored components would mean "
-                        "something else. Make the optimizer with the saved setting, or carry the "
-                        "weights over with full_precision_state_dict and "
-                        "load_full_precision_state_dict"
-                    )
-        group_of = {id(p): g for g in self.param_groups for p in g["params"]}
-        for p, saved in self._pairs(state_dict):
-            expected = self._new_state(group_of[id(p)], p.detach().to("meta"))
-            if set(expected) != set(saved):
+            lacking = sorted(set(self.defaults) - set(saved))
+            if lacking:
+                options = sorted(set(saved) - {"params", "param_names"})
                 raise ValueError(
-                    f"state_dict keeps {sorted(saved)} for a parameter of shape {tuple(p.shape)}, "
-                    f"this optimizer keeps {sorted(expected)}"
+                    f"group {i} of state_dict lacks {lacking} and has {options}: another optimizer "
+                    f"saved it, not subulp's {mine}. Load it there, or carry the weights over with "
+                    "load_full_precision_state_dict"
                 )
-            for name, value in expected.items():
-                if saved[name].shape != value.shape or saved[name].dtype != value.dtype:
-                    raise ValueError(
-                        f"{name} in state_dict is {saved[name].dtype} {tuple(saved[name].shape)}, "
-                        f"expected {value.dtype} {tuple(value.shape)}"
-                    )
+            self._check_all_options(saved)
+            self._check_meaning(i, group, saved)
+            for p, index in zip(group["params"], saved["params"], strict=True):
+                if state_dict["state"].get(index):
+                    self._check_components(saved, p, state_dict["state"][index])
+
+    def _check_meaning(self, i: int, group: dict[str, Any], saved: dict[str, Any]) -> None:
+        """Refuse components that mean something else here; ``"auto"`` is what it stands for."""
+        differ = saved["arithmetic"] != group["arithmetic"] or any(
+            strategy_for(saved["precision"], p.dtype) != self._strategy(group, p)
+            for p in group["params"]
+        )
+        if not differ:
+            return
+        theirs, ours = (
+            f"precision={g['precision']!r}, arithmetic={g['arithmetic']!r}" for g in (saved, group)
+        )
+        raise ValueError(
+            f"group {i} of state_dict was saved with {theirs}, the optimizer has {ours}: the "
+            "stored components would mean something else. Make the optimizer with the saved "
+            "setting, or carry the weights over with full_precision_state_dict and "
+            "load_full_precision_state_dict"
+        )
+
+    def _check_components(self, group: dict[str, Any], p: Tensor, saved: dict[str, Any]) -> None:
+        fake = p.detach().to("meta")
+        needed, possible = self._new_state(group, fake), self._new_state(group, fake, self._states)
+        # More than needed: a scheduler may have brought SGD's momentum to zero since.
+        if not set(needed) <= set(saved) <= set(possible):
+            raise ValueError(
+                f"state_dict keeps {sorted(saved)} for a parameter of shape {tuple(p.shape)}, "
+                f"{type(self).__name__} keeps {sorted(needed)}: another optimizer saved it"
+            )
+        for name, value in saved.items():
+            expected = possible[name]
+            if value.shape != expected.shape or value.dtype != expected.dtype:
+                raise ValueError(
+                    f"{name} in state_dict is {value.dtype} {tuple(value.shape)}, expected "
+                    f"{expected.dtype} {tuple(expected.shape)} for a parameter of {p.dtype} "
+                    f"{tuple(p.shape)}: make the model as it was saved"
+                )
 
     @torch.no_grad()
     def full_precision_state_dict(self, model: nn.Module) -> OrderedDict[str, Tensor]:
@@ -403,15 +531,16 @@ class Optimizer(torch.optim.Optimizer):
             are. The tensors are copies.
         """
         named = dict(model.named_parameters(remove_duplicate=False))
-        mine = {id(p) for g in self.param_groups for p in g["params"]}
+        place = self._places()
         result: OrderedDict[str, Tensor] = OrderedDict()
         for name, value in model.state_dict().items():
             p = named.get(name)
-            if p is not None and id(p) in mine:
-                result[name] = self.wide_value(p).clone()
-            elif p is not None and p.is_floating_point():
+            if p is not None and id(p) in place:
+                result[name] = self._wide_value(place[id(p)][0], p).clone()
+            elif p is not None and p.is_floating_point() and p.dtype.itemsize < 4:
                 result[name] = p.detach().to(torch.float32, copy=True)
             else:
+                # Modules may keep extra state that is no tensor.
                 result[name] = value.detach().clone() if isinstance(value, Tensor) else value
         return result
 
@@ -429,28 +558,39 @@ class Optimizer(torch.optim.Optimizer):
             state_dict: Names as in ``model.state_dict()``, values of any float dtype.
 
         Raises:
-            ValueError: Names or shapes differ; nothing was changed.
+            ValueError: Names or shapes differ, or a value is no tensor of real numbers; nothing was
+                changed.
         """
         own = model.state_dict()
         missing, unexpected = sorted(set(own) - set(state_dict)), sorted(set(state_dict) - set(own))
         if missing or unexpected:
-            raise ValueError(f"state_dict lacks {missing} and has unexpected {unexpected}")
+            raise ValueError(
+                f"state_dict lacks {missing} and has unexpected {unexpected}: load weights of this "
+                "model"
+            )
         for name, value in own.items():
-            if state_dict[name].shape != value.shape:
+            given = state_dict[name]
+            if not isinstance(value, Tensor):
+                continue
+            if not isinstance(given, Tensor) or given.shape != value.shape or given.is_complex():
+                found = repr(given)
+                if isinstance(given, Tensor):
+                    found = f"{given.dtype} {tuple(given.shape)}"
                 raise ValueError(
-                    f"{name} has shape {tuple(state_dict[name].shape)} in state_dict, "
-                    f"{tuple(value.shape)} in the model"
+                    f"{name} is {found:.80} in state_dict, the model has {value.dtype} "
+                    f"{tuple(value.shape)}: load weights of this model"
                 )
         named = dict(model.named_parameters(remove_duplicate=False))
         place = self._places()
-        for name, value in own.items():
-            source = state_dict[name].to(value.device)
+        others: dict[str, Any] = {}
+        for name in own:
             p = named.get(name)
             if p is None or id(p) not in place:
-                value.copy_(source)
+                others[name] = state_dict[name]
                 continue
             group, stream = place[id(p)]
-            self._store_wide(group, stream, p, source.to(torch.float32))
+            self._store_wide(group, stream, p, state_dict[name].to(p.device, torch.float32))
+        model.load_state_dict(others, strict=False)
 
     def _places(self) -> dict[int, tuple[dict[str, Any], int]]:
         pairs = [(g, p) for g in self.param_groups for p in g["params"]]
@@ -476,13 +616,61 @@ class Optimizer(torch.optim.Optimizer):
         storage.encode_parameter(strategy, storage_view(aligned, p), target, beside, bits)
 
 
+def _keep_out_of_graphs() -> None:
+    """Let compiled training steps call the optimizer between their graphs.
+
+    Traced, it would be one opaque op in a graph that guards on every tensor, compiles again for
+    every new learning rate, and copies what the op mutates wherever the compiler cannot prove that
+    it need not. Done with the first optimizer, for it imports all of Dynamo.
+    """
+    if not Optimizer._is_out_of_graphs:
+        Optimizer._is_out_of_graphs = True
+        disable = cast("Callable[..., Any]", torch.compiler.disable)
+        Optimizer._step_outside_graphs = disable(  # type: ignore[method-assign]
+            Optimizer._step_outside_graphs, reason="the fused step is one op"
+        )
+
+
+def _follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> None:
+    """Lay states out as their parameter, which ``model.to(memory_format=...)`` may have changed."""
+    for name, value in state.items():
+        if name in _SCALAR_STATES or name == "extra_bits" or same_layout(value, p):
+            continue
+        if "extra_bits" in state:
+            state["extra_bits"] = repack(state["extra_bits"], strategy.tail_width, value, p)
+            # Only the first state that differs still tells the order that the words had.
+            state.update({n: in_layout_of(v, p) for n, v in state.items() if v.shape == p.shape})
+            return
+        state[name] = in_layout_of(value, p)
+
+
+def _check_gradient(grad: Tensor, where: str) -> None:
+    if grad.layout != torch.strided:
+        raise ValueError(
+            f"{where} has layout {grad.layout}: only dense gradients are taken (for embeddings, "
+            "sparse=False)"
+        )
+    if grad.is_complex():
+        raise ValueError(f"{where} is complex ({grad.dtype}): narrow formats are real")
+    try:
+        format_of(grad.dtype)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
 def _decode(strategy: Strategy, p: Tensor, extra: Tensor) -> Tensor:
     """Wide value of a parameter of any dense layout, in its own dimension order."""
     beside = extra if extra.dim() != p.dim() else storage_view(extra, p)
     dense = storage.decode_parameter(strategy, storage_view(p, p), beside)
-    return storage_view(torch.empty_like(p, dtype=torch.float32), p).copy_(dense).as_strided(
-        p.shape, p.stride()
+    return (
+        storage_view(torch.empty_like(p, dtype=torch.float32), p)
+        .copy_(dense)
+        .as_strided(p.shape, p.stride())
     )
+
+
+def _row_major(p: Tensor) -> Tensor:
+    return torch.empty(p.shape, device="meta")
 
 
 def _name(group: dict[str, Any], index: int) -> str:

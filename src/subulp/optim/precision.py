@@ -37,9 +37,7 @@ class ExtraBits:
         tail_width(self.bits, self.rounding)
 
     def __str__(self) -> str:
-        return f"extra-bits-{self.bits}" + (
-            "-stochastic" if self.rounding == "stochastic" else ""
-        )
+        return f"extra-bits-{self.bits}" + ("-stochastic" if self.rounding == "stochastic" else "")
 
 
 def parse_precision(precision: str | ExtraBits) -> str:

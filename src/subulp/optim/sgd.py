@@ -9,8 +9,8 @@ from torch import Tensor
 from ..ops import sgd as op
 from ..ops.job import StepJob
 from ..ops.sgd import reference
-from .adam import check_rate
-from .base import Bucket, NonFinite, Optimizer, Params
+from .adam import check_number, check_rate
+from .base import Bucket, NonFinite, Optimizer, Params, States
 from .precision import AUTO, ExtraBits
 
 
@@ -92,18 +92,17 @@ class SGD(Optimizer):
             },
         )
 
-    def _check_options(self, group: dict[str, Any]) -> None:
-        check_rate(group["lr"])
-        for name in ("momentum", "weight_decay"):
-            if not group[name] >= 0.0:
-                raise ValueError(f"{name}={group[name]} is negative: use 0 or more")
-        if group["nesterov"] and (group["momentum"] <= 0.0 or group["dampening"] != 0.0):
+    def _check_options(self, options: dict[str, Any]) -> None:
+        check_rate(options["lr"])
+        for name in ("momentum", "dampening", "weight_decay"):
+            check_number(name, options[name])
+        if options["nesterov"] and (options["momentum"] <= 0.0 or options["dampening"] != 0.0):
             raise ValueError(
                 f"nesterov=True needs momentum > 0 and dampening = 0, got momentum="
-                f"{group['momentum']} and dampening={group['dampening']}"
+                f"{options['momentum']} and dampening={options['dampening']}"
             )
 
-    def _states_of(self, group: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    def _states_of(self, group: dict[str, Any]) -> States:
         return self._states if group["momentum"] != 0.0 else ()
 
     def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
