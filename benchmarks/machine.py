@@ -21,7 +21,9 @@ def describe() -> dict[str, Any]:
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("subulp", "torch", "torch-optimi", "torchao")},
+        "versions": {
+            name: _version(name) for name in ("subulp", "torch", "torch-optimi", "torchao")
+        },
     }
 
 

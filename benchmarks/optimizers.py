@@ -75,7 +75,7 @@ BOUND_STRATEGIES = ("nearest", "collage-light", "collage-plus")
 
 
 def tensors(numel: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    """About a transformer's: a few large matrices and many vectors, with gradients; or one tensor."""
+    """About a transformer's: large matrices and many vectors, with gradients; or one tensor."""
     vectors = [1024] * 64 if numel > 1 << 20 else []
     rest = numel - sum(vectors)
     shapes = [rest // 4] * 3 + [rest - 3 * (rest // 4), *vectors] if vectors else [numel]
@@ -113,13 +113,13 @@ def torch_master(numel: int) -> Step:
 
 
 def optimi_kahan(numel: int) -> Step:
-    from optimi import AdamW
+    from optimi import AdamW  # noqa: PLC0415 - slow to import, and optional
 
     return AdamW(tensors(numel, torch.bfloat16), lr=1e-4, weight_decay=1e-2, kahan_sum=True).step
 
 
 def torchao_stochastic(numel: int) -> Step:
-    from torchao.optim import _AdamW
+    from torchao.optim import _AdamW  # noqa: PLC0415 - slow to import, and optional
 
     return _AdamW(tensors(numel, torch.bfloat16), lr=1e-4, bf16_stochastic_round=True).step
 
@@ -187,7 +187,12 @@ def measure(numel: int, rounds: int, slow_rounds: int, peers: Sequence[str]) -> 
         )  # fmt: skip
     rate = {row.name: row.rate for row in rows}
     targets = [
-        {"name": name, "ratio": rate[a] / rate[b], "least": least, "met": rate[a] / rate[b] >= least}
+        {
+            "name": name,
+            "ratio": rate[a] / rate[b],
+            "least": least,
+            "met": rate[a] / rate[b] >= least,
+        }
         for name, a, b, least in TARGETS
         if a in rate and b in rate
     ]

@@ -67,7 +67,9 @@ def run(console: Console | None = None) -> int:
             verdict = f"same bits in {check.cases} cases" if check.error is None else check.error
             style = "green" if check.error is None else "bold red"
             mark = "ok" if check.error is None else "FAILED"
-            table.add_row(op, device, choice.backend, choice.reason, f"[{style}]{mark}[/]: {verdict}")
+            table.add_row(
+                op, device, choice.backend, choice.reason, f"[{style}]{mark}[/]: {verdict}"
+            )
     console.print(table)
     return int(failed)
 
@@ -104,7 +106,10 @@ def _gpu() -> Iterator[tuple[str, str]]:
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         memory = properties.total_memory / 2**30
-        yield f"{i}", f"{properties.name}, sm_{properties.major}{properties.minor}, {memory:.0f} GiB"
+        yield (
+            f"{i}",
+            f"{properties.name}, sm_{properties.major}{properties.minor}, {memory:.0f} GiB",
+        )
 
 
 def self_check(op: str, device: str) -> Check:

@@ -150,17 +150,17 @@ class Watch:
         return float(self._optimizer.state[p]["step"])
 
     @torch.no_grad()
-    def _post_hook(self, *_: Any) -> None:
+    def _post_hook(self, *arguments: Any) -> None:
         # A step that a nonfinite policy left out moved nothing on purpose.
         if not self._before or self._count(self._before[0][1]) == self._before[0][4]:
             return
         sums = [_Sums() for _ in self._optimizer.param_groups]
-        for group, p, theta, intended, _ in self._before:
-            sums[group].add(theta, intended, self._optimizer.stored_value(p) - theta)
+        for index, p, theta, intended, _ in self._before:
+            sums[index].add(theta, intended, self._optimizer.stored_value(p) - theta)
         self._before = None
         total = _Sums()
-        for group_sums in sums:
-            total.merge(group_sums)
+        for of_group in sums:
+            total.merge(of_group)
         self.total, self.groups = total.descent(), [s.descent() for s in sums]
         self.history.append(
             {

@@ -27,7 +27,7 @@ def encode(x: Tensor, fmt: Format) -> Expansion:
         fmt: Format of both components.
 
     Returns:
-        ``(hi, lo)``, FP32 tensors of the shape of ``x`` on the grid of ``fmt``. ``lo`` is zero where
+        ``(hi, lo)``, FP32 tensors like ``x`` on the grid of ``fmt``. ``lo`` is zero where
         ``hi`` is not finite.
 
     Raises:
@@ -112,7 +112,7 @@ def split(a: Tensor, fmt: Format) -> Expansion:
 
 
 def two_prod(a: Tensor, b: Tensor, fmt: Format) -> Expansion:
-    """Product and its rounding error without FMA (Collage, Algorithm 4; its "p" is the product x)."""
+    """Product and its rounding error without FMA (Collage, Algorithm 4, whose "p" means x)."""
     x = mult(a, b, fmt)
     a_hi, a_lo = split(a, fmt)
     b_hi, b_lo = split(b, fmt)
@@ -136,9 +136,9 @@ def grow(hi: Tensor, lo: Tensor, a: Tensor, fmt: Format, *, ordered: bool = True
         lo: Second component.
         a: Addend.
         fmt: Format of all.
-        ordered: ``|hi| >= |a|`` or ``hi == 0`` holds everywhere, as the paper assumes of weights and
-            updates (default: ``True``). ``False`` takes TwoSum, which needs no order, for the first
-            sum: a weight that starts near zero is smaller than its updates.
+        ordered: ``|hi| >= |a|`` or ``hi == 0`` holds everywhere, as the paper assumes of a weight
+            and its update (default: ``True``). ``False`` takes TwoSum, which needs no order, for
+            the first sum: a weight that starts near zero is smaller than its updates.
     """
     u, v = fast2sum(hi, a, fmt) if ordered else two_sum(hi, a, fmt)
     return fast2sum(u, add(lo, v, fmt), fmt)
@@ -179,7 +179,7 @@ def _round(wide: Tensor, fmt: Format) -> Tensor:
 
 
 def _round_sum(a: Tensor, b: Tensor, fmt: Format) -> Tensor:
-    """``a + b`` for FP64 operands, rounded once to ``fmt``: the FP64 sum is rounded to odd first."""
+    """``a + b`` of FP64 operands, rounded once to ``fmt``: the FP64 sum is rounded to odd."""
     s = a + b
     b_virtual = s - a
     error = (a - (s - b_virtual)) + (b - b_virtual)

@@ -67,7 +67,7 @@ def split(
         ``[0, 2**tail_width(k, rounding))``.
 
     Raises:
-        ValueError: ``x`` is not FP32, ``k`` or ``rounding`` is not available, or ``bits`` is missing,
+        ValueError: ``x`` is not FP32, ``k`` or ``rounding`` is unavailable, or ``bits`` is missing,
             superfluous, of another shape or dtype.
     """
     tail_width(k, rounding)
@@ -96,7 +96,9 @@ def split(
     return restore_special(value_at(code, fmt), x, fmt), tail.to(torch.int32)
 
 
-def join(head: Tensor, tail: Tensor, fmt: Format, k: int, rounding: TailRounding = "truncate") -> Tensor:
+def join(
+    head: Tensor, tail: Tensor, fmt: Format, k: int, rounding: TailRounding = "truncate"
+) -> Tensor:
     """The FP32 value of a head and its tail; the inverse of ``split``.
 
     Args:
@@ -107,7 +109,7 @@ def join(head: Tensor, tail: Tensor, fmt: Format, k: int, rounding: TailRounding
         rounding: The one that ``split`` used.
 
     Returns:
-        FP32 tensor: the value ``tail / 2**k`` of the way from the (un-rounded) head to its neighbour
+        FP32 tensor: ``tail / 2**k`` of the way from the (un-rounded) head to its neighbour
         away from zero.
 
     Raises:
@@ -127,7 +129,7 @@ def packed_words(count: int, width: int) -> int:
 
 
 def pack(tail: Tensor, width: int) -> Tensor:
-    """Pack tails densely: each group of 32 becomes ``width`` int32 words, least significant bit first.
+    """Pack each group of 32 tails into ``width`` int32 words, least significant bit first.
 
     Args:
         tail: Integer tensor with values in ``[0, 2**width)``, any shape; flattened.
@@ -136,7 +138,9 @@ def pack(tail: Tensor, width: int) -> Tensor:
     Returns:
         int32 tensor (packed_words(tail.numel(), width),); missing values of the last group are 0.
     """
-    groups = torch.zeros(packed_words(tail.numel(), 1) * GROUP, dtype=torch.int64, device=tail.device)
+    groups = torch.zeros(
+        packed_words(tail.numel(), 1) * GROUP, dtype=torch.int64, device=tail.device
+    )
     groups[: tail.numel()] = tail.flatten().to(torch.int64)
     string = (groups.view(-1, GROUP, 1) >> torch.arange(width, device=tail.device)) & 1
     words = (string.view(-1, width, 32) << torch.arange(32, device=tail.device)).sum(-1)

@@ -58,7 +58,8 @@ class Format:
 
     @property
     def bias(self) -> int:
-        return 2 ** (self.exponent_bits - 1) - 1
+        """What the stored exponent field exceeds the exponent by."""
+        return (1 << self.exponent_bits - 1) - 1
 
     @property
     def min_exponent(self) -> int:
@@ -68,7 +69,7 @@ class Format:
     @property
     def max_exponent(self) -> int:
         """Exponent of the largest finite value."""
-        return 2**self.exponent_bits - (2 if self.has_infinity else 1) - self.bias
+        return (1 << self.exponent_bits) - (2 if self.has_infinity else 1) - self.bias
 
     @property
     def max(self) -> float:
@@ -78,17 +79,19 @@ class Format:
 
     @property
     def smallest_normal(self) -> float:
+        """The smallest positive value with a full significand."""
         return 2.0**self.min_exponent
 
     @property
     def smallest_subnormal(self) -> float:
+        """The smallest positive value."""
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
     @property
     def max_code(self) -> int:
         """Code (sign bit left out) of the largest finite value."""
-        top = (2**self.exponent_bits - 1) << self.mantissa_bits
-        return top - 1 if self.has_infinity else top + 2**self.mantissa_bits - 2
+        top = ((1 << self.exponent_bits) - 1) << self.mantissa_bits
+        return top - 1 if self.has_infinity else top + (1 << self.mantissa_bits) - 2
 
     @property
     def itemsize(self) -> int:
@@ -118,7 +121,8 @@ class Format:
 
         Returns:
             Tensor like ``x``: ``2**(max(e, min_exponent) - mantissa_bits)`` for
-            ``2**e <= |x| < 2**(e + 1)``; the smallest subnormal at zero; NaN where ``x`` is not finite.
+            ``2**e <= |x| < 2**(e + 1)``; the smallest subnormal at zero; NaN where ``x`` is not
+            finite.
         """
         wide = x.to(torch.float64)
         exponent = torch.frexp(wide).exponent.to(torch.int64) - 1

@@ -39,7 +39,7 @@ def round_to(
             ``"nearest"``).
         bits: For ``"stochastic"`` only: uniform random bits of the shape of ``x``, as
             ``torch.uint32`` or as integers in ``[0, 2**32)`` in int64. The magnitude rounds up
-            exactly if ``fraction + bits`` carries, where ``fraction`` is the dropped part in units of
+            exactly if ``fraction + bits`` carries, ``fraction`` being the dropped part in units of
             2**-32 ulp. The mean over all 2**32 patterns is therefore ``x`` itself, subnormals
             included, whenever the dropped part is a multiple of 2**-32 ulp; a finer part is cut,
             a bias below 2**-32 ulp. A representable value never moves.
@@ -67,8 +67,8 @@ def position(x: Tensor, fmt: Format) -> Tensor:
     """Position of ``|x|`` on the line of codes of ``fmt``, as fixed point with 32 fraction bits.
 
     Exact but for fraction bits beyond the 32nd, which are cut (they occur only far below the
-    smallest subnormal). Values beyond the largest finite one have positions beyond ``max_code``; those
-    of infinities and NaN mean nothing.
+    smallest subnormal). Values beyond the largest finite one have positions beyond ``max_code``;
+    those of infinities and NaN mean nothing.
 
     Args:
         x: FP32 tensor.

@@ -94,7 +94,9 @@ def as_fp32(x: float) -> float:
     return float(np.float32(x))
 
 
-def new_scalars(steps: Sequence[Tensor], streams: Sequence[int], offsets: Sequence[int]) -> np.ndarray:
+def new_scalars(
+    steps: Sequence[Tensor], streams: Sequence[int], offsets: Sequence[int]
+) -> np.ndarray:
     """Scalars of a job with neutral numbers and the addresses of its random bits."""
     scalars = np.zeros(len(steps), dtype=SCALARS)
     for name in ("inv_sqrt_bias2", "fast_decode", "fast_encode", "slow_decode", "slow_encode"):
@@ -106,7 +108,10 @@ def new_scalars(steps: Sequence[Tensor], streams: Sequence[int], offsets: Sequen
 
 
 def check_roles(
-    params: Sequence[Tensor], grads: Sequence[Tensor], precision: str, roles: dict[str, Sequence[Tensor]]
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    precision: str,
+    roles: dict[str, Sequence[Tensor]],
 ) -> Strategy:
     """The strategy of a call, once its tensors fit it.
 
@@ -125,18 +130,20 @@ def check_roles(
     for i, p in enumerate(params):
         if p.dtype != first.dtype or p.device != first.device:
             raise ValueError(
-                f"params[{i}] is {p.dtype} on {p.device}, params[0] {first.dtype} on {first.device}: "
+                f"params[{i}] is {p.dtype} on {p.device}, params[0] {first.dtype} on "
+                f"{first.device}: "
                 "call once per dtype and device"
             )
         if grads[i].dtype != grads[0].dtype:
             raise ValueError(f"grads[{i}] is {grads[i].dtype}, grads[0] {grads[0].dtype}")
         format_of(grads[i].dtype)
         for name, tensors in {"params": params, "grads": grads, **roles}.items():
-            if not tensors or name == "extras" and strategy.weight == "extra-bits":
+            if not tensors or (name == "extras" and strategy.weight == "extra-bits"):
                 continue
             if tensors[i].shape != p.shape:
                 raise ValueError(
-                    f"{name}[{i}] has shape {tuple(tensors[i].shape)}, its parameter {tuple(p.shape)}"
+                    f"{name}[{i}] has shape {tuple(tensors[i].shape)}, its parameter "
+                    f"{tuple(p.shape)}"
                 )
             if not tensors[i].is_contiguous():
                 raise ValueError(

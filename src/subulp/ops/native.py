@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .job import SCALARS
+
 ABI = 1
 ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
 _DTYPES = (
@@ -23,8 +25,8 @@ _DTYPES = (
 )
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _REMEDY = (
-    "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps .), "
-    "or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
+    "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
+    ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
 )
 
 
@@ -75,11 +77,11 @@ def library() -> ctypes.CDLL:
     Raises:
         RuntimeError: It is missing, does not load, or was built from other sources.
     """
-    from .job import SCALARS
-
     path = library_path()
     if not path.exists():
-        raise RuntimeError(f"The C++ kernels are missing: no file {path.name} beside the package. {_REMEDY}")
+        raise RuntimeError(
+            f"The C++ kernels are missing: no file {path.name} beside the package. {_REMEDY}"
+        )
     try:
         lib = ctypes.CDLL(str(path))
     except OSError as error:

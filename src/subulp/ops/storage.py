@@ -99,7 +99,7 @@ def decode_state(state: Tensor, low: Tensor | None, scale: float) -> Tensor:
 def encode_state(
     wide: Tensor, state: Tensor, low: Tensor | None, scale: float, bits: Tensor | None
 ) -> None:
-    """Store a wide value in an optimizer state, in place: nearest, stochastic, or as an expansion."""
+    """Store a wide value in an optimizer state, in place: rounded, or as an expansion."""
     fmt = format_of(state.dtype)
     x = wide * scale
     if bits is not None:

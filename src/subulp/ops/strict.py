@@ -18,7 +18,7 @@ def constant(value: float, like: Tensor, fmt: Format) -> Tensor:
 def add_to_parameter(
     strategy: Strategy, param: Tensor, extra: Tensor | None, update: Tensor, fmt: Format
 ) -> None:
-    """``param + update`` in place: rounded, with Kahan summation (appendix B), or by Grow (line 13)."""
+    """``param + update`` in place: rounded, by Kahan summation (appendix B) or Grow (line 13)."""
     theta = param.float()
     if strategy.weight == "plain":
         param.copy_(mcf.add(theta, update, fmt))

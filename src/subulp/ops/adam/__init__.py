@@ -134,7 +134,7 @@ def adam_step(
 
     Args:
         params: Parameters of one dtype and device.
-        grads: Gradients of the shapes and strides of ``params``: FP32 or any narrow format, one dtype.
+        grads: Gradients of the shapes of ``params``, of one dtype: FP32 or any narrow format.
         exp_avgs: First moments.
         exp_avg_sqs: Second moments.
         extras: What the strategy keeps beside the parameter: second component, compensation, FP32

@@ -111,7 +111,7 @@ def sgd_step(
 
     Args:
         params: Parameters of one dtype and device.
-        grads: Gradients of the shapes and strides of ``params``: FP32 or any narrow format, one dtype.
+        grads: Gradients of the shapes of ``params``, of one dtype: FP32 or any narrow format.
         momentum_buffers: Momentum buffers, or empty.
         extras: What the strategy keeps beside the parameter; else empty.
         momentum_lows: Second components of the momentum buffers (``"collage-plus"``); else empty.

@@ -1,0 +1,151 @@
+"""Descent quality and lost updates, against their definitions written out."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from subulp import diagnostics, optim
+
+PRECISIONS = (
+    "nearest",
+    "stochastic",
+    "kahan",
+    "collage-light",
+    "collage-plus",
+    "fp32-states",
+    "master",
+    "extra-bits-8",
+)
+
+
+def model_and_gradients(steps: int) -> tuple[list[torch.nn.Parameter], list[list[torch.Tensor]]]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(30, 20), (20,), ()]
+    params = [
+        torch.nn.Parameter(torch.randn(s, generator=generator).to(torch.bfloat16)) for s in shapes
+    ]
+    gradients = [
+        [torch.randn(s, generator=generator).to(torch.bfloat16) for s in shapes]
+        for _ in range(steps)
+    ]
+    return params, gradients
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("make", [optim.AdamW, optim.SGD])
+def test_watching_changes_no_bit(make: type, precision: str) -> None:
+    params, gradients = model_and_gradients(4)
+    results = []
+    for watched in (False, True):
+        mine = copy.deepcopy(params)
+        optimizer = make(mine, lr=1e-3, precision=precision, seed=3)
+        with diagnostics.watch(optimizer, every=1 if watched else 100) as w:
+            for of_step in gradients:
+                for p, g in zip(mine, of_step, strict=True):
+                    p.grad = g.clone()
+                optimizer.step()
+        assert len(w.history) == (4 if watched else 1)
+        results.append((mine, optimizer.state_dict()["state"]))
+    for p, q in zip(*(r[0] for r in results), strict=True):
+        assert torch.equal(p, q)
+    for key, state in results[0][1].items():
+        for name, value in state.items():
+            assert torch.equal(value, results[1][1][key][name]), name
+
+
+def test_equation_3_and_definition_3_2() -> None:
+    """SGD with lr 1: the update is the gradient, and BF16 loses what is below half an ulp."""
+    p = torch.nn.Parameter(torch.tensor([1.0, 200.0, 0.0, 4.0], dtype=torch.bfloat16))
+    p.grad = torch.tensor([-0.25, -0.1, -0.5, 0.0], dtype=torch.bfloat16)
+    optimizer = optim.SGD([p], lr=1.0, precision="nearest")
+    with diagnostics.watch(optimizer) as w:
+        optimizer.step()
+    assert w.total is not None
+    lost = float(torch.tensor(-0.1, dtype=torch.bfloat16))
+    update = math.sqrt(0.25**2 + lost**2 + 0.5**2)
+    assert p.tolist() == [1.25, 200.0, 0.5, 4.0]
+    assert w.total.update_norm == pytest.approx(update, rel=1e-12)
+    assert w.total.effective_update_norm == pytest.approx(math.sqrt(0.25**2 + 0.5**2), rel=1e-12)
+    assert w.effective_descent_quality == pytest.approx((0.25**2 + 0.5**2) / update, rel=1e-12)
+    assert w.lost_arithmetic == pytest.approx(1 / 3)
+    assert w.total.parameter_norm == pytest.approx(math.sqrt(1 + 200**2 + 16), rel=1e-12)
+
+
+def test_the_whole_expansion_counts() -> None:
+    """The same lost update moves the second component, so nothing of it is lost."""
+    p = torch.nn.Parameter(torch.full((100,), 200.0, dtype=torch.bfloat16))
+    p.grad = torch.full((100,), -0.1, dtype=torch.bfloat16)
+    optimizer = optim.SGD([p], lr=1.0, precision="collage-light")
+    with diagnostics.watch(optimizer) as w:
+        optimizer.step()
+    assert torch.all(p == 200.0)
+    assert w.lost_arithmetic == 0.0
+    assert w.total is not None
+    # 200 + 0.1 rounds once to FP32, whose ulp is 2**-16 there.
+    assert w.effective_descent_quality == pytest.approx(w.total.update_norm, rel=2**-12)
+
+
+def test_groups_add_up() -> None:
+    params, gradients = model_and_gradients(1)
+    groups = [{"params": params[:1], "precision": "nearest"}, {"params": params[1:], "lr": 1e-2}]
+    optimizer = optim.AdamW(groups, lr=1e-3)
+    for p, g in zip(params, gradients[0], strict=True):
+        p.grad = g
+    with diagnostics.watch(optimizer) as w:
+        optimizer.step()
+    assert w.total is not None
+    assert len(w.groups) == 2
+    for name in ("parameter_norm", "update_norm", "effective_update_norm"):
+        parts = math.hypot(*(getattr(group, name) for group in w.groups))
+        assert getattr(w.total, name) == pytest.approx(parts, rel=1e-12)
+    assert w.history[0]["groups"][1]["update_norm"] == w.groups[1].update_norm
+
+
+def test_closures_are_measured() -> None:
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = optim.AdamW([p], precision="collage-plus")
+
+    def closure() -> float:
+        p.grad = torch.ones_like(p)
+        return 1.5
+
+    with diagnostics.watch(optimizer) as w:
+        assert optimizer.step(closure) == 1.5
+    assert w.total is not None
+    assert w.total.update_norm > 0
+
+
+def test_every_counts_from_the_first_step() -> None:
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = optim.AdamW([p], precision="nearest")
+    with diagnostics.watch(optimizer, every=3) as w:
+        for _ in range(7):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+    assert [entry["step"] for entry in w.history] == [1, 4, 7]
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert len(w.history) == 3
+
+
+def test_a_skipped_step_is_not_measured() -> None:
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    p.grad = torch.full_like(p, torch.nan)
+    optimizer = optim.AdamW([p], precision="nearest", nonfinite="skip")
+    with diagnostics.watch(optimizer) as w:
+        optimizer.step()
+    assert w.history == []
+    assert math.isnan(w.effective_descent_quality)
+    assert math.isnan(w.lost_arithmetic)
+
+
+def test_errors() -> None:
+    p = torch.nn.Parameter(torch.ones(8))
+    with pytest.raises(ValueError, match="every=0"):
+        diagnostics.watch(optim.SGD([p]), every=0)
+    with pytest.raises(ValueError, match="optimizer is SGD"):
+        diagnostics.watch(torch.optim.SGD([p]))

@@ -1,0 +1,35 @@
+"""Every Python block of the README and of docs/ runs; each page is one program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    for block in _BLOCK.finditer(page.read_text()):
+        line = page.read_text()[: block.start(1)].count("\n")
+        # Padding makes a traceback name the page's own line.
+        exec(compile("\n" * line + block[1], str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_point_at_files(page: Path) -> None:
+    for target in _LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_has_code() -> None:
+    assert _BLOCK.search((ROOT / "README.md").read_text())
