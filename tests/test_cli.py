@@ -64,7 +64,7 @@ def test_without_json_a_table_is_printed(text_file, tmp_path, capsys):
         (["train", "lm", "--precision", "bf17"], "error: precision='bf17' is unknown: use one of"),
         (["train", "lm", "--precision", "a,,b"], "error: precision is empty, or has an empty"),
         (["train", "lm", "--seeds", "1,x"], "seeds=1,x is not a list of integers"),
-        (["train", "lm", "--steps", "0"], "error: steps=0 is out of range: give at least 1"),
+        (["train", "lm", "--steps", "0"], "error: steps=0 is out of range: give at least 2"),
         (["train", "lm", "--steps", "many"], 'unable to convert "many" into int'),
         (["train", "lm", "--stepz", "1"], "Unknown option: --stepz"),
         (["train", "lm", "--dtype", "int4"], 'Choose from: "bf16", "fp16", "e4m3"'),

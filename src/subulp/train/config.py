@@ -141,7 +141,7 @@ class LMConfig:
     """Steps between evaluations on the whole validation part; the last step is always one."""
 
     watch_every: Annotated[int, _MEASURED] = 50
-    """Steps between measurements of what the optimizer's rounding loses."""
+    """Steps between measurements of what the optimizer's rounding loses, from the first step."""
 
     log_every: Annotated[int, _MEASURED] = 10
     """Steps between lines of metrics.jsonl."""
@@ -156,10 +156,13 @@ class LMConfig:
         for name in ("precision", "seeds"):
             _check_list(name, getattr(self, name))
         for name in (
-            *("steps", "batch_size", "context", "width", "layers", "heads"),
-            *("eval_every", "watch_every", "log_every", "threads"),
+            *("batch_size", "context", "width", "layers", "heads"),
+            *("eval_every", "log_every", "threads"),
         ):
             _check_range(name, getattr(self, name), 1)
+        # The second step is measured for memory, and must not carry the copies of the watch.
+        for name in ("steps", "watch_every"):
+            _check_range(name, getattr(self, name), 2)
         _check_range("warmup", self.warmup, 0, 1)
         _check_range("dropout", self.dropout, 0, 1, top_included=False)
         _check_range("lr", self.lr, 0)

@@ -21,6 +21,10 @@ from .data.text import Batches, Text, evaluation_batches
 from .gpt import GPT, Shape
 from .metrics import Record, Summary
 
+# The first step whose optimizer state is complete from its start. The watch, which keeps copies of
+# the parameters, measures the first step and at most every second after it.
+MEMORY_STEP = 2
+
 _DTYPES: dict[ParameterDtype, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -172,10 +176,9 @@ def _run(
         for x, y in evaluation_batches(text.validation, 4 * config.batch_size, config.context)
     ]
     scale = loss_scale(config, precision)
-    # The second step is the first whose optimizer state is complete from its start.
-    memory_step = min(2, config.steps)
     memory = track_memory(model, optimizer)
     losses: list[float] = []
+    all_seconds: list[float] = []
     plain_seconds: list[float] = []
     val_loss = math.nan
 
@@ -184,19 +187,19 @@ def _run(
             lr = float(scheduler.get_last_lr()[0])
             seen = len(watched.history)
             started = time.perf_counter()
-            with memory if step == memory_step else nullcontext():
+            with memory if step == MEMORY_STEP else nullcontext():
                 x, y = (t.to(device) for t in training.draw())
                 loss = model.loss(x, y)
                 (scale * loss).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
             losses.append(loss.item())
-            seconds = time.perf_counter() - started
+            all_seconds.append(time.perf_counter() - started)
             scheduler.step()
 
             measured = watched.history[seen:]
-            if step != memory_step and not measured:
-                plain_seconds.append(seconds)
+            if step != MEMORY_STEP and not measured:
+                plain_seconds.append(all_seconds[-1])
             evaluated = step % config.eval_every == 0 or step == config.steps
             if evaluated:
                 val_loss = evaluate(model, validation)
@@ -208,7 +211,7 @@ def _run(
                         step,
                         losses[-1],
                         lr,
-                        seconds,
+                        all_seconds[-1],
                         val_loss if evaluated else None,
                         **(_descent(measured[-1]) if measured else {}),
                     )
@@ -224,7 +227,7 @@ def _run(
         bytes_per_parameter=dict(optimizer.bytes_per_parameter()),
         peak_bytes=memory.peak_bytes,
         category_peak_bytes=memory.category_peak_bytes,
-        seconds_per_step=statistics.median(plain_seconds or [seconds]),
+        seconds_per_step=statistics.median(plain_seconds or all_seconds),
         **_mean_descent([_descent(entry) for entry in watched.history]),
         steps=config.steps,
         parameters=sum(p.numel() for p in model.parameters()),
@@ -245,8 +248,6 @@ def _descent(entry: Mapping[str, float]) -> dict[str, float]:
 
 def _mean_descent(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = ("effective_descent_quality", "descent_share", "lost_arithmetic")
-    if not measured:
-        return dict.fromkeys(names, math.nan)
     return {name: math.fsum(m[name] for m in measured) / len(measured) for name in names}
 
 
