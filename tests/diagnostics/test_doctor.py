@@ -34,7 +34,7 @@ def test_a_kernel_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert "FAILED: fp32 with torch.float32 differs from its reference" in text
 
 
-def test_a_missing_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # noqa: ANN001
+def test_a_missing_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     native.library.cache_clear()
     monkeypatch.setattr(native, "library_path", lambda: tmp_path / "libsubulp.so")
     try:
