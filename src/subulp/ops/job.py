@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import E4M3, format_of
+from ..numerics.extra_bits import packed_words
 from .strategy import Strategy, parse_strategy
 
 # The layout of `subulp_scalars` in csrc/subulp.h.
@@ -74,6 +75,13 @@ class StepJob:
     exact: dict[str, float] = field(default_factory=dict)
     """Hyperparameters before they were rounded, for strict arithmetic."""
 
+    def __post_init__(self) -> None:
+        if len(self.scalars) != len(self.params):
+            raise ValueError(
+                f"steps has {len(self.scalars)} entries: expected one for each of "
+                f"{len(self.params)} parameters"
+            )
+
     @property
     def device(self) -> torch.device:
         """Device of the tensors."""
@@ -98,6 +106,11 @@ def new_scalars(
     steps: Sequence[Tensor], streams: Sequence[int], offsets: Sequence[int]
 ) -> np.ndarray:
     """Scalars of a job with neutral numbers and the addresses of its random bits."""
+    if not len(steps) == len(streams) == len(offsets):
+        raise ValueError(
+            f"steps, streams and offsets have {len(steps)}, {len(streams)} and {len(offsets)} "
+            "entries: pass one for each parameter"
+        )
     scalars = np.zeros(len(steps), dtype=SCALARS)
     for name in ("inv_sqrt_bias2", "fast_decode", "fast_encode", "slow_decode", "slow_encode"):
         scalars[name] = 1.0
@@ -116,41 +129,80 @@ def check_roles(
     """The strategy of a call, once its tensors fit it.
 
     Raises:
-        ValueError: A list has another length than ``params``, a tensor another shape, dtype or
-            device than the strategy gives it, or a tensor is not dense.
+        ValueError: A list has another length than ``params``, is missing or not used by the
+            strategy; or a tensor has another shape, dtype or device than the strategy gives it, or
+            is not contiguous.
     """
     strategy = parse_strategy(precision)
     if not params:
         raise ValueError("params is empty: pass at least one tensor")
     first = params[0]
     strategy.check_dtype(first.dtype)
+    if grads:
+        format_of(grads[0].dtype)
+    if "momentum_buffers" in roles and not roles["momentum_buffers"]:
+        if roles["momentum_lows"]:
+            raise ValueError("momentum_lows are given without momentum_buffers: leave them out")
+        roles = {"extras": roles["extras"]}
+    layouts = _layouts(strategy, first)
     for name, tensors in {"grads": grads, **roles}.items():
-        if len(tensors) not in ({len(params)} if name == "grads" else {0, len(params)}):
-            raise ValueError(f"{name} has {len(tensors)} tensors: expected {len(params)}")
-    for i, p in enumerate(params):
-        if p.dtype != first.dtype or p.device != first.device:
+        count = len(params) if name == "grads" or layouts[name] else 0
+        if len(tensors) != count:
             raise ValueError(
-                f"params[{i}] is {p.dtype} on {p.device}, params[0] {first.dtype} on "
-                f"{first.device}: "
-                "call once per dtype and device"
+                f"{name} has {len(tensors)} tensors: precision={strategy.name!r} takes {count} for "
+                f"{len(params)} parameters"
             )
-        if grads[i].dtype != grads[0].dtype:
-            raise ValueError(f"grads[{i}] is {grads[i].dtype}, grads[0] {grads[0].dtype}")
-        format_of(grads[i].dtype)
-        for name, tensors in {"params": params, "grads": grads, **roles}.items():
-            if not tensors or (name == "extras" and strategy.weight == "extra-bits"):
-                continue
-            if tensors[i].shape != p.shape:
-                raise ValueError(
-                    f"{name}[{i}] has shape {tuple(tensors[i].shape)}, its parameter "
-                    f"{tuple(p.shape)}"
-                )
-            if not tensors[i].is_contiguous():
-                raise ValueError(
-                    f"{name}[{i}] has strides {tensors[i].stride()}: pass contiguous tensors (a "
-                    "permuted view of a dense tensor is one)"
-                )
+    for i, p in enumerate(params):
+        _check_tensor(f"params[{i}]", p, (first.dtype, p.shape), first.device)
+        _check_tensor(f"grads[{i}]", grads[i], (grads[0].dtype, p.shape), first.device)
+        layouts = _layouts(strategy, p)
+        for name, tensors in roles.items():
+            layout = layouts[name]
+            if layout:
+                _check_tensor(f"{name}[{i}]", tensors[i], layout, first.device)
     return strategy
+
+
+_Layout = tuple[torch.dtype | None, tuple[int, ...]]
+
+
+def _layouts(strategy: Strategy, param: Tensor) -> dict[str, _Layout | None]:
+    """Dtype and shape of each tensor beside a parameter, ``None`` for those it does without."""
+    shape = param.shape
+    fast = strategy.fast_format(param.dtype).dtype, shape
+    slow = strategy.slow_format(param.dtype).dtype, shape
+    low = slow if strategy.slow_state == "expansion" else None
+    extra: _Layout | None = None
+    if strategy.weight in ("kahan", "expansion"):
+        extra = param.dtype, shape
+    elif strategy.weight == "master":
+        extra = torch.float32, shape
+    elif strategy.weight == "extra-bits":
+        extra = torch.int32, (packed_words(param.numel(), strategy.tail_width),)
+    return {
+        "exp_avgs": fast,
+        "exp_avg_sqs": slow,
+        "exp_avg_sq_lows": low,
+        "momentum_buffers": slow,
+        "momentum_lows": low,
+        "extras": extra,
+    }
+
+
+def _check_tensor(name: str, tensor: Tensor, layout: _Layout, device: torch.device) -> None:
+    dtype, shape = layout
+    if tensor.dtype != dtype or tensor.device != device:
+        raise ValueError(
+            f"{name} is {tensor.dtype} on {tensor.device}: expected {dtype} on {device} (call once "
+            "per dtype and device)"
+        )
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {tuple(shape)}")
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} has strides {tensor.stride()}: pass contiguous tensors (a permuted view of a "
+            "dense tensor is one)"
+        )
 
 
 def is_strict(arithmetic: str, strategy: Strategy, dtype: torch.dtype) -> bool:
@@ -183,6 +235,11 @@ def scale_states(job: StepJob, amaxes: Sequence[Tensor], slow_power: int) -> Non
         amaxes: FP32 tensors (), the running maximum after the previous step; updated.
         slow_power: 2 if the slow state is a second moment, 1 if it is a momentum.
     """
+    if len(amaxes) != len(job.params):
+        raise ValueError(
+            f"amaxes has {len(amaxes)} tensors: the scaled states of FP8 parameters take "
+            f"{len(job.params)}"
+        )
     for i, (g, amax) in enumerate(zip(job.grads, amaxes, strict=True)):
         before = float(amax.item())
         now = _amax(g)
