@@ -46,6 +46,7 @@ def test_json_is_one_object_and_the_only_output(text_file, tmp_path, capsys):
         "descent_share",
         "lost_arithmetic",
         "steps",
+        "skipped_steps",
         "parameters",
     }
     assert "master, seed 1: step 4/4" in captured.err

@@ -76,9 +76,9 @@ def train_lm(
 @app.command
 def doctor() -> int:
     """Show what runs where: versions, the CPU, the GPU, the implementation of each operation."""
-    from .diagnostics import doctor as checks  # noqa: PLC0415
+    from .diagnostics.doctor import run  # noqa: PLC0415
 
-    return checks.run()
+    return run()
 
 
 @app.meta.default

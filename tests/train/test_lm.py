@@ -62,6 +62,20 @@ def test_an_error_in_a_worker_reaches_the_caller(small, tmp_path):
     assert "in a worker process" in caught.value.__notes__[0]
 
 
+def test_a_run_that_diverged_is_still_reported(small, tmp_path):
+    config = small(lr=1e30, nonfinite="propagate")
+    found = train_lm(config, out=tmp_path / "out", jobs=1)
+    saved = json.loads((found.directory / "summary.json").read_text())
+    assert saved["runs"][0]["val_loss"] is None
+    assert {p.name for p in found.directory.iterdir()} == FILES
+
+
+def test_skipped_steps_are_counted(small, tmp_path):
+    config = small(lr=1e30, nonfinite="skip")
+    found = train_lm(config, out=tmp_path / "out", jobs=1)
+    assert 0 < found.summaries[0].skipped_steps < config.steps
+
+
 def test_a_dead_worker_is_reported(small, tmp_path, monkeypatch):
     config = small()
     monkeypatch.setattr(parallel, "_work", _die)

@@ -34,6 +34,7 @@ def summary(precision, seed=0, perplexity=8.0):
         descent_share=0.9,
         lost_arithmetic=0.1,
         steps=10,
+        skipped_steps=0,
         parameters=1000,
     )
 

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from matplotlib.figure import Figure
 
@@ -36,7 +38,8 @@ def test_loss_is_shown_beside_its_excess_over_the_baseline(tmp_path, saved):
     assert [line.get_label() for line in loss.get_lines()] == ["master", "nearest"]
     (nearest,) = [line for line in excess.get_lines() if line.get_label() == "nearest"]
     # The seeds are paired: what they have in common cancels.
-    assert nearest.get_ydata() == pytest.approx([1 / 90] * 3)
+    assert nearest.get_ydata() == pytest.approx([100 * math.expm1(1 / 90)] * 3)
+    assert [text.get_text() for text in excess.texts] == ["nearest +1.12 %"]
 
 
 def test_without_a_baseline_there_is_one_panel(tmp_path, saved):

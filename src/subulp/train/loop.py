@@ -25,6 +25,8 @@ from .metrics import Record, Summary
 # the parameters, measures the first step and at most every second after it.
 MEMORY_STEP = 2
 
+EVALUATION_BATCH = 64
+
 _DTYPES: dict[ParameterDtype, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -173,7 +175,7 @@ def _run(
     training = Batches(text.train, config.batch_size, config.context, seed)
     validation = [
         (x.to(device), y.to(device))
-        for x, y in evaluation_batches(text.validation, 4 * config.batch_size, config.context)
+        for x, y in evaluation_batches(text.validation, EVALUATION_BATCH, config.context)
     ]
     scale = loss_scale(config, precision)
     memory = track_memory(model, optimizer)
@@ -230,6 +232,7 @@ def _run(
         seconds_per_step=statistics.median(plain_seconds or all_seconds),
         **_mean_descent([_descent(entry) for entry in watched.history]),
         steps=config.steps,
+        skipped_steps=optimizer.skipped_steps,
         parameters=sum(p.numel() for p in model.parameters()),
     )
 
@@ -248,6 +251,9 @@ def _descent(entry: Mapping[str, float]) -> dict[str, float]:
 
 def _mean_descent(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = ("effective_descent_quality", "descent_share", "lost_arithmetic")
+    if not measured:
+        # nonfinite="skip" left out every watched step.
+        return dict.fromkeys(names, math.nan)
     return {name: math.fsum(m[name] for m in measured) / len(measured) for name in names}
 
 

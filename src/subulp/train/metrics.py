@@ -61,6 +61,7 @@ class Summary:
         descent_share: Mean of ``effective_descent_quality / update_norm`` over the watched steps.
         lost_arithmetic: Mean share of lost updates over the watched steps.
         steps: Training steps.
+        skipped_steps: Those that ``nonfinite="skip"`` left out.
         parameters: Number of parameters of the model.
     """
 
@@ -77,6 +78,7 @@ class Summary:
     descent_share: float
     lost_arithmetic: float
     steps: int
+    skipped_steps: int
     parameters: int
 
 

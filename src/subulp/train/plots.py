@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -40,11 +41,12 @@ Series = tuple[np.ndarray, np.ndarray]
 
 
 def plot_loss(records: Sequence[Record], path: Path) -> None:
-    """Save validation loss against steps; beside it, the loss above that of the baseline.
+    """Save validation loss against steps; beside it, the perplexity above that of the baseline.
 
     The second panel is there when a baseline (master weights, else FP32) is among the runs: the
     differences between strategies are a hundredth of the loss itself, and pairing the seeds takes
-    the luck of a seed out of them. Lines are means over seeds; bands span all of them.
+    the luck of a seed out of them. Lines are means over seeds, bands span all of them, labels give
+    the values at the last step.
 
     Args:
         records: Logged steps of all runs.
@@ -59,11 +61,14 @@ def plot_loss(records: Sequence[Record], path: Path) -> None:
     _describe(axes[0], "Validation loss", "nats per token")
     if paired and baseline is not None:
         steps, reference = losses[baseline]
-        excess = {name: (steps, values - reference) for name, (_, values) in others.items()}
+        excess = {
+            name: (steps, 100 * np.expm1(values - reference))
+            for name, (_, values) in others.items()
+        }
         axes[1].axhline(0, color=_STYLES[baseline][0], linewidth=1)
         _draw(axes[1], excess)
-        # Early in training all strategies still agree: show the range where they part.
-        _describe(axes[1], f"Validation loss above {baseline}", "nats per token")
+        _describe(axes[1], f"Perplexity above {baseline}", "%", legend=False)
+        _label_ends(axes[1], excess)
     _save(figure, path)
 
 
@@ -146,11 +151,32 @@ def _draw(ax: Axes, series: dict[str, Series]) -> None:
             )
 
 
-def _describe(ax: Axes, title: str, unit: str) -> None:
+def _label_ends(ax: Axes, series: dict[str, Series]) -> None:
+    """Write each line's name and last value beside its end, moved apart where they would touch."""
+    styles = _styles(series)
+    low, high = ax.get_ylim()
+    ends = {name: float(values.mean(0)[-1]) for name, (_, values) in series.items()}
+    height = -math.inf
+    for name, end in sorted(ends.items(), key=lambda item: item[1]):
+        if not math.isfinite(end):
+            continue
+        height = max((end - low) / (high - low), height + 0.075)
+        ax.annotate(
+            f"{name} {end:+.2f} %",
+            (1.01, height),
+            xycoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=styles[name][0],
+        )
+
+
+def _describe(ax: Axes, title: str, unit: str, *, legend: bool = True) -> None:
     ax.set_title(title, loc="left", fontsize=11, color=_TEXT)
     ax.set_xlabel("step", fontsize=9, color=_TEXT)
     ax.set_ylabel(unit, fontsize=9, color=_TEXT)
-    ax.legend(frameon=False, fontsize=9, labelcolor=_TEXT, handlelength=3.5)
+    if legend:
+        ax.legend(frameon=False, fontsize=9, labelcolor=_TEXT, handlelength=3.5)
 
 
 def _save(figure: Figure, path: Path) -> None:
