@@ -119,8 +119,12 @@ class Optimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         _keep_out_of_graphs()
         for group in self.param_groups:
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
+            for key in self._options():
+                group.setdefault(key, self.defaults[key])
+
+    def _options(self) -> set[str]:
+        # torch.optim adds an option of its own to defaults when it restores an optimizer.
+        return set(self.defaults) - {"differentiable"}
 
     # ------------------------------------------------------------------------------ states
 
@@ -469,7 +473,7 @@ class Optimizer(torch.optim.Optimizer):
                     f"optimizer's has {len(group['params'])}: make the optimizer with the saved "
                     "groups"
                 )
-            lacking = sorted(set(self.defaults) - set(saved))
+            lacking = sorted(self._options() - set(saved))
             if lacking:
                 options = sorted(set(saved) - {"params", "param_names"})
                 raise ValueError(
@@ -512,11 +516,10 @@ class Optimizer(torch.optim.Optimizer):
             )
         for name, value in saved.items():
             expected = possible[name]
-            if value.shape != expected.shape or value.dtype != expected.dtype:
+            if _kind(value) != _kind(expected):
                 raise ValueError(
-                    f"{name} in state_dict is {value.dtype} {tuple(value.shape)}, expected "
-                    f"{expected.dtype} {tuple(expected.shape)} for a parameter of {p.dtype} "
-                    f"{tuple(p.shape)}: make the model as it was saved"
+                    f"{name} in state_dict is {_kind(value)}, expected {_kind(expected)} for a "
+                    f"parameter that is {_kind(p)}: make the model as it was saved"
                 )
 
     @torch.no_grad()
@@ -573,12 +576,9 @@ class Optimizer(torch.optim.Optimizer):
             if not isinstance(value, Tensor):
                 continue
             if not isinstance(given, Tensor) or given.shape != value.shape or given.is_complex():
-                found = repr(given)
-                if isinstance(given, Tensor):
-                    found = f"{given.dtype} {tuple(given.shape)}"
                 raise ValueError(
-                    f"{name} is {found:.80} in state_dict, the model has {value.dtype} "
-                    f"{tuple(value.shape)}: load weights of this model"
+                    f"{name} is {_kind(given)} in state_dict, the model has {_kind(value)}: load "
+                    "weights of this model"
                 )
         named = dict(model.named_parameters(remove_duplicate=False))
         place = self._places()
@@ -667,6 +667,13 @@ def _decode(strategy: Strategy, p: Tensor, extra: Tensor) -> Tensor:
         .copy_(dense)
         .as_strided(p.shape, p.stride())
     )
+
+
+def _kind(value: object) -> str:
+    """Dtype and shape of a tensor, as errors give them."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return f"{value!r:.80}"
 
 
 def _row_major(p: Tensor) -> Tensor:
