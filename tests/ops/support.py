@@ -33,6 +33,9 @@ interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles here: see pytest -m gpu"
 )
 
+DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=pytest.mark.gpu)]
+"""Where the Triton kernels run."""
+
 
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

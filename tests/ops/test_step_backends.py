@@ -12,6 +12,7 @@ from subulp.ops import parse_strategy
 
 from .support import (
     BF16,
+    DEVICES,
     DTYPES,
     E4M3,
     FIXED,
@@ -72,9 +73,9 @@ def check_cpu(setup: Setup, sizes: tuple[int, ...], **kwargs) -> None:
             assert_same(train(setup, "cpu", sizes, **kwargs), expected)
 
 
-def check_triton(setup: Setup, sizes: tuple[int, ...], **kwargs) -> None:
+def check_triton(setup: Setup, sizes: tuple[int, ...], *, device: str = "cpu", **kwargs) -> None:
     expected = train(setup, "reference", sizes, **kwargs)
-    assert_same(train(setup, "triton", sizes, **kwargs), expected)
+    assert_same(train(setup, "triton", sizes, device=device, **kwargs), expected)
 
 
 def variants() -> list:
@@ -173,13 +174,13 @@ def test_triton_offsets(setup):
     check_triton(setup, sizes, steps=1, offsets=offsets)
 
 
-@interpreted
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("setup", SOME, ids=str)
-def test_triton_many_blocks_in_one_program(setup, monkeypatch):
+def test_triton_many_blocks_in_one_program(setup, device, monkeypatch):
     """Few programs: each works through several blocks, and packed words stay with their owner."""
     triton_launch = pytest.importorskip("subulp.ops.triton_launch")
     monkeypatch.setattr(triton_launch, "_PROGRAMS", 2)
-    check_triton(setup, (3100, 40), steps=1)
+    check_triton(setup, (3100, 40), steps=1, device=device)
 
 
 # ---------------------------------------------------------------------- laws that hold everywhere
@@ -341,15 +342,14 @@ def test_missing_tails_are_zero():
 @pytest.mark.gpu
 @pytest.mark.parametrize("setup", setups(FIXED + EXTRA_BITS), ids=str)
 def test_gpu(setup):
-    offsets = [3 * i for i in range(len(SIZES))]
-    expected = train(setup, "reference", offsets=offsets)
-    assert_same(train(setup, "triton", offsets=offsets, device="cuda"), expected)
+    offsets = [*(3 * i for i in range(len(SIZES))), 64]
+    check_triton(setup, (*SIZES, 5000), steps=4, offsets=offsets, device="cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("setup", variants())
 def test_gpu_options(setup):
-    assert_same(train(setup, "triton", device="cuda"), train(setup, "reference"))
+    check_triton(setup, SIZES, steps=4, device="cuda")
 
 
 @pytest.mark.gpu

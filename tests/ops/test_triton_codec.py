@@ -10,7 +10,7 @@ from torch import Tensor
 from subulp.numerics import BF16, E4M3, E5M2, FP16, Format, extra_bits, random_bits, round_to
 from tests.numerics.support import boundaries
 
-from .support import interpreted
+from .support import DEVICES
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -19,10 +19,6 @@ triton_random = pytest.importorskip("subulp.ops.triton_random")
 
 NARROW = (BF16, FP16, E4M3, E5M2)
 INTEGER = {1: torch.uint8, 2: torch.int16}
-DEVICES = [
-    pytest.param("cpu", marks=interpreted),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
