@@ -114,7 +114,8 @@ def new_scalars(
     scalars = np.zeros(len(steps), dtype=SCALARS)
     for name in ("inv_sqrt_bias2", "fast_decode", "fast_encode", "slow_decode", "slow_encode"):
         scalars[name] = 1.0
-    scalars["step"] = [int(t.item()) for t in steps]
+    # One transfer for all, also where they lie on a GPU.
+    scalars["step"] = torch.stack(tuple(steps)).tolist() if steps else []
     scalars["stream"] = streams
     scalars["offset"] = offsets
     return scalars
