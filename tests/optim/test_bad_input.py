@@ -1,0 +1,254 @@
+"""Every bad input is refused with its name, its value and a remedy; nothing is half done."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from subulp import optim
+from subulp.ops import native
+
+from .support import BF16, E4M3, FP16, FP32, Case, Run, assert_same, gradient, parameters, unchanged
+
+NAN, INF = float("nan"), float("inf")
+
+
+def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
+    return nn.Parameter(torch.ones(4).to(dtype), requires_grad=dtype.is_floating_point)
+
+
+def adamw(dtype: torch.dtype = BF16, **options):
+    return lambda: optim.AdamW([weight(dtype)], **options)
+
+
+def sgd(**options):
+    return lambda: optim.SGD([weight()], **options)
+
+
+OPTIONS = {
+    "unknown strategy": (
+        adamw(precision="collage"),
+        r"precision='collage' is unknown: use one of fp32, nearest, stochastic, kahan, "
+        r"collage-light, collage-plus, fp32-states, master, extra-bits-K or "
+        r"extra-bits-K-stochastic \(K from 1 to 16\)",
+    ),
+    "strategy of another type": (adamw(precision=8), r"precision=8 is neither .*ExtraBits\(8\)"),
+    "no extra bits": (lambda: optim.ExtraBits(0), "k=0 is out of range: keep 1 to 16 bits"),
+    "17 extra bits": (lambda: optim.ExtraBits(17), "k=17 is out of range: keep 1 to 16 bits"),
+    "extra bits as text": (lambda: optim.ExtraBits("8"), "bits='8' is not an integer: keep 1"),
+    "extra bits as bool": (lambda: optim.ExtraBits(True), "bits=True is not an integer"),
+    "rounding": (
+        lambda: optim.ExtraBits(8, rounding="x"),
+        "rounding='x' is unknown: use 'truncate' or 'stochastic'",
+    ),
+    "extra-bits-0": (adamw(precision="extra-bits-0"), "k=0 is out of range: keep 1 to 16"),
+    "extra-bits-17": (adamw(precision="extra-bits-17"), "k=17 is out of range: keep 1 to 16"),
+    "extra bits, rounding": (
+        adamw(precision="extra-bits-8-nearest"),
+        "'extra-bits-8-nearest' is unknown: use one of",
+    ),
+    "fp32 for bf16": (
+        adamw(precision="fp32"),
+        r"parameter 0: precision='fp32' is not available for .* torch.bfloat16: it needs float32\. "
+        "For this dtype use one of: nearest, stochastic, kahan, collage-light, collage-plus, ",
+    ),
+    "nearest for fp32": (
+        adamw(FP32, precision="nearest"),
+        "it needs bfloat16, float16, float8_e4m3fn. For this dtype use one of: fp32",
+    ),
+    "master for fp8": (
+        adamw(E4M3, precision="master"),
+        "it needs bfloat16, float16. For this dtype use one of: nearest, stochastic, "
+        "collage-light, collage-plus",
+    ),
+    "extra bits for fp8": (adamw(E4M3, precision="extra-bits-4"), "it needs bfloat16, float16"),
+    "kahan for e5m2": (
+        adamw(torch.float8_e5m2, precision="nearest"),
+        "torch.float8_e5m2: .*Convert the model first",
+    ),
+    "fp64": (adamw(torch.float64), "torch.float64: it needs .*Convert the model first"),
+    "integers": (adamw(torch.int64), "parameter 0: .*torch.int64: it needs .*Convert the model"),
+    "strict for master": (
+        adamw(precision="master", arithmetic="strict"),
+        "arithmetic='strict' is not available for precision='master' .* it exists for nearest, "
+        "kahan, collage-light, collage-plus with bfloat16 or float16; use 'wide'",
+    ),
+    "strict for fp8": (
+        adamw(E4M3, precision="nearest", arithmetic="strict"),
+        "arithmetic='strict' is not available .*use 'wide'",
+    ),
+    "arithmetic": (adamw(arithmetic="x"), "arithmetic='x' is unknown: use 'wide' or 'strict'"),
+    "nonfinite": (
+        adamw(nonfinite="ignore"),
+        "nonfinite='ignore' is unknown: use 'raise' or 'skip' or 'propagate'",
+    ),
+    "seed": (adamw(seed=-1), r"seed=-1 is out of range: use an integer from 0 to 2\*\*32 - 1"),
+    "large seed": (adamw(seed=2**32), "seed=4294967296 is out of range"),
+    "seed no integer": (adamw(seed=1.5), "seed=1.5 is out of range: use an integer"),
+    "lr": (adamw(lr=-1e-3), "lr=-0.001 is out of range: use a finite number, 0 or more"),
+    "lr NaN": (adamw(lr=NAN), "lr=nan is out of range"),
+    "lr infinite": (sgd(lr=INF), "lr=inf is out of range"),
+    "lr text": (sgd(lr="0.1"), "lr='0.1' is not a number: use 0 or more"),
+    "lr None": (sgd(lr=None), "lr=None is not a number"),
+    "lr tensor": (adamw(lr=torch.tensor(-1.0)), "lr=-1.0 is out of range"),
+    "lr shape": (adamw(lr=torch.ones(2)), r"lr has shape \(2,\): .*one element; .*several groups"),
+    "eps": (adamw(eps=-1e-8), "eps=-1e-08 is out of range: use a finite number, 0 or more"),
+    "weight_decay": (adamw(weight_decay=-0.1), "weight_decay=-0.1 is out of range"),
+    "beta1": (adamw(betas=(1.0, 0.9)), r"betas=\(1.0, 0.9\) is out of range: use .* in \[0, 1\)"),
+    "beta2": (adamw(betas=(0.9, -0.1)), r"betas=\(0.9, -0.1\) is out of range"),
+    "betas": (adamw(betas=0.9), r"betas=0.9 is not a pair of numbers: use for example \(0.9, "),
+    "one beta": (adamw(betas=(0.9,)), r"betas=\(0.9,\) is not a pair of numbers"),
+    "momentum": (sgd(momentum=-0.5), "momentum=-0.5 is out of range: use"),
+    "dampening": (sgd(dampening=NAN), "dampening=nan is out of range: use"),
+    "SGD weight_decay": (sgd(weight_decay=-1.0), "weight_decay=-1.0 is out of range: use"),
+    "nesterov": (sgd(nesterov=True), "nesterov=True needs momentum > 0 .* got momentum=0.0"),
+    "nesterov dampening": (
+        sgd(nesterov=True, momentum=0.9, dampening=0.1),
+        "dampening = 0, got momentum=0.9 and dampening=0.1",
+    ),
+    "complex": (
+        lambda: optim.AdamW([nn.Parameter(torch.ones(2, dtype=torch.complex64))]),
+        r"parameter 0 is complex \(torch.complex64\).*torch.view_as_real",
+    ),
+    "sparse": (
+        lambda: optim.AdamW([nn.Parameter(torch.eye(3).to_sparse())]),
+        "parameter 0 has layout torch.sparse_coo: only dense .* use to_dense",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_refused(name):
+    make, message = OPTIONS[name]
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "x"}, "precision='x' is unknown"),
+        ({"precision": "fp32"}, "parameter 1: precision='fp32' is not available"),
+        ({"nonfinite": "x"}, "nonfinite='x'"),
+        ({"seed": 2**40}, "seed=1099511627776"),
+        ({"arithmetic": "x"}, "arithmetic='x'"),
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"betas": (2.0, 0.5)}, r"betas=\(2.0, 0.5\)"),
+        ({"eps": -1.0}, "eps=-1.0"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_group_refused_and_not_added(options, message):
+    """A group's options are checked as the optimizer's own, also when it comes later."""
+    params = [*parameters(FP32, [(3,)]), *parameters(BF16, [(3,)])]
+    if options.get("precision") != "fp32":
+        params = params[1:]
+    run = Case("adamw", "kahan", BF16).fresh([(4,)])
+    with unchanged(run), pytest.raises(ValueError, match=message):
+        run.optimizer.add_param_group({"params": params, **options})
+    with pytest.raises(ValueError, match=message):
+        optim.AdamW([{"params": params, **options}])
+    run.optimizer.add_param_group({"params": parameters(BF16, [(3,)])})
+
+
+def test_defaults_are_checked_also_where_groups_override_them():
+    with pytest.raises(ValueError, match=r"lr=-1\.0"):
+        optim.AdamW([{"params": [weight()], "lr": 0.1}], lr=-1.0)
+
+
+def test_group_without_a_seed_takes_the_default():
+    opt = optim.AdamW([{"params": [weight()], "seed": None}], seed=9)
+    assert opt.param_groups[0]["seed"] == 9
+
+
+# -------------------------------------------------------------------------------- gradients
+
+
+GRADIENTS = {
+    "sparse": (
+        lambda p: torch.eye(4, dtype=p.dtype).to_sparse(),
+        r"gradient of parameter 0 of group 1 has layout torch.sparse_coo: .*sparse=False",
+    ),
+    "complex": (
+        lambda p: torch.ones(4, 4, dtype=torch.complex64),
+        r"gradient of parameter 0 of group 1 is complex \(torch.complex64\)",
+    ),
+    "fp64": (
+        lambda p: torch.ones(4, 4, dtype=torch.float64),
+        "gradient of parameter 0 of group 1: dtype=torch.float64 is not a format of subulp: use",
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", ["propagate", "raise", "skip"])
+@pytest.mark.parametrize("fresh", [False, True], ids=["later", "first"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradient_refused_with_nothing_updated(name, fresh, policy):
+    """Also what comes before it: the gradients of all groups are looked at first."""
+    make, message = GRADIENTS[name]
+    a, b = parameters(BF16, [(3, 3), (4, 4)])
+    b.grad_dtype = None
+    groups = [{"params": [a]}, {"params": [b]}]
+    run = Run([a, b], optim.AdamW(groups, precision="collage-plus", nonfinite=policy))
+    if not fresh:
+        run.train(2)
+    a.grad, b.grad = gradient(a, 9, 0), make(b)
+    with unchanged(run), pytest.raises(ValueError, match=message):
+        run.optimizer.step()
+
+
+# --------------------------------------------------------------------------------- backends
+
+
+@contextlib.contextmanager
+def no_library():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library_path", lambda: Path("nowhere") / "libsubulp.so")
+        native.library.cache_clear()
+        try:
+            yield
+        finally:
+            native.library.cache_clear()
+
+
+STEPPING = [
+    Case("adamw", "collage-plus", BF16),
+    Case("sgd", "kahan", FP16),
+    # Its running largest gradient is updated before the kernel runs.
+    Case("adamw", "collage-light", E4M3),
+]
+
+
+@pytest.mark.parametrize("case", STEPPING, ids=str)
+def test_missing_library(case):
+    run = case.fresh().train(2)
+    for i, p in enumerate(run.params):
+        p.grad = gradient(p, 50, i)
+    message = (
+        r"C\+\+ kernels are missing: no file libsubulp.so .*pip install .*SUBULP_BACKEND=reference"
+    )
+    with no_library(), unchanged(run), pytest.raises(RuntimeError, match=message):
+        run.optimizer.step()
+    assert_same(run.train(2), case.fresh().train(4))
+
+
+@pytest.mark.parametrize("case", STEPPING, ids=str)
+def test_remedy_of_a_missing_library_works(case, monkeypatch):
+    expected = case.fresh().train(1)
+    monkeypatch.setenv("SUBULP_BACKEND", "reference")
+    with no_library():
+        assert_same(case.fresh(nonfinite="raise").train(1), expected)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "skip"])
+def test_unknown_backend(policy, monkeypatch):
+    run = STEPPING[0].fresh(nonfinite=policy).train(1)
+    monkeypatch.setenv("SUBULP_BACKEND", "bogus")
+    message = re.escape("SUBULP_BACKEND='bogus' is unknown: use one of")
+    with unchanged(run), pytest.raises(ValueError, match=message):
+        run.optimizer.step()
