@@ -341,11 +341,17 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("case", cases(SOME))
+# torch cannot unpickle a plain FP8 tensor; torch.save is for that.
+COPIED = [
+    pytest.param(case.values[0], how, id=f"{case.id}-{how}")
+    for case in cases(SOME)
+    for how in COPIES
+    if (how, case.values[0].dtype) != ("pickle", E4M3)
+]
+
+
+@pytest.mark.parametrize(("case", "how"), COPIED)
 def test_copies_continue_identically(case, how):
-    if how == "pickle" and case.dtype == E4M3:
-        pytest.skip("torch cannot unpickle an FP8 tensor, torch.save is for that")
     run = case.fresh().train(2)
     copied = COPIES[how]((run.params, run.optimizer))
     other = Run(*copied, t=run.t)
