@@ -82,6 +82,10 @@ OPTIONS = {
         adamw(E4M3, precision="nearest", arithmetic="strict"),
         "arithmetic='strict' is not available .*use 'wide'",
     ),
+    "strict eps for fp16": (
+        adamw(FP16, precision="nearest", arithmetic="strict"),
+        "eps=1e-08 rounds to zero in torch.float16, and arithmetic='strict' .*use for example",
+    ),
     "arithmetic": (adamw(arithmetic="x"), "arithmetic='x' is unknown: use 'wide' or 'strict'"),
     "nonfinite": (
         adamw(nonfinite="ignore"),

@@ -91,6 +91,17 @@ class Adam(Optimizer):
         for name in ("eps", "weight_decay"):
             check_number(name, options[name])
 
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        eps = float(group["eps"])
+        for p in group["params"]:
+            # Zero gradients would divide zero by zero.
+            if group["arithmetic"] == "strict" and eps > 0.0 == torch.tensor(eps).to(p.dtype):
+                raise ValueError(
+                    f"eps={eps} rounds to zero in {p.dtype}, and arithmetic='strict' rounds it: "
+                    "use for example eps=1e-6"
+                )
+
     def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
         group, common = bucket.group, self._common_arguments(bucket)
         role = common["role"]
