@@ -1,4 +1,4 @@
-"""What all optimizers share: groups, states, the step's batching, and state dicts."""
+"""What all optimizers share: groups, states, and the step's batching."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from ..numerics import format_of
 from ..ops import all_finite, storage
 from ..ops.job import StepJob, is_strict
-from ..ops.strategy import Strategy, parse_strategy
+from ..ops.strategy import Strategy
+from . import full_precision
 from .layout import in_layout_of, is_dense, matching_gradient, repack, same_layout, storage_view
 from .precision import parse_precision, strategy_for
+from .state_dict import SCALAR_STATES, check_state_dict, restore_components, use_row_major_words
 
 NonFinite = Literal["raise", "skip", "propagate"]
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 States = tuple[tuple[str, Literal["fast", "slow"]], ...]
 """Names of state tensors and their roles; the role decides the format."""
-
-_SCALAR_STATES = ("step", "gradient_amax")
 
 
 @dataclass
@@ -347,7 +347,7 @@ class Optimizer(torch.optim.Optimizer):
         if strategy.extra_name is None or not state:
             return p.detach().to(torch.float32)
         _follow_layout(strategy, state, p)
-        return _decode(strategy, p.detach(), state[strategy.extra_name])
+        return full_precision.decode(strategy, p.detach(), state[strategy.extra_name])
 
     def bytes_per_parameter(self) -> dict[str, float]:
         """Bytes of elementwise storage per parameter, from the live tensors (Collage, Table 2).
@@ -369,7 +369,7 @@ class Optimizer(torch.optim.Optimizer):
                 totals["gradient"] += p.numel() * (dtype or p.dtype).itemsize
                 state = self.state.get(p) or self._new_state(group, p.detach().to("meta"))
                 for name, value in state.items():
-                    if value.dim() > 0 or (p.dim() == 0 and name not in _SCALAR_STATES):
+                    if value.dim() > 0 or (p.dim() == 0 and name not in SCALAR_STATES):
                         totals[name] = totals.get(name, 0) + value.nbytes
         result = {name: total / max(count, 1) for name, total in totals.items()}
         result["total"] = sum(result.values())
@@ -386,21 +386,13 @@ class Optimizer(torch.optim.Optimizer):
 
         # Before the user's hooks, which may give the dict any form.
         def convert(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-            self._row_major_words(state_dict)
+            use_row_major_words(self, state_dict)
 
         handle = self.register_state_dict_post_hook(convert, prepend=True)
         try:
             return super().state_dict()
         finally:
             handle.remove()
-
-    def _row_major_words(self, state_dict: dict[str, Any]) -> None:
-        for p, index in self._indices(state_dict["param_groups"]):
-            saved = state_dict["state"].get(index, {})
-            if "extra_bits" in saved and not p.is_contiguous():
-                width = self._strategy(self._group_of(p), p).tail_width
-                words = repack(saved["extra_bits"], width, p, _row_major(p))
-                state_dict["state"][index] = {**saved, "extra_bits": words}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of the same strategy; every component keeps its own dtype.
@@ -415,11 +407,11 @@ class Optimizer(torch.optim.Optimizer):
         final: dict[str, Any] = {}
 
         def check(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-            self._check_state_dict(state_dict)
+            check_state_dict(self, state_dict)
             final.update(state_dict)
 
         def restore(_: torch.optim.Optimizer) -> None:
-            self._restore_components(final)
+            restore_components(self, final)
 
         # Checks see what the user's hooks before loading made of the dict; the hooks after loading
         # see the components as they were saved.
@@ -431,98 +423,12 @@ class Optimizer(torch.optim.Optimizer):
             before.remove()
             after.remove()
 
-    def _restore_components(self, state_dict: dict[str, Any]) -> None:
-        for p, index in self._indices(state_dict["param_groups"]):
-            for name, value in state_dict["state"].get(index, {}).items():
-                device = torch.device("cpu") if name == "step" else p.device
-                component = value.detach().to(device, copy=True)
-                if name == "extra_bits":
-                    width = self._strategy(self._group_of(p), p).tail_width
-                    component = repack(component, width, _row_major(p), p)
-                elif name not in _SCALAR_STATES:
-                    component = in_layout_of(component, p)
-                self.state[p][name] = component
-
-    def _indices(self, saved_groups: list[dict[str, Any]]) -> Iterator[tuple[Tensor, int]]:
-        for group, saved in zip(self.param_groups, saved_groups, strict=True):
-            yield from zip(group["params"], saved["params"], strict=True)
-
     def _group_of(self, p: Tensor) -> dict[str, Any]:
         for group in self.param_groups:
             if any(q is p for q in group["params"]):
                 return group
         raise ValueError(f"a parameter of shape {tuple(p.shape)} is not in this optimizer")
 
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        mine = type(self).__name__
-        if not {"state", "param_groups"} <= set(state_dict):
-            raise ValueError(
-                f"state_dict has the keys {sorted(map(str, state_dict))}, an optimizer's has "
-                "'state' and 'param_groups': pass what optimizer.state_dict() gave"
-            )
-        groups = state_dict["param_groups"]
-        if len(groups) != len(self.param_groups):
-            raise ValueError(
-                f"state_dict has {len(groups)} parameter groups, the optimizer "
-                f"{len(self.param_groups)}: make the optimizer with the saved groups"
-            )
-        for i, (group, saved) in enumerate(zip(self.param_groups, groups, strict=True)):
-            if len(group["params"]) != len(saved["params"]):
-                raise ValueError(
-                    f"group {i} of state_dict has {len(saved['params'])} parameters, the "
-                    f"optimizer's has {len(group['params'])}: make the optimizer with the saved "
-                    "groups"
-                )
-            lacking = sorted(self._options() - set(saved))
-            if lacking:
-                options = sorted(set(saved) - {"params", "param_names"})
-                raise ValueError(
-                    f"group {i} of state_dict lacks {lacking} and has {options}: another optimizer "
-                    f"saved it, not subulp's {mine}. Load it there, or carry the weights over with "
-                    "load_full_precision_state_dict"
-                )
-            self._check_all_options(saved)
-            self._check_meaning(i, group, saved)
-            for p, index in zip(group["params"], saved["params"], strict=True):
-                if state_dict["state"].get(index):
-                    self._check_components(saved, p, state_dict["state"][index])
-
-    def _check_meaning(self, i: int, group: dict[str, Any], saved: dict[str, Any]) -> None:
-        """Refuse components that mean something else here; ``"auto"`` is what it stands for."""
-        differ = saved["arithmetic"] != group["arithmetic"] or any(
-            strategy_for(saved["precision"], p.dtype) != self._strategy(group, p)
-            for p in group["params"]
-        )
-        if not differ:
-            return
-        theirs, ours = (
-            f"precision={g['precision']!r}, arithmetic={g['arithmetic']!r}" for g in (saved, group)
-        )
-        raise ValueError(
-            f"group {i} of state_dict was saved with {theirs}, the optimizer has {ours}: the "
-            "stored components would mean something else. Make the optimizer with the saved "
-            "setting, or carry the weights over with full_precision_state_dict and "
-            "load_full_precision_state_dict"
-        )
-
-    def _check_components(self, group: dict[str, Any], p: Tensor, saved: dict[str, Any]) -> None:
-        fake = p.detach().to("meta")
-        needed, possible = self._new_state(group, fake), self._new_state(group, fake, self._states)
-        # More than needed: a scheduler may have brought SGD's momentum to zero since.
-        if not set(needed) <= set(saved) <= set(possible):
-            raise ValueError(
-                f"state_dict keeps {sorted(saved)} for a parameter of shape {tuple(p.shape)}, "
-                f"{type(self).__name__} keeps {sorted(needed)}: another optimizer saved it"
-            )
-        for name, value in saved.items():
-            expected = possible[name]
-            if _kind(value) != _kind(expected):
-                raise ValueError(
-                    f"{name} in state_dict is {_kind(value)}, expected {_kind(expected)} for a "
-                    f"parameter that is {_kind(p)}: make the model as it was saved"
-                )
-
-    @torch.no_grad()
     def full_precision_state_dict(self, model: nn.Module) -> OrderedDict[str, Tensor]:
         """The model's state dict with FP32 weights rebuilt from all components.
 
@@ -533,21 +439,8 @@ class Optimizer(torch.optim.Optimizer):
             Names as in ``model.state_dict()``; floating-point parameters in FP32, buffers as they
             are. The tensors are copies.
         """
-        named = dict(model.named_parameters(remove_duplicate=False))
-        place = self._places()
-        result: OrderedDict[str, Tensor] = OrderedDict()
-        for name, value in model.state_dict().items():
-            p = named.get(name)
-            if p is not None and id(p) in place:
-                result[name] = self._wide_value(place[id(p)][0], p).clone()
-            elif p is not None and p.is_floating_point() and p.dtype.itemsize < 4:
-                result[name] = p.detach().to(torch.float32, copy=True)
-            else:
-                # Modules may keep extra state that is no tensor.
-                result[name] = value.detach().clone() if isinstance(value, Tensor) else value
-        return result
+        return full_precision.state_dict(self, model)
 
-    @torch.no_grad()
     def load_full_precision_state_dict(
         self, model: nn.Module, state_dict: Mapping[str, Tensor]
     ) -> None:
@@ -564,56 +457,11 @@ class Optimizer(torch.optim.Optimizer):
             ValueError: Names or shapes differ, or a value is no tensor of real numbers; nothing was
                 changed.
         """
-        own = model.state_dict()
-        missing, unexpected = sorted(set(own) - set(state_dict)), sorted(set(state_dict) - set(own))
-        if missing or unexpected:
-            raise ValueError(
-                f"state_dict lacks {missing} and has unexpected {unexpected}: load weights of this "
-                "model"
-            )
-        for name, value in own.items():
-            given = state_dict[name]
-            if not isinstance(value, Tensor):
-                continue
-            if not isinstance(given, Tensor) or given.shape != value.shape or given.is_complex():
-                raise ValueError(
-                    f"{name} is {_kind(given)} in state_dict, the model has {_kind(value)}: load "
-                    "weights of this model"
-                )
-        named = dict(model.named_parameters(remove_duplicate=False))
-        place = self._places()
-        others: dict[str, Any] = {}
-        for name in own:
-            p = named.get(name)
-            if p is None or id(p) not in place:
-                others[name] = state_dict[name]
-                continue
-            group, stream = place[id(p)]
-            self._store_wide(group, stream, p, state_dict[name].to(p.device, torch.float32))
-        model.load_state_dict(others, strict=False)
+        full_precision.load_state_dict(self, model, state_dict)
 
     def _places(self) -> dict[int, tuple[dict[str, Any], int]]:
         pairs = [(g, p) for g in self.param_groups for p in g["params"]]
         return {id(p): (g, stream) for stream, (g, p) in enumerate(pairs)}
-
-    def _store_wide(self, group: dict[str, Any], stream: int, p: Tensor, wide: Tensor) -> None:
-        strategy, state = self._strategy(group, p), self._state_of(group, p)
-        extra = state.get(strategy.extra_name) if strategy.extra_name else None
-        target = storage_view(p.detach(), p)
-        if strategy.weight == "stochastic":
-            # A given weight is best kept by its nearest neighbour; only updates need be unbiased.
-            strategy = parse_strategy("nearest")
-        bits = storage.draw_bits(
-            strategy,
-            target,
-            seed=group["seed"],
-            stream=stream,
-            step=int(state["step"].item()),
-            offset=0,
-        )
-        beside = extra if extra is None or extra.dim() != p.dim() else storage_view(extra, p)
-        aligned = torch.empty_like(p, dtype=torch.float32).copy_(wide)
-        storage.encode_parameter(strategy, storage_view(aligned, p), target, beside, bits)
 
 
 def _keep_out_of_graphs() -> None:
@@ -634,7 +482,7 @@ def _keep_out_of_graphs() -> None:
 def _follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> None:
     """Lay states out as their parameter, which ``model.to(memory_format=...)`` may have changed."""
     for name, value in state.items():
-        if name in _SCALAR_STATES or name == "extra_bits" or same_layout(value, p):
+        if name in SCALAR_STATES or name == "extra_bits" or same_layout(value, p):
             continue
         if "extra_bits" in state:
             state["extra_bits"] = repack(state["extra_bits"], strategy.tail_width, value, p)
@@ -656,28 +504,6 @@ def _check_gradient(grad: Tensor, where: str) -> None:
         format_of(grad.dtype)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-def _decode(strategy: Strategy, p: Tensor, extra: Tensor) -> Tensor:
-    """Wide value of a parameter of any dense layout, in its own dimension order."""
-    beside = extra if extra.dim() != p.dim() else storage_view(extra, p)
-    dense = storage.decode_parameter(strategy, storage_view(p, p), beside)
-    return (
-        storage_view(torch.empty_like(p, dtype=torch.float32), p)
-        .copy_(dense)
-        .as_strided(p.shape, p.stride())
-    )
-
-
-def _kind(value: object) -> str:
-    """Dtype and shape of a tensor, as errors give them."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)}"
-    return f"{value!r:.80}"
-
-
-def _row_major(p: Tensor) -> Tensor:
-    return torch.empty(p.shape, device="meta")
 
 
 def _name(group: dict[str, Any], index: int) -> str:
