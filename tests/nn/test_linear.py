@@ -126,6 +126,21 @@ def test_nothing_of_the_size_of_an_fp32_weight_lives_between_forward_and_backwar
     assert backward.category_peak_bytes["activations"] <= small + 2 * 256 * 4
 
 
+# The compiler itself looks at the gradients of the tensors that it passes on.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_layers_compute_the_same_bits():
+    model = torch.nn.Sequential(nn.Linear(33, 40), nn.LayerNorm(40), nn.Linear(40, 7))
+    model.to(torch.bfloat16)
+    x = torch.randn(5, 33)
+    results = []
+    for forward in (model, torch.compile(model, backend="aot_eager")):
+        y = forward(x)
+        y.sum().backward()
+        results.append([y.detach(), *(p.grad for p in model.parameters())])
+        model.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_an_empty_batch():
     layer = nn.Linear(4, 3).to(torch.bfloat16)
     y = layer(torch.empty(0, 4))

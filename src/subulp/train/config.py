@@ -85,19 +85,19 @@ class LMConfig:
     dtype: Annotated[ParameterDtype, _MODEL] = "bf16"
     """Storage of the parameters, except under the precision fp32."""
 
-    steps: Annotated[int, _OPTIMIZER] = 800
+    steps: Annotated[int, _OPTIMIZER] = 2500
     """Training steps of each run."""
 
-    batch_size: Annotated[int, _OPTIMIZER] = 16
+    batch_size: Annotated[int, _OPTIMIZER] = 4
     """Sequences of a step."""
 
     context: Annotated[int, _MODEL] = 64
     """Tokens of a sequence."""
 
-    width: Annotated[int, _MODEL] = 128
+    width: Annotated[int, _MODEL] = 96
     """Size of a token's vector; a multiple of heads."""
 
-    layers: Annotated[int, _MODEL] = 3
+    layers: Annotated[int, _MODEL] = 2
     """Transformer blocks."""
 
     heads: Annotated[int, _MODEL] = 4
@@ -137,13 +137,13 @@ class LMConfig:
     nonfinite: Annotated[Literal["raise", "skip", "propagate"], _OPTIMIZER] = "raise"
     """What a step does with an infinite or NaN gradient."""
 
-    eval_every: Annotated[int, _MEASURED] = 100
+    eval_every: Annotated[int, _MEASURED] = 250
     """Steps between evaluations on the whole validation part; the last step is always one."""
 
-    watch_every: Annotated[int, _MEASURED] = 50
+    watch_every: Annotated[int, _MEASURED] = 100
     """Steps between measurements of what the optimizer's rounding loses, from the first step."""
 
-    log_every: Annotated[int, _MEASURED] = 10
+    log_every: Annotated[int, _MEASURED] = 25
     """Steps between lines of metrics.jsonl."""
 
     threads: Annotated[int, MACHINE] = 1

@@ -70,7 +70,7 @@ def train_lm(
     if jobs is None:
         jobs = default_jobs(len(runs)) if device.type == "cpu" else 1
     directory = RunDirectory.create(TASK, out, overwrite=overwrite)
-    directory.write_config(TASK, config, jobs)
+    directory.write_config(TASK, config, device=device.type, jobs=jobs)
 
     records: list[Record] = []
 

@@ -58,12 +58,16 @@ def run(
 
     Raises:
         ValueError: The strategy is unknown or not available for ``config.dtype``.
+        FloatingPointError: A gradient is not finite under ``config.nonfinite="raise"``.
     """
     device = resolve_device(config.device)
     with _threads(config.threads), torch.random.fork_rng(_cuda_devices(device)):
-        return _run(
-            config, text, precision=precision, seed=seed, device=device, on_record=on_record
-        )
+        try:
+            return _run(
+                config, text, precision=precision, seed=seed, device=device, on_record=on_record
+            )
+        except FloatingPointError as error:
+            raise FloatingPointError(f"precision={precision}, seed={seed}: {error}") from error
 
 
 def resolve_device(name: str) -> torch.device:

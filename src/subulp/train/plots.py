@@ -89,11 +89,19 @@ def plot_descent_quality(records: Sequence[Record], path: Path) -> None:
     figure, axes = _figure(2)
     _draw(axes[0], shares)
     _describe(axes[0], "Effective descent quality", "% of the intended update")
-    axes[0].set_ylim(bottom=min(0, axes[0].get_ylim()[0]))
+    _from_zero(axes[0])
     _draw(axes[1], lost)
     _describe(axes[1], "Updates lost to rounding", "% of nonzero updates")
-    axes[1].set_ylim(bottom=min(0, axes[1].get_ylim()[0]))
+    _from_zero(axes[1])
     _save(figure, path)
+
+
+def _from_zero(ax: Axes) -> None:
+    """Shares are read against zero; a marker there may cross the axis."""
+    values = [y for line in ax.get_lines() for y in np.asarray(line.get_ydata()) if y < 0]
+    ax.set_ylim(bottom=min(values, default=0))
+    for line in ax.get_lines():
+        line.set_clip_on(False)
 
 
 def _series(

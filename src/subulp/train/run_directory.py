@@ -72,14 +72,16 @@ class RunDirectory:
             ) from None
         return cls(out)
 
-    def write_config(self, task: str, config: LMConfig, jobs: int) -> None:
-        """Save what the run is made of, and the versions that run it."""
+    def write_config(self, task: str, config: LMConfig, *, device: str, jobs: int) -> None:
+        """Save what the run is made of, where it runs, and the versions of what runs it."""
         versions = {"subulp": version(), "torch": torch.__version__}
         fields = {
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(config).items()
         }
-        text = to_json({"task": task, **fields, "jobs": jobs, "versions": versions}, indent=2)
+        text = to_json(
+            {"task": task, **fields, "device": device, "jobs": jobs, "versions": versions}, indent=2
+        )
         (self.path / CONFIG).write_text(text + "\n", encoding="utf-8")
 
     def add_record(self, record: Record) -> None:
