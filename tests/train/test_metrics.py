@@ -9,6 +9,7 @@ from subulp.train.metrics import (
     Summary,
     baseline_of,
     excess_perplexity,
+    signed_percent,
     to_json,
 )
 
@@ -55,6 +56,15 @@ def test_excess_is_paired_by_seed():
 def test_spread_is_the_sample_deviation():
     assert Spread.of([1.0, 3.0]) == Spread(2.0, math.sqrt(2))
     assert Spread.of([1.0]) == Spread(1.0, None)
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus():
+    assert [signed_percent(v) for v in (-0.001, 0.0, 0.426, -0.5)] == [
+        "+0.00 %",
+        "+0.00 %",
+        "+0.43 %",
+        "-0.50 %",
+    ]
 
 
 def test_json_is_strict_and_leaves_out_what_a_step_did_not_measure():

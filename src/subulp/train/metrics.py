@@ -130,6 +130,11 @@ def excess_perplexity(summary: Summary, summaries: Iterable[Summary]) -> float |
     return None
 
 
+def signed_percent(value: float) -> str:
+    """``value`` in percent with two decimals and a sign; what rounds to zero is ``+0.00 %``."""
+    return f"{round(value, 2) + 0.0:+.2f} %"
+
+
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """JSON text of plain data and of this module's dataclasses; NaN and infinity become null.
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .metrics import Record, baseline_of
+from .metrics import Record, baseline_of, signed_percent
 
 # Okabe and Ito's colours, which the common kinds of colour blindness tell apart, and a dash
 # pattern and a marker for print without colour. Named strategies look the same in every figure.
@@ -170,7 +170,7 @@ def _label_ends(ax: Axes, series: dict[str, Series]) -> None:
             continue
         height = max((end - low) / (high - low), height + 0.075)
         ax.annotate(
-            f"{name} {end:+.2f} %",
+            f"{name} {signed_percent(end)}",
             (1.01, height),
             xycoords="axes fraction",
             va="center",

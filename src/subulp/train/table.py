@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..diagnostics.memory import CATEGORIES
-from .metrics import Spread, Summary, baseline_of, by_precision, excess_perplexity
+from .metrics import Spread, Summary, baseline_of, by_precision, excess_perplexity, signed_percent
 
 _MIB = 2**20
 _HEADINGS = {"gradients": "grads", "activations": "activ."}
@@ -119,7 +119,8 @@ def _excess(runs: Sequence[Summary], summaries: Sequence[Summary]) -> str:
     if runs[0].precision == baseline_of(s.precision for s in summaries):
         return ""
     shares = (excess_perplexity(run, summaries) for run in runs)
-    return _mean("{:+.2f} %", (100 * share for share in shares if share is not None))
+    mean = Spread.of(100 * share for share in shares if share is not None).mean
+    return signed_percent(mean) if math.isfinite(mean) else "-"
 
 
 def _mean(style: str, values: Iterable[float]) -> str:
