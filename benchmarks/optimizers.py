@@ -1,9 +1,10 @@
 """Rates of optimizer steps, against PyTorch, torch-optimi and torchao.
 
-One process; methods take turns; medians over the rounds. The memory bound of a method is the bytes
-that its strategy must move, each stored tensor read and written once, over the bandwidth of a large
-copy in the same run. `in cache` repeats the step on a tensor that fits the last-level cache: what
-the arithmetic alone would allow.
+One process; methods take turns; medians over the rounds. Ratios are medians of the ratios within a
+round, so that a machine whose speed drifts does not enter them. The memory bound of a method is the
+bytes that its strategy must move, each stored tensor read and written once, over the bandwidth of a
+large copy in the same round. `in cache` repeats the step on a tensor that fits the outer cache:
+what the arithmetic alone, and Python around it, would allow.
 
     python benchmarks/optimizers.py --out benchmarks/results/optimizers-NAME.json
 """
@@ -152,6 +153,11 @@ def interleave(steps: dict[str, Step], rounds: int, slow_rounds: int) -> dict[st
     return times
 
 
+def paired(numerator: list[float], denominator: list[float]) -> float:
+    """Median over the rounds of a ratio of times taken in the same round."""
+    return statistics.median(a / b for a, b in zip(numerator, denominator, strict=False) if a and b)
+
+
 @dataclass
 class Row:
     name: str
@@ -170,31 +176,28 @@ def measure(numel: int, rounds: int, slow_rounds: int, peers: Sequence[str]) -> 
     steps |= {name: ours(name, numel) for name in STRATEGIES}
     steps |= {name: PEERS[name](numel) for name in peers}
     times = interleave(steps, rounds, slow_rounds)
-    bandwidth = 2 * copy_from.nbytes / statistics.median(times.pop("copy"))
+    copies = times.pop("copy")
+    bandwidth = 2 * copy_from.nbytes / statistics.median(copies)
 
-    cached_numel = 1 << 18
-    cached = interleave({n: ours(n, cached_numel) for n in STRATEGIES}, 20 * rounds, 0)
+    cached_numel = 1 << 20
+    cached = interleave({n: ours(n, cached_numel) for n in STRATEGIES}, 10 * rounds, 0)
     rows = []
     for name, spent in times.items():
         share = None
         if name in TRAFFIC:
             grad, rest = TRAFFIC[name]
-            share = (grad + 2 * rest) * numel / statistics.median(spent) / bandwidth
+            moved = (grad + 2 * rest) * numel / (2 * copy_from.nbytes)
+            share = moved * paired(copies, spent)
         in_cache = cached_numel / min(cached[name]) if name in cached else None
         rows.append(
             Row(name, numel / statistics.median(spent), numel / max(spent), numel / min(spent),
                 in_cache, share)
         )  # fmt: skip
-    rate = {row.name: row.rate for row in rows}
+    ratios = {name: paired(times[b], times[a]) for name, a, b, _ in TARGETS if {a, b} <= set(times)}
     targets = [
-        {
-            "name": name,
-            "ratio": rate[a] / rate[b],
-            "least": least,
-            "met": rate[a] / rate[b] >= least,
-        }
-        for name, a, b, least in TARGETS
-        if a in rate and b in rate
+        {"name": name, "ratio": ratios[name], "least": least, "met": ratios[name] >= least}
+        for name, _, _, least in TARGETS
+        if name in ratios
     ]
     targets += [
         {

@@ -98,28 +98,38 @@ inline uint32_t reduce_max(U a) {
   return m;
 }
 
-constexpr int PHILOX = 4;
+// Two batches of four counters, interleaved: a round is a chain of five dependent operations.
+constexpr int PHILOX = 8;
 inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
   // One counter per 64-bit lane. _mm256_mul_epu32 reads low halves only, so the upper halves may
   // hold anything until the end.
   const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
-  __m256i c0 = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block)), _mm256_set_epi64x(3, 2, 1, 0));
-  __m256i c1 = _mm256_srli_epi64(c0, 32);
-  __m256i c2 = _mm256_set1_epi64x(step), c3 = _mm256_set1_epi64x(slot);
+  __m256i c[2][4];
+  for (int j = 0; j < 2; ++j) {
+    c[j][0] = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<long long>(block + 4 * j)),
+                               _mm256_set_epi64x(3, 2, 1, 0));
+    c[j][1] = _mm256_srli_epi64(c[j][0], 32);
+    c[j][2] = _mm256_set1_epi64x(step);
+    c[j][3] = _mm256_set1_epi64x(slot);
+  }
   for (int round = 0; round < 10; ++round) {
     const __m256i k0 = _mm256_set1_epi32(static_cast<int>(key[2 * round]));
     const __m256i k1 = _mm256_set1_epi32(static_cast<int>(key[2 * round + 1]));
-    const __m256i p0 = _mm256_mul_epu32(c0, m0), p1 = _mm256_mul_epu32(c2, m1);
-    c0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), k0), c1);
-    c2 = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), k1), c3);
-    c1 = p1;
-    c3 = p0;
+    for (int j = 0; j < 2; ++j) {
+      const __m256i p0 = _mm256_mul_epu32(c[j][0], m0), p1 = _mm256_mul_epu32(c[j][2], m1);
+      c[j][0] = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), _mm256_xor_si256(c[j][1], k0));
+      c[j][2] = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), _mm256_xor_si256(c[j][3], k1));
+      c[j][1] = p1;
+      c[j][3] = p0;
+    }
   }
-  const __m256i w01 = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xAA);
-  const __m256i w23 = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xAA);
-  const __m256i even = _mm256_unpacklo_epi64(w01, w23), odd = _mm256_unpackhi_epi64(w01, w23);
-  store_u32(out, _mm256_permute2x128_si256(even, odd, 0x20));
-  store_u32(out + 8, _mm256_permute2x128_si256(even, odd, 0x31));
+  for (int j = 0; j < 2; ++j) {
+    const __m256i w01 = _mm256_blend_epi32(c[j][0], _mm256_slli_epi64(c[j][1], 32), 0xAA);
+    const __m256i w23 = _mm256_blend_epi32(c[j][2], _mm256_slli_epi64(c[j][3], 32), 0xAA);
+    const __m256i even = _mm256_unpacklo_epi64(w01, w23), odd = _mm256_unpackhi_epi64(w01, w23);
+    store_u32(out + 16 * j, _mm256_permute2x128_si256(even, odd, 0x20));
+    store_u32(out + 16 * j + 8, _mm256_permute2x128_si256(even, odd, 0x31));
+  }
 }
 
 }  // namespace simd
