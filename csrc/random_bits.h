@@ -5,7 +5,7 @@
 
 namespace simd {
 
-constexpr int BLOCK = 128;  // elements that a pass handles at a time
+constexpr int BLOCK = 512;  // elements that a pass prepares at a time: random bits, tails
 
 class RandomBits {
  public:

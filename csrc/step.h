@@ -198,8 +198,8 @@ class Pass {
   static int run(const subulp_step& s) {
     int64_t blocks = 0;
     for (int64_t i = 0; i < s.count; ++i) blocks += blocks_of(s.numel[i]);
-    // A thread is worth waking for 64 blocks (8,192 elements).
-    const int64_t useful = std::max<int64_t>(1, blocks / 64);
+    // A thread is worth waking for 16 blocks (8,192 elements).
+    const int64_t useful = std::max<int64_t>(1, blocks / 16);
     const int threads = static_cast<int>(std::min<int64_t>(s.threads, useful));
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads) if (threads > 1)
