@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, ClassVar, Literal, SupportsFloat
 
@@ -24,28 +25,7 @@ class Adam(Optimizer):
     _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
     _op = staticmethod(op.adam_step)
     _make_job = staticmethod(op.make_job)
-    _argument_names: ClassVar[tuple[str, ...]] = (
-        "params",
-        "grads",
-        "exp_avgs",
-        "exp_avg_sqs",
-        "extras",
-        "exp_avg_sq_lows",
-        "amaxes",
-        "steps",
-        "lr",
-        "beta1",
-        "beta2",
-        "eps",
-        "weight_decay",
-        "decoupled",
-        "maximize",
-        "precision",
-        "arithmetic",
-        "seed",
-        "streams",
-        "offsets",
-    )
+    _argument_names = tuple(inspect.signature(op.make_job).parameters)
     _decoupled: ClassVar[bool] = False
 
     def __init__(

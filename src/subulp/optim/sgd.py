@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import inspect
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -40,26 +41,7 @@ class SGD(Optimizer):
     _states = (("momentum_buffer", "slow"),)
     _op = staticmethod(op.sgd_step)
     _make_job = staticmethod(op.make_job)
-    _argument_names: ClassVar[tuple[str, ...]] = (
-        "params",
-        "grads",
-        "momentum_buffers",
-        "extras",
-        "momentum_lows",
-        "amaxes",
-        "steps",
-        "lr",
-        "momentum",
-        "dampening",
-        "weight_decay",
-        "nesterov",
-        "maximize",
-        "precision",
-        "arithmetic",
-        "seed",
-        "streams",
-        "offsets",
-    )
+    _argument_names = tuple(inspect.signature(op.make_job).parameters)
 
     def __init__(
         self,

@@ -156,24 +156,5 @@ def sgd_step(
 
 
 @sgd_step.register_fake
-def _(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    momentum_buffers: Sequence[Tensor],
-    extras: Sequence[Tensor],
-    momentum_lows: Sequence[Tensor],
-    amaxes: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    lr: Tensor,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    nesterov: bool,
-    maximize: bool,
-    precision: str,
-    arithmetic: str,
-    seed: int,
-    streams: Sequence[int],
-    offsets: Sequence[int],
-) -> None:
-    return None
+def _(*arguments: object, **named: object) -> None:
+    """Nothing is returned, and what is mutated keeps its form."""
