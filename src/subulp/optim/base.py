@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast, get_args, overload
 
 import torch
@@ -15,7 +15,7 @@ from ..ops import all_finite, storage
 from ..ops.job import StepJob, is_strict
 from ..ops.strategy import Strategy
 from . import full_precision
-from .layout import in_layout_of, is_dense, matching_gradient, repack, same_layout, storage_view
+from .layout import in_layout_of, is_dense, repack, same_layout, storage_view
 from .precision import parse_precision, strategy_for
 from .state_dict import SCALAR_STATES, check_state_dict, restore_components, use_row_major_words
 
@@ -31,14 +31,17 @@ class Bucket:
 
     group: dict[str, Any]
     strategy: Strategy
-    params: list[Tensor]
-    streams: list[int]
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
 
 
 class Optimizer(torch.optim.Optimizer):
     """Base of subulp's optimizers; see :class:`AdamW` for the arguments they share."""
 
     _is_out_of_graphs: ClassVar[bool] = False
+    #: Whether fuse_backward steps the parameters; not part of what is pickled or copied.
+    _fused: bool = False
     #: State tensors of the size of the parameter.
     _states: ClassVar[States]
 
@@ -188,8 +191,19 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step_outside_graphs()
+        # While fused, the backward pass has stepped already.
+        if not self._fused:
+            self._step_outside_graphs()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch.optim; while fused, the backward pass frees gradients and this does nothing.
+
+        Args:
+            set_to_none: Free gradients instead of filling them with zeros (default: ``True``).
+        """
+        if not self._fused:
+            super().zero_grad(set_to_none)
 
     def _step_outside_graphs(self) -> None:
         buckets = list(self._buckets())
@@ -215,34 +229,46 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     def _buckets(self) -> Iterator[Bucket]:
-        """Groups of parameters with gradients, split by dtype, gradient dtype and device."""
-        stream = 0
-        for g, group in enumerate(self.param_groups):
-            buckets: dict[tuple[Any, ...], Bucket] = {}
-            for i, p in enumerate(group["params"]):
-                stream += 1
-                if p.grad is None:
-                    continue
-                _check_gradient(p.grad, f"the gradient of {_name(group, i)} of group {g}")
-                key = (p.dtype, p.grad.dtype, p.device)
-                if key not in buckets:
-                    buckets[key] = Bucket(group, self._strategy(group, p), [], [])
-                buckets[key].params.append(p)
-                buckets[key].streams.append(stream - 1)
-            yield from buckets.values()
+        """The parameters that have a gradient."""
+        places = enumerate((g, i, p) for g in self.param_groups for i, p in enumerate(g["params"]))
+        ready = [
+            (group, i, stream, p, p.grad) for stream, (group, i, p) in places if p.grad is not None
+        ]
+        yield from self._bucketed(ready)
+
+    def _bucketed(
+        self, ready: Iterable[tuple[dict[str, Any], int, int, Tensor, Tensor]]
+    ) -> Iterator[Bucket]:
+        """Parameters and their gradients by group, dtype, gradient dtype and device.
+
+        Args:
+            ready: ``(group, index in it, stream, parameter, gradient)``.
+        """
+        buckets: dict[tuple[Any, ...], Bucket] = {}
+        for group, i, stream, p, grad in ready:
+            g = next(g for g, each in enumerate(self.param_groups) if each is group)
+            _check_gradient(grad, f"the gradient of {_name(group, i)} of group {g}")
+            key = (g, p.dtype, grad.dtype, p.device)
+            if key not in buckets:
+                buckets[key] = Bucket(group, self._strategy(group, p))
+            buckets[key].params.append(p)
+            buckets[key].grads.append(grad)
+            buckets[key].streams.append(stream)
+        yield from buckets.values()
 
     def _gradients_admit(self, buckets: list[Bucket]) -> bool:
         """Apply the groups' ``nonfinite`` policies before anything is updated."""
         guarded = [b for b in buckets if b.group["nonfinite"] != "propagate"]
         found = [
-            b for b in guarded if not bool(all_finite([cast(Tensor, p.grad) for p in b.params]))
+            b for b in guarded if not bool(all_finite(b.grads))
         ]
         if not found:
             return True
         for bucket in found:
             if bucket.group["nonfinite"] != "raise":
                 continue
-            bad = next(p for p in bucket.params if not bool(all_finite([cast(Tensor, p.grad)])))
+            pairs = zip(bucket.params, bucket.grads, strict=True)
+            bad = next(p for p, grad in pairs if not bool(all_finite([grad])))
             index = next(i for i, p in enumerate(bucket.group["params"]) if p is bad)
             group = next(i for i, g in enumerate(self.param_groups) if g is bucket.group)
             raise FloatingPointError(
@@ -279,7 +305,10 @@ class Optimizer(torch.optim.Optimizer):
         return {
             "role": role,
             "params": [storage_view(p.detach(), p) for p in params],
-            "grads": [storage_view(matching_gradient(p), p) for p in params],
+            "grads": [
+                storage_view(in_layout_of(grad, p), p)
+                for p, grad in zip(params, bucket.grads, strict=True)
+            ],
             "extras": role(strategy.extra_name),
             "amaxes": role("gradient_amax"),
             "steps": role("step"),

@@ -37,12 +37,6 @@ def in_layout_of(tensor: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def matching_gradient(param: Tensor) -> Tensor:
-    """The gradient of ``param`` in its memory layout, copied only if it has another one."""
-    assert param.grad is not None
-    return in_layout_of(param.grad, param)
-
-
 def repack(words: Tensor, width: int, before: Tensor, after: Tensor) -> Tensor:
     """Packed tails in the storage order of ``after`` instead of that of ``before``.
 

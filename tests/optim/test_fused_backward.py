@@ -1,0 +1,325 @@
+"""Fused equals unfused, bit for bit, with at most one large gradient alive."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from subulp import diagnostics, optim
+
+STRATEGIES = (
+    "nearest",
+    "stochastic",
+    "kahan",
+    "collage-light",
+    "collage-plus",
+    "fp32-states",
+    "master",
+    "extra-bits-5",
+    "extra-bits-8-stochastic",
+)
+
+
+class Model(nn.Module):
+    """Tied, repeated, frozen, unused and checkpointed parameters in one."""
+
+    def __init__(self, use_checkpoint: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Linear(12, 16, bias=False)
+        self.repeated = nn.Linear(16, 16)
+        self.frozen = nn.Linear(16, 16).requires_grad_(False)
+        self.segment = nn.Sequential(nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 16))
+        self.unused = nn.Linear(3, 3)
+        self.head = nn.Linear(16, 12, bias=False)
+        self.head.weight = nn.Parameter(self.embed.weight.detach().t().clone())
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.use_checkpoint = use_checkpoint
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        h = self.repeated(torch.tanh(self.repeated(h))) + self.frozen(h)
+        if self.use_checkpoint:
+            h = h + checkpoint(self.segment, h, use_reentrant=False)
+        else:
+            h = h + self.segment(h)
+        # The embedding's weight again, transposed: a tied use.
+        return self.head(h) + h @ self.embed.weight * self.scale
+
+
+def batches(count: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.randn(8, 12, generator=generator).to(dtype),
+            torch.randn(8, 12, generator=generator).to(dtype),
+        )
+        for _ in range(count)
+    ]
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def twins(
+    make: Callable[[Any], optim.AdamW], dtype: torch.dtype
+) -> list[tuple[Model, optim.AdamW]]:
+    torch.manual_seed(0)
+    model = Model().to(dtype)
+    other = copy.deepcopy(model)
+    return [(m, make(m.parameters())) for m in (model, other)]
+
+
+def assert_same(a: tuple[Model, Any], b: tuple[Model, Any]) -> None:
+    for (name, p), q in zip(a[0].named_parameters(), b[0].parameters(), strict=True):
+        assert torch.equal(p, q), name
+    mine, theirs = a[1].state_dict(), b[1].state_dict()
+    assert mine["state"].keys() == theirs["state"].keys()
+    for key, state in mine["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, theirs["state"][key][name]), name
+
+
+MAKERS = {
+    "adamw": lambda precision: lambda p: optim.AdamW(p, lr=1e-2, precision=precision, seed=1),
+    "adam": lambda precision: lambda p: optim.Adam(
+        p, lr=1e-2, weight_decay=0.1, precision=precision, seed=1
+    ),
+    "sgd": lambda precision: lambda p: optim.SGD(
+        p, lr=1e-2, momentum=0.9, nesterov=True, precision=precision, seed=1
+    ),
+}
+
+
+@pytest.mark.parametrize("precision", STRATEGIES)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_fused_equals_unfused(maker: str, precision: str) -> None:
+    plain, fused = twins(MAKERS[maker](precision), torch.bfloat16)
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for _, o in (plain, fused)]
+    with optim.fuse_backward(*fused):
+        for batch in batches(5, torch.bfloat16):
+            loss_of(plain[0], batch).backward()
+            plain[1].step()
+            plain[1].zero_grad()
+            loss_of(fused[0], batch).backward()
+            assert all(p.grad is None for p in fused[0].parameters())
+            # Harmless while fused.
+            fused[1].step()
+            fused[1].zero_grad()
+            for scheduler in schedulers:
+                scheduler.step()
+    assert_same(plain, fused)
+
+
+@pytest.mark.parametrize("norm", [0.05, 100.0])
+@pytest.mark.parametrize("precision", ["collage-plus", "stochastic", "master"])
+def test_global_norm_clipping(precision: str, norm: float) -> None:
+    plain, fused = twins(MAKERS["adamw"](precision), torch.bfloat16)
+    # SGD on the same gradients would show a wrong factor even where Adam divides it out.
+    plain_sgd, fused_sgd = twins(MAKERS["sgd"](precision), torch.bfloat16)
+    for a, b in ((plain, fused), (plain_sgd, fused_sgd)):
+        with optim.fuse_backward(*b, max_norm=norm) as handle:
+            for batch in batches(4, torch.bfloat16):
+                loss_of(a[0], batch).backward()
+                total = nn.utils.clip_grad_norm_(a[0].parameters(), norm)
+                a[1].step()
+                a[1].zero_grad()
+                handle.backward(loss_of(b[0], batch))
+                assert handle.total_norm is not None
+                assert torch.equal(handle.total_norm, total)
+        assert_same(a, b)
+
+
+def test_clip_value() -> None:
+    plain, fused = twins(MAKERS["sgd"]("collage-light"), torch.bfloat16)
+    with optim.fuse_backward(*fused, clip_value=1e-3):
+        for batch in batches(3, torch.bfloat16):
+            loss_of(plain[0], batch).backward()
+            nn.utils.clip_grad_value_(plain[0].parameters(), 1e-3)
+            plain[1].step()
+            plain[1].zero_grad()
+            loss_of(fused[0], batch).backward()
+    assert_same(plain, fused)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_accumulation_in_the_parameters_dtype(max_norm: float | None) -> None:
+    plain, fused = twins(MAKERS["adamw"]("collage-plus"), torch.bfloat16)
+    with optim.fuse_backward(*fused, accumulate=3, max_norm=max_norm) as handle:
+        for i, batch in enumerate(batches(6, torch.bfloat16)):
+            loss_of(plain[0], batch).backward()
+            handle.backward(loss_of(fused[0], batch))
+            if i % 3 == 2:
+                if max_norm is not None:
+                    nn.utils.clip_grad_norm_(plain[0].parameters(), max_norm)
+                plain[1].step()
+                plain[1].zero_grad()
+    assert_same(plain, fused)
+
+
+@pytest.mark.parametrize("form", ["fp32", "expansion"])
+def test_accumulation_in_wider_formats(form: str) -> None:
+    """The step sees the FP32 sum: within an expansion's 16 bits for BF16 components."""
+    count = 8
+    sums = {}
+    for accumulate_in in (form, "param"):
+        p = nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
+        optimizer = optim.SGD([p], lr=1.0, precision="collage-light")
+        module = nn.Module()
+        module.p = p
+        generator = torch.Generator().manual_seed(0)
+        gradients = [
+            torch.randn(1000, generator=generator).to(torch.bfloat16) for _ in range(count)
+        ]
+        handle = optim.fuse_backward(
+            module, optimizer, accumulate=count, accumulate_in=accumulate_in
+        )
+        for g in gradients:
+            (p * g).sum().backward()
+        sums[accumulate_in] = -optimizer.wide_value(p)
+        handle.remove()
+    exact = torch.stack([g.double() for g in gradients]).sum(0)
+    scale = torch.stack([g.double().abs() for g in gradients]).sum(0)
+    error = {k: ((v - exact).abs() / scale).max().item() for k, v in sums.items()}
+    assert error[form] < 2**-14 < 2**-10 < error["param"]
+
+
+def test_a_parameter_that_the_last_pass_misses_still_steps() -> None:
+    plain, fused = twins(MAKERS["adamw"]("nearest"), torch.bfloat16)
+    first, second = batches(2, torch.bfloat16)
+    with optim.fuse_backward(*fused, accumulate=2):
+        for model in (plain[0], fused[0]):
+            loss_of(model, first).backward()
+            model.repeated(second[0] @ torch.ones(12, 16).bfloat16()).sum().backward()
+        plain[1].step()
+    assert_same(plain, fused)
+
+
+def test_at_most_one_large_gradient_is_alive() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 64) for _ in range(12)]
+    peaks = {}
+    for fused in (False, True):
+        model = nn.Sequential(*copy.deepcopy(layers))
+        optimizer = optim.AdamW(model.parameters())
+        x = torch.randn(4, 64)
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        handle = optim.fuse_backward(model, optimizer) if fused else None
+        with diagnostics.track_memory(model, optimizer) as memory:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if handle is not None:
+            handle.remove()
+        peaks[fused] = memory.category_peak_bytes["gradients"]
+    largest = 64 * 64 * 4
+    assert peaks[False] == 12 * (largest + 64 * 4)
+    # One waits while the next is computed.
+    assert peaks[True] <= 2 * largest
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_a_nonfinite_gradient_leaves_the_whole_step_out(policy: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = optim.AdamW(model.parameters(), nonfinite=policy)
+    before = copy.deepcopy(model.state_dict())
+    with optim.fuse_backward(model, optimizer) as handle:
+        bad = model(torch.full((2, 4), float("inf"))).sum()
+        if policy == "raise":
+            with pytest.raises(FloatingPointError, match="nothing was updated"):
+                handle.backward(bad)
+        else:
+            handle.backward(bad)
+            assert optimizer.skipped_steps == 1
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, before[name])
+        handle.backward(model(torch.ones(2, 4)).sum())
+        assert not torch.equal(model[0].weight, before["0.weight"])
+
+
+def test_remove_restores_everything() -> None:
+    plain, fused = twins(MAKERS["adamw"]("collage-plus"), torch.bfloat16)
+    first, second, third = batches(3, torch.bfloat16)
+    handle = optim.fuse_backward(*fused)
+    loss_of(fused[0], first).backward()
+    handle.remove()
+    loss_of(fused[0], second).backward()
+    assert fused[0].embed.weight.grad is not None
+    fused[1].step()
+    fused[1].zero_grad()
+    assert fused[0].embed.weight.grad is None
+    for batch in (first, second):
+        loss_of(plain[0], batch).backward()
+        plain[1].step()
+        plain[1].zero_grad()
+    assert_same(plain, fused)
+    # And it can be fused again.
+    with optim.fuse_backward(*fused):
+        loss_of(fused[0], third).backward()
+
+
+def test_pickled_and_copied_optimizers_are_not_fused() -> None:
+    _, (model, optimizer) = twins(MAKERS["adamw"]("nearest"), torch.bfloat16)
+    with optim.fuse_backward(model, optimizer):
+        other = copy.deepcopy((model, optimizer))
+    loss_of(other[0], batches(1, torch.bfloat16)[0]).backward()
+    before = other[0].head.weight.clone()
+    other[1].step()
+    assert not torch.equal(before, other[0].head.weight)
+
+
+def test_double_backward_is_refused() -> None:
+    model = nn.Linear(3, 1)
+    with optim.fuse_backward(model, optim.SGD(model.parameters(), lr=0.1)):
+        loss = model(torch.ones(2, 3)).square().sum()
+        with pytest.raises(RuntimeError, match="create_graph=True"):
+            loss.backward(create_graph=True)
+
+
+def test_a_plain_backward_is_refused_where_two_are_needed() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    with optim.fuse_backward(model, optimizer, max_norm=1.0):
+        with pytest.raises(RuntimeError, match=r"call handle\.backward\(loss\)"):
+            model(torch.ones(2, 3)).sum().backward()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_norm": 0.0}, "max_norm=0.0"),
+        ({"clip_value": -1.0}, "clip_value=-1.0"),
+        ({"max_norm": 1.0, "clip_value": 1.0}, "clip one way"),
+        ({"accumulate": 0}, "accumulate=0"),
+        ({"accumulate_in": "bf16"}, "accumulate_in='bf16'"),
+        ({"accumulate": 2, "accumulate_in": "expansion"}, "accumulate_in='expansion'"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=message):
+        optim.fuse_backward(model, optimizer, **options)
+    optim.fuse_backward(model, optimizer).remove()
+
+
+def test_wrong_optimizers() -> None:
+    model = nn.Linear(3, 1)
+    with pytest.raises(ValueError, match="optimizer is SGD"):
+        optim.fuse_backward(model, torch.optim.SGD(model.parameters()))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="none of the model's parameters"):
+        optim.fuse_backward(nn.Linear(2, 2), optimizer)
+    with optim.fuse_backward(model, optimizer), pytest.raises(ValueError, match="fused already"):
+        optim.fuse_backward(model, optimizer)
