@@ -16,8 +16,9 @@ AccumulateIn = Literal["param", "fp32", "expansion"]
 class Accumulator:
     """Adds up gradients over ``passes`` backward passes, in a chosen format.
 
-    ``"param"`` adds in the parameter's dtype, as autograd does in ``p.grad``. ``"fp32"`` adds in FP32. ``"expansion"`` keeps the sum as two components of the parameter's dtype: BF16
-    holds 16 significant bits of it in 4 bytes.
+    ``"param"`` adds in the parameter's dtype, as autograd does in ``p.grad``; ``"fp32"`` in FP32.
+    ``"expansion"`` keeps the sum as two components of the parameter's dtype: BF16 holds 16
+    significant bits of it in 4 bytes.
 
     Args:
         passes: Backward passes to a step.
@@ -31,10 +32,15 @@ class Accumulator:
 
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise ValueError if a parameter cannot have the format."""
-        if self._passes == 1 or self._form != "expansion":
+        if self._passes == 1 or self._form == "fp32":
             return
         for p in params:
-            if p.dtype not in (torch.bfloat16, torch.float16):
+            if self._form == "param" and p.dtype.itemsize == 1:
+                raise ValueError(
+                    f"accumulate_in='param' is not available for a parameter of dtype {p.dtype}: "
+                    "FP8 gradients do not add up; use 'fp32'"
+                )
+            if self._form == "expansion" and p.dtype not in (torch.bfloat16, torch.float16):
                 raise ValueError(
                     f"accumulate_in='expansion' is not available for a parameter of dtype {p.dtype}"
                     ": it takes bfloat16 or float16; use 'fp32'"

@@ -259,9 +259,7 @@ class Optimizer(torch.optim.Optimizer):
     def _gradients_admit(self, buckets: list[Bucket]) -> bool:
         """Apply the groups' ``nonfinite`` policies before anything is updated."""
         guarded = [b for b in buckets if b.group["nonfinite"] != "propagate"]
-        found = [
-            b for b in guarded if not bool(all_finite(b.grads))
-        ]
+        found = [b for b in guarded if not bool(all_finite(b.grads))]
         if not found:
             return True
         for bucket in found:

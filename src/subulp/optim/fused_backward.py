@@ -18,6 +18,9 @@ from .base import Optimizer
 
 _Mode = Literal["step", "norm"]
 
+# Small gradients wait for company, so that a hundred biases are not a hundred calls.
+_WAITING_BYTES = 64 * 1024
+
 
 def fuse_backward(
     model: nn.Module,
@@ -32,8 +35,7 @@ def fuse_backward(
     """Step each parameter as soon as its gradient is complete, and free the gradient.
 
     Bit-identical to ``backward(); clip; step(); zero_grad()`` for every optimizer and precision.
-    Gradients of small parameters wait for each other and are stepped together, but never more bytes
-    of them than the largest parameter's gradient has.
+    Small gradients wait for each other, 64 KiB of them at most, and are stepped together.
 
     A parameter's value changes while the pass still runs. Autograd notices an operation that needs
     the old value later and raises its usual error about in-place modification.
@@ -43,7 +45,7 @@ def fuse_backward(
         optimizer: One of :mod:`subulp.optim`. Its ``step()`` and ``zero_grad()`` do nothing until
             :meth:`FusedBackward.remove`; schedulers and changed group options count from the next
             backward pass on.
-        max_norm: Clip the global norm of all gradients, as ``clip_grad_norm_`` does. The norm must be
+        max_norm: Clip the global norm of all gradients, as ``clip_grad_norm_`` does. It must be
             known before the first step, so :meth:`FusedBackward.backward` runs the backward pass
             twice: once for the norm, each gradient freed at once, and once to step.
         norm_type: Which norm (default: 2).
@@ -83,7 +85,9 @@ def fuse_backward(
         )
     mine = {id(p) for g in optimizer.param_groups for p in g["params"]}
     if not any(id(p) in mine for p in model.parameters()):
-        raise ValueError("the optimizer has none of the model's parameters: fuse the pair that trains")
+        raise ValueError(
+            "the optimizer has none of the model's parameters: fuse the pair that trains"
+        )
     return FusedBackward(
         model, optimizer, max_norm, norm_type, clip_value, Accumulator(accumulate, accumulate_in)
     )
@@ -123,8 +127,6 @@ class FusedBackward:
         for stream, (group, i, p) in enumerate(pairs):
             self._places[id(p)] = (group, i, stream)
         accumulator.check(self._params)
-        # Gradients wait for company only up to what one large gradient would take anyway.
-        self._room = max(p.numel() * p.element_size() for p in self._params)
         optimizer._fused = True
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._complete)
@@ -263,9 +265,7 @@ class FusedBackward:
     def _untouched(self) -> list[Tensor]:
         """Parameters with gradients of earlier passes only."""
         return [
-            p
-            for p in self._params
-            if id(p) not in self._completed and self._accumulator.holds(p)
+            p for p in self._params if id(p) not in self._completed and self._accumulator.holds(p)
         ]
 
     def _abandon(self) -> None:
@@ -274,15 +274,12 @@ class FusedBackward:
     # ------------------------------------------------------------------------- stepping
 
     def _wait(self, p: Tensor, grad: Tensor) -> None:
-        bytes_waiting = sum(g.nbytes for _, g in self._waiting)
-        if self._waiting and bytes_waiting + grad.nbytes > self._room:
-            self._flush()
         if self._clip_value is not None:
-            grad = _clamp(grad, self._clip_value)
+            grad = _arithmetic(grad).clamp(-self._clip_value, self._clip_value)
         if self._coefficient is not None:
-            grad = grad * self._coefficient.to(grad.device)
+            grad = _arithmetic(grad) * self._coefficient.to(grad.device)
         self._waiting.append((p, grad))
-        if sum(g.nbytes for _, g in self._waiting) >= self._room:
+        if sum(g.nbytes for _, g in self._waiting) >= _WAITING_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -295,7 +292,7 @@ class FusedBackward:
 
     def _measure(self, p: Tensor, grad: Tensor) -> None:
         if self._max_norm is not None:
-            self._norms[id(p)] = torch.linalg.vector_norm(grad, self._norm_type)
+            self._norms[id(p)] = torch.linalg.vector_norm(_arithmetic(grad), self._norm_type)
         if self._places[id(p)][0]["nonfinite"] != "propagate":
             self._finite &= bool(all_finite([grad]))
 
@@ -321,5 +318,6 @@ class FusedBackward:
         return False
 
 
-def _clamp(grad: Tensor, bound: float) -> Tensor:
-    return grad.clamp(-bound, bound)
+def _arithmetic(grad: Tensor) -> Tensor:
+    """A gradient that torch can compute with: FP8 widened."""
+    return grad.to(torch.float32) if grad.dtype.itemsize == 1 else grad
