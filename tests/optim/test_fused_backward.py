@@ -362,3 +362,19 @@ def test_wrong_optimizers() -> None:
         optim.fuse_backward(nn.Linear(2, 2), optimizer)
     with optim.fuse_backward(model, optimizer), pytest.raises(ValueError, match="fused already"):
         optim.fuse_backward(model, optimizer)
+
+
+def test_reentrant_checkpoints() -> None:
+    """They run backward passes of their own; a shared parameter would step between its uses."""
+    model = nn.Linear(3, 3)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(2, 3, requires_grad=True)
+    with optim.fuse_backward(model, optimizer) as handle:
+        h = checkpoint(model, x, use_reentrant=True)
+        with pytest.raises(RuntimeError, match="use_reentrant=False"):
+            h.sum().backward()
+        handle.backward(checkpoint(model, x, use_reentrant=True).sum())
+        y = checkpoint(model, checkpoint(model, x, use_reentrant=True), use_reentrant=True)
+        with pytest.raises(RuntimeError, match="shared parameter"):
+            handle.backward(y.sum())
+    assert int(optimizer.state[model.weight]["step"]) == 1

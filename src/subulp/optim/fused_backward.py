@@ -6,11 +6,13 @@ global-norm clipping takes a second backward pass and no gradient memory, accumu
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from ..ops import all_finite
 from .accumulation import AccumulateIn, Accumulator
@@ -214,6 +216,12 @@ class FusedBackward:
                 "this optimizer must see all gradients before the first step (max_norm, or "
                 "nonfinite='raise' or 'skip'): call handle.backward(loss), not loss.backward()"
             )
+        if _inside_reentrant_checkpoint():
+            raise RuntimeError(
+                "reentrant checkpointing runs backward passes inside the backward pass, whose end "
+                "cannot be seen from here: call handle.backward(loss), or use checkpoint(..., "
+                "use_reentrant=False)"
+            )
         self._begin()
 
         def finish() -> None:
@@ -238,8 +246,9 @@ class FusedBackward:
         if id(p) in self._completed:
             raise RuntimeError(
                 f"a parameter of shape {tuple(p.shape)} received gradients twice in one backward "
-                "pass (reentrant checkpointing of a shared parameter): use "
-                "checkpoint(..., use_reentrant=False)"
+                "pass. With reentrant checkpointing of a shared parameter, use checkpoint(..., "
+                "use_reentrant=False); after a backward pass that failed, remove the handle and "
+                "fuse again"
             )
         self._completed.add(id(p))
         if self._mode == "norm" and self._accumulator.last:
@@ -316,6 +325,15 @@ class FusedBackward:
         for group in self._optimizer.param_groups:
             group["skipped_steps"] += 1
         return False
+
+
+def _inside_reentrant_checkpoint() -> bool:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is CheckpointFunction.backward.__code__:
+            return True
+    return False
 
 
 def _arithmetic(grad: Tensor) -> Tensor:
