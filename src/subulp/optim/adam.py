@@ -23,7 +23,7 @@ class Adam(Optimizer):
     """
 
     _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
-    _op = staticmethod(op.adam_step)
+    _run = staticmethod(op.run)
     _make_job = staticmethod(op.make_job)
     _argument_names = tuple(inspect.signature(op.make_job).parameters)
     _decoupled: ClassVar[bool] = False

@@ -220,13 +220,15 @@ class Optimizer(torch.optim.Optimizer):
         saved = [amax.clone() for amax in amaxes]
         torch._foreach_add_(steps, 1.0)
         try:
-            self._op(*arguments)
+            self._run(*arguments)
         except Exception:
             # A backend that cannot run fails before it touches a parameter: so do the counters.
             torch._foreach_add_(steps, -1.0)
             for amax, before in zip(amaxes, saved, strict=True):
                 amax.copy_(before)
             raise
+        # A backward pass that still needs an old value must notice.
+        torch.autograd.graph.increment_version(bucket.params)
 
     def _buckets(self) -> Iterator[Bucket]:
         """The parameters that have a gradient."""
@@ -280,8 +282,8 @@ class Optimizer(torch.optim.Optimizer):
             each["skipped_steps"] += 1
         return False
 
-    #: The fused op, called with the result of ``_arguments``.
-    _op: Callable[..., None]
+    #: The fused step, called with the result of ``_arguments``.
+    _run: Callable[..., None]
 
     def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
         raise NotImplementedError

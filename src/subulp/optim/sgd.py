@@ -39,7 +39,7 @@ class SGD(Optimizer):
     """
 
     _states = (("momentum_buffer", "slow"),)
-    _op = staticmethod(op.sgd_step)
+    _run = staticmethod(op.run)
     _make_job = staticmethod(op.make_job)
     _argument_names = tuple(inspect.signature(op.make_job).parameters)
 
