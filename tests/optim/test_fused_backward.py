@@ -267,7 +267,7 @@ def test_a_nonfinite_gradient_leaves_the_whole_step_out(policy: str) -> None:
     with optim.fuse_backward(model, optimizer) as handle:
         bad = model(torch.full((2, 4), float("inf"))).sum()
         if policy == "raise":
-            with pytest.raises(FloatingPointError, match="nothing was updated"):
+            with pytest.raises(FloatingPointError, match=r"parameter . of group 0.*was updated"):
                 handle.backward(bad)
         else:
             handle.backward(bad)
@@ -276,6 +276,24 @@ def test_a_nonfinite_gradient_leaves_the_whole_step_out(policy: str) -> None:
             assert torch.equal(value, before[name])
         handle.backward(model(torch.ones(2, 4)).sum())
         assert not torch.equal(model[0].weight, before["0.weight"])
+
+
+def test_the_policy_of_the_group_with_the_bad_gradient_decides() -> None:
+    layers = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)])
+    policies = ("skip", "raise")
+    optimizer = optim.SGD(
+        [
+            {"params": layer.parameters(), "nonfinite": policy}
+            for layer, policy in zip(layers, policies, strict=True)
+        ],
+        lr=0.1,
+    )
+    good, bad = torch.ones(1, 2), torch.full((1, 2), float("nan"))
+    with optim.fuse_backward(layers, optimizer) as handle:
+        handle.backward((layers[0](bad) + layers[1](good)).sum())
+        assert optimizer.skipped_steps == 1
+        with pytest.raises(FloatingPointError, match="parameter 0 of group 1"):
+            handle.backward((layers[0](good) + layers[1](bad)).sum())
 
 
 def test_remove_restores_everything() -> None:

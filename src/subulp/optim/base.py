@@ -269,18 +269,24 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             pairs = zip(bucket.params, bucket.grads, strict=True)
             bad = next(p for p, grad in pairs if not bool(all_finite([grad])))
-            index = next(i for i, p in enumerate(bucket.group["params"]) if p is bad)
-            group = next(i for i, g in enumerate(self.param_groups) if g is bucket.group)
-            raise FloatingPointError(
-                f"the gradient of {_name(bucket.group, index)} of group {group} (shape "
-                f"{tuple(bad.shape)}) has NaN or infinite values; nothing was updated. Lower the "
-                "learning rate or scale the loss, or pass nonfinite='skip' to leave such steps out "
-                "or nonfinite='propagate' to let them through"
-            )
+            raise self._nonfinite_error(bucket.group, bad)
+        self._count_skipped_step()
+        return False
+
+    def _nonfinite_error(self, group: dict[str, Any], p: Tensor) -> FloatingPointError:
+        index = next(i for i, each in enumerate(group["params"]) if each is p)
+        g = next(g for g, each in enumerate(self.param_groups) if each is group)
+        return FloatingPointError(
+            f"the gradient of {_name(group, index)} of group {g} (shape {tuple(p.shape)}) has NaN "
+            "or infinite values; nothing was updated. Lower the learning rate or scale the loss, "
+            "or pass nonfinite='skip' to leave such steps out or nonfinite='propagate' to let them "
+            "through"
+        )
+
+    def _count_skipped_step(self) -> None:
         # One policy leaves the whole step out, so every group has skipped it.
         for each in self.param_groups:
             each["skipped_steps"] += 1
-        return False
 
     #: The fused step, called with the result of ``_arguments``.
     _run: Callable[..., None]

@@ -120,7 +120,7 @@ class FusedBackward:
         self._completed: set[int] = set()
         self._coefficient: Tensor | None = None
         self._norms: dict[int, Tensor] = {}
-        self._finite = True
+        self._nonfinite: list[Tensor] = []
         self._places: dict[int, tuple[dict[str, Any], int, int]] = {}
         self._waiting: list[tuple[Tensor, Tensor]] = []
         ours = {id(p) for p in model.parameters()}
@@ -150,12 +150,13 @@ class FusedBackward:
                 nothing was updated.
         """
         if not (self._two_passes and self._accumulator.last):
-            self._run(loss, gradient, "step" if not self._two_passes else "norm")
+            self._run(loss, gradient, "step")
             return
-        self._norms, self._finite = {}, True
+        self._norms, self._nonfinite = {}, []
         self._run(loss, gradient, "norm", retain_graph=True)
-        if not self._finite and not self._admit():
+        if self._nonfinite:
             self._accumulator.reset()
+            self._leave_out()
             return
         if self._max_norm is not None:
             self._coefficient = self._clip_coefficient(self._max_norm)
@@ -199,7 +200,7 @@ class FusedBackward:
             loss.backward(gradient, retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             self._end()
         except BaseException:
-            self._abandon()
+            self._waiting.clear()
             raise
         finally:
             self._inside = False
@@ -277,9 +278,6 @@ class FusedBackward:
             p for p in self._params if id(p) not in self._completed and self._accumulator.holds(p)
         ]
 
-    def _abandon(self) -> None:
-        self._waiting.clear()
-
     # ------------------------------------------------------------------------- stepping
 
     def _wait(self, p: Tensor, grad: Tensor) -> None:
@@ -302,8 +300,8 @@ class FusedBackward:
     def _measure(self, p: Tensor, grad: Tensor) -> None:
         if self._max_norm is not None:
             self._norms[id(p)] = torch.linalg.vector_norm(_arithmetic(grad), self._norm_type)
-        if self._places[id(p)][0]["nonfinite"] != "propagate":
-            self._finite &= bool(all_finite([grad]))
+        if self._places[id(p)][0]["nonfinite"] != "propagate" and not bool(all_finite([grad])):
+            self._nonfinite.append(p)
 
     def _clip_coefficient(self, max_norm: float) -> Tensor:
         """As ``torch.nn.utils.clip_grad_norm_``, from norms in the order of the parameters."""
@@ -313,18 +311,13 @@ class FusedBackward:
         self.total_norm = torch.linalg.vector_norm(stacked, self._norm_type)
         return torch.clamp(max_norm / (self.total_norm + 1e-6), max=1.0)
 
-    def _admit(self) -> bool:
-        policies = {g["nonfinite"] for g in self._optimizer.param_groups}
-        if "raise" in policies:
-            self._accumulator.reset()
-            raise FloatingPointError(
-                "a gradient has NaN or infinite values; nothing was updated. Lower the learning "
-                "rate or scale the loss, or pass nonfinite='skip' to leave such steps out or "
-                "nonfinite='propagate' to let them through"
-            )
-        for group in self._optimizer.param_groups:
-            group["skipped_steps"] += 1
-        return False
+    def _leave_out(self) -> None:
+        """Raise if a group with a gradient that is not finite says so, else count the step."""
+        for p in self._nonfinite:
+            group = self._places[id(p)][0]
+            if group["nonfinite"] == "raise":
+                raise self._optimizer._nonfinite_error(group, p)
+        self._optimizer._count_skipped_step()
 
 
 def _inside_reentrant_checkpoint() -> bool:
