@@ -108,6 +108,65 @@ def test_a_resized_storage_counts_its_new_size():
     assert memory.category_peak_bytes["activations"] == 4 * (20 + 20 + 400)
 
 
+def test_the_timeline_is_counted_by_hand():
+    model, optimizer = model_and_optimizer()
+    x = torch.randn(50, 100)
+    with track_memory(model, optimizer) as memory:
+        memory.mark("one")
+        y = x + 1
+        memory.mark("two")
+        y = y[:1].clone()
+    found = [(m.mark, m.bytes["weights"], m.bytes["activations"]) for m in memory.timeline]
+    older = [("", 4 * size, 0) for size in (100 * 200, PARAMETERS)]
+    assert found == [
+        *older,
+        ("one", 4 * PARAMETERS, 20_000),
+        ("two", 4 * PARAMETERS, 20_400),
+        ("two", 4 * PARAMETERS, 400),
+    ]
+    seconds = [m.seconds for m in memory.timeline]
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= 0
+
+
+def test_the_timeline_holds_the_peaks():
+    model, optimizer = model_and_optimizer()
+    with track_memory(model, optimizer) as memory:
+        for _ in range(2):
+            step(model, optimizer, torch.randn(50, 100))
+    for name, highest in memory.category_peak_bytes.items():
+        assert max(m.bytes[name] for m in memory.timeline) == highest
+    assert memory.peak_bytes in [m.bytes for m in memory.timeline]
+    assert all(m.bytes["total"] == sum(m.bytes[c] for c in CATEGORIES) for m in memory.timeline)
+
+
+def test_the_timeline_knows_categories_from_birth():
+    model, optimizer = model_and_optimizer()
+    with track_memory(model, optimizer) as memory:
+        memory.mark("forward")
+        loss = model(torch.randn(50, 100)).square().mean()
+        memory.mark("backward")
+        loss.backward()
+        memory.mark("step")
+        optimizer.step()
+    highest = {
+        mark: max(m.bytes["states"] for m in memory.timeline if m.mark == mark)
+        for mark in ("forward", "backward", "step")
+    }
+    assert highest == {"forward": 0, "backward": 0, "step": 8 * PARAMETERS + 8}
+
+
+def test_a_second_block_starts_anew():
+    model, optimizer = model_and_optimizer()
+    memory = track_memory(model, optimizer)
+    for _ in range(2):
+        with memory:
+            memory.mark("inside")
+            torch.zeros(1000)
+        assert memory.peak_bytes["weights"] == 4 * PARAMETERS
+        assert [m.mark for m in memory.timeline] == ["", "", "inside", "inside"]
+
+
 def test_training_is_the_same_with_and_without():
     results = []
     for tracked in (False, True):

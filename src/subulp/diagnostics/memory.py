@@ -1,4 +1,4 @@
-"""Memory by category: what training keeps alive at its peak, in bytes of live tensors.
+"""Memory by category: what training keeps alive at its peak and over time, in bytes of tensors.
 
 Counted from tensor storages rather than from an allocator: the same numbers on every device and in
 every run, without caching, fragmentation or other libraries in them.
@@ -6,11 +6,12 @@ every run, without caching, fragmentation or other libraries in them.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -22,15 +23,18 @@ CATEGORIES = ("weights", "gradients", "states", "activations")
 
 
 def track_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> MemoryTracker:
-    """Follow every tensor of a training step, and tell the peak of live bytes by category.
+    """Follow every tensor of a training step, and tell the live bytes by category.
 
     ::
 
         with track_memory(model, optimizer) as memory:
-            loss_function(model(x), y).backward()
+            loss = loss_function(model(x), y)
+            memory.mark("backward")
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         memory.peak_bytes["activations"]
+        [moment.bytes["total"] for moment in memory.timeline if moment.mark == "backward"]
 
     Categories:
 
@@ -50,8 +54,25 @@ def track_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Me
     return MemoryTracker(model, optimizer)
 
 
+@dataclass(frozen=True)
+class Moment:
+    """Live bytes after one allocation, release or resize.
+
+    Attributes:
+        seconds: Since the block was entered.
+        mark: The latest label given to :meth:`MemoryTracker.mark`; empty before the first.
+        bytes: Of each category, and their sum as ``"total"``.
+    """
+
+    seconds: float
+    mark: str
+    bytes: dict[str, int]
+
+
 class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context manager that :func:`track_memory` returns; read it after the block.
+
+    Every block starts anew.
 
     Attributes:
         peak_bytes: Bytes of each category at the moment when all of them together were highest,
@@ -68,7 +89,21 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages = _StorageLog()
         self._hooks: list[Any] = []
 
+    @property
+    def timeline(self) -> list[Moment]:
+        """Every change of the live bytes, in order; what was there before the block comes first."""
+        return _timeline(self._storages.changes)
+
+    def mark(self, label: str) -> None:
+        """Label what follows, for example as the forward pass of the second step.
+
+        Args:
+            label: What :attr:`Moment.mark` says until the next call.
+        """
+        self._storages.mark = label
+
     def __enter__(self) -> Self:
+        self._storages = _StorageLog()
         self._classify()
         # A gradient is recognised when autograd hands it over, and again once it is accumulated:
         # autograd keeps the tensor that it computed, or a copy.
@@ -93,7 +128,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._storages.stop()
-        self.peak_bytes, self.category_peak_bytes = _peaks(self._storages.events)
+        self.peak_bytes, self.category_peak_bytes = _peaks(self._storages.changes)
 
     def __torch_dispatch__(
         self,
@@ -134,6 +169,15 @@ class _Entry:
     category: str = "activations"
 
 
+class _Change(NamedTuple):
+    """One change of the bytes of one storage."""
+
+    entry: _Entry
+    nbytes: int
+    seconds: float
+    mark: str
+
+
 class _StorageLog:
     """Every change of live bytes, in order, with the storage that it belongs to.
 
@@ -142,7 +186,9 @@ class _StorageLog:
     """
 
     def __init__(self) -> None:
-        self.events: list[tuple[_Entry, int]] = []
+        self.changes: list[_Change] = []
+        self.mark = ""
+        self._start = time.perf_counter()
         self._alive: dict[int, _Entry] = {}
         self._finalizers: dict[int, weakref.finalize[..., Any]] = {}
 
@@ -168,7 +214,7 @@ class _StorageLog:
             self._change(entry, storage.nbytes() - entry.nbytes)
 
     def stop(self) -> None:
-        """Forget the storages that are still alive; the events stay."""
+        """Forget the storages that are still alive; the changes stay."""
         for finalizer in self._finalizers.values():
             finalizer.detach()
         self._alive.clear()
@@ -182,7 +228,8 @@ class _StorageLog:
     def _change(self, entry: _Entry, nbytes: int) -> None:
         if nbytes:
             entry.nbytes += nbytes
-            self.events.append((entry, nbytes))
+            seconds = time.perf_counter() - self._start
+            self.changes.append(_Change(entry, nbytes, seconds, self.mark))
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -202,13 +249,24 @@ def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
         yield from (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
 
 
-def _peaks(events: list[tuple[_Entry, int]]) -> tuple[dict[str, int], dict[str, int]]:
+def _running(changes: list[_Change]) -> Iterator[tuple[_Change, dict[str, int]]]:
+    """Every change and the live bytes after it; the dictionary is the same one throughout."""
     now = dict.fromkeys((*CATEGORIES, "total"), 0)
-    at_peak, highest = dict(now), dict(now)
-    for entry, nbytes in events:
-        for name in (entry.category, "total"):
-            now[name] += nbytes
-            highest[name] = max(highest[name], now[name])
+    for change in changes:
+        for name in (change.entry.category, "total"):
+            now[name] += change.nbytes
+        yield change, now
+
+
+def _timeline(changes: list[_Change]) -> list[Moment]:
+    return [Moment(c.seconds, c.mark, dict(now)) for c, now in _running(changes)]
+
+
+def _peaks(changes: list[_Change]) -> tuple[dict[str, int], dict[str, int]]:
+    at_peak = dict.fromkeys((*CATEGORIES, "total"), 0)
+    highest = dict(at_peak)
+    for _, now in _running(changes):
+        highest = {name: max(value, now[name]) for name, value in highest.items()}
         if now["total"] > at_peak["total"]:
             at_peak = dict(now)
     return at_peak, highest
