@@ -48,6 +48,7 @@ def test_json_is_one_object_and_the_only_output(text_file, tmp_path, capsys):
         "steps",
         "skipped_steps",
         "parameters",
+        "simulated",
     }
     assert "master, seed 1: step 4/4" in captured.err
     assert f"wrote {out}" in captured.err
@@ -91,7 +92,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("subulp.train.lm.train_lm", interrupted)
+    monkeypatch.setattr("subulp.train.comparison.compare", interrupted)
     assert main(["train", "lm"]) == cli.INTERRUPTED == 130
     assert capsys.readouterr().err == "interrupted\n"
 

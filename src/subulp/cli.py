@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,9 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 
 from ._version import version
-from .train.config import MACHINE, LMConfig
+from .train.config import MACHINE, RunConfig
+from .train.image.config import ImageConfig
+from .train.lm.config import LMConfig
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -32,43 +35,61 @@ app.command(train)
 app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where the results go."""
+
+    out: Annotated[Path | None, _OUTPUT] = None
+    """Folder for config.json, metrics.jsonl, summary.json and the plots; without it,
+    runs/TASK-TIMESTAMP."""
+
+    overwrite: Annotated[bool, _OUTPUT] = False
+    """Replace an earlier run in --out."""
+
+    jobs: Annotated[int | None, MACHINE] = None
+    """Runs that train at the same time; without it, one per core. It changes no result."""
+
+    json: Annotated[bool, _OUTPUT] = False
+    """Print one JSON object instead of the table."""
+
+
 @train.command(name="lm")
 def train_lm(
     config: Annotated[LMConfig, Parameter(name="*")] = LMConfig(),  # noqa: B008 - frozen
-    *,
-    out: Annotated[Path | None, _OUTPUT] = None,
-    overwrite: Annotated[bool, _OUTPUT] = False,
-    jobs: Annotated[int | None, MACHINE] = None,
-    json: Annotated[bool, _OUTPUT] = False,
+    output: Annotated[Output, Parameter(name="*")] = Output(),
 ) -> int:
-    """Train a small GPT once for every precision and seed, and show what each precision lost.
+    """Train a small GPT once for every precision and seed, and show what each precision lost."""
+    return _compare(config, output)
 
-    Parameters
-    ----------
-    out: Path
-        Folder for config.json, metrics.jsonl, summary.json and the plots; without it,
-        runs/lm-TIMESTAMP.
-    overwrite: bool
-        Replace an earlier run in --out.
-    jobs: int
-        Runs that train at the same time; without it, one per core. It changes no result.
-    json: bool
-        Print one JSON object instead of the table.
-    """
-    from .train import lm  # noqa: PLC0415
+
+@train.command(name="image")
+def train_image(
+    config: Annotated[ImageConfig, Parameter(name="*")] = ImageConfig(),  # noqa: B008 - frozen
+    output: Annotated[Output, Parameter(name="*")] = Output(),
+) -> int:
+    """Train a ResNet-18 once for every precision and seed, and show what each precision lost."""
+    return _compare(config, output)
+
+
+def _compare(config: RunConfig, output: Output) -> int:
+    from .train.comparison import compare  # noqa: PLC0415
     from .train.metrics import to_json  # noqa: PLC0415
     from .train.progress import reporter  # noqa: PLC0415
     from .train.run_directory import summary_object  # noqa: PLC0415
     from .train.table import print_comparison  # noqa: PLC0415
 
     errors = Console(stderr=True)
-    found = lm.train_lm(
-        config, out=out, overwrite=overwrite, jobs=jobs, reporter=reporter(config, errors)
+    found = compare(
+        config,
+        out=output.out,
+        overwrite=output.overwrite,
+        jobs=output.jobs,
+        reporter=lambda plan: reporter(plan, errors),
     )
-    if json:
-        print(to_json(summary_object(lm.TASK, found.summaries)))
+    if output.json:
+        print(to_json(summary_object(config.task, found.summaries)))
     else:
-        print_comparison(_output(), found.summaries)
+        print_comparison(_output(), found.metrics, found.summaries)
     errors.print(f"wrote {found.directory}", highlight=False, soft_wrap=True)
     return 0
 

@@ -177,3 +177,17 @@ def test_the_gpu_agrees_with_the_cpu(dtype):
     # BF16 and FP16 multiply natively there: the activations are rounded as well.
     torch.testing.assert_close(y.detach().cpu(), expected, rtol=2**-6, atol=2**-3)
     torch.testing.assert_close(on_gpu[0].grad.cpu(), x.grad, rtol=2**-6, atol=2**-3)
+
+
+def test_autocast_casts_like_torch():
+    """FP32 weights, BF16 operands multiplied in FP32, FP32 gradients."""
+    torch.manual_seed(0)
+    layer = nn.Linear(33, 20)
+    x = torch.randn(4, 33)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+        y.float().square().sum().backward()
+    narrow = [t.detach().bfloat16().float() for t in (x, layer.weight)]
+    torch.testing.assert_close(y, F.linear(*narrow, layer.bias).bfloat16())
+    assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+    assert torch.equal(layer.weight.grad, layer.weight.grad.bfloat16().float())

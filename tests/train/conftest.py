@@ -2,7 +2,7 @@
 
 import pytest
 
-from subulp.train.config import LMConfig
+from subulp.train.lm.config import LMConfig
 
 SMALL = {
     "precision": ("master", "nearest"),

@@ -3,23 +3,25 @@ import math
 
 import pytest
 
+from subulp.train.lm.task import METRICS
 from subulp.train.metrics import (
+    Metric,
     Record,
     Spread,
     Summary,
     baseline_of,
-    excess_perplexity,
-    signed_percent,
+    excess_over_baseline,
     to_json,
 )
+
+LOSS, PERPLEXITY = METRICS
 
 
 def summary(precision, seed=0, perplexity=8.0):
     return Summary(
         precision=precision,
         seed=seed,
-        val_loss=math.log(perplexity),
-        perplexity=perplexity,
+        metrics={"val_loss": math.log(perplexity), "perplexity": perplexity},
         train_loss=2.0,
         bytes_per_parameter={"parameter": 2.0, "total": 12.0},
         peak_bytes={"weights": 1, "gradients": 2, "states": 3, "activations": 4, "total": 10},
@@ -48,9 +50,9 @@ def test_master_weights_are_the_baseline_before_fp32():
 
 def test_excess_is_paired_by_seed():
     runs = [summary("master", 0, 8.0), summary("master", 1, 10.0), summary("nearest", 1, 10.1)]
-    assert excess_perplexity(runs[2], runs) == pytest.approx(0.01)
-    assert excess_perplexity(runs[0], runs) == 0
-    assert excess_perplexity(runs[2], runs[2:]) is None
+    assert excess_over_baseline(PERPLEXITY, runs[2], runs) == pytest.approx(1.0)
+    assert excess_over_baseline(PERPLEXITY, runs[0], runs) == 0
+    assert excess_over_baseline(PERPLEXITY, runs[2], runs[2:]) is None
 
 
 def test_spread_is_the_sample_deviation():
@@ -59,7 +61,7 @@ def test_spread_is_the_sample_deviation():
 
 
 def test_a_difference_that_rounds_to_zero_has_no_minus():
-    assert [signed_percent(v) for v in (-0.001, 0.0, 0.426, -0.5)] == [
+    assert [PERPLEXITY.excess_text(v) for v in (-0.001, 0.0, 0.426, -0.5)] == [
         "+0.00 %",
         "+0.00 %",
         "+0.43 %",
@@ -77,4 +79,13 @@ def test_json_is_strict_and_leaves_out_what_a_step_did_not_measure():
         "lr": 1e-3,
         "seconds": 0.5,
     }
-    assert json.loads(to_json({"runs": [summary("kahan")]}))["runs"][0]["precision"] == "kahan"
+    saved = json.loads(to_json({"runs": [summary("kahan")]}))["runs"][0]
+    assert saved["precision"] == "kahan"
+    assert saved["perplexity"] == 8.0
+    assert "metrics" not in saved
+
+
+def test_a_difference_is_in_the_units_of_the_metric():
+    accuracy = Metric("accuracy", "", "{:.2f}", "", "%", factor=100, versus="difference")
+    assert accuracy.excess(0.97, 0.98) == pytest.approx(-1.0)
+    assert accuracy.excess_text(-1.0) == "-1.00"

@@ -4,13 +4,29 @@ import pytest
 from matplotlib.figure import Figure
 
 from subulp.train import plots
+from subulp.train.image import task as image
+from subulp.train.lm.task import METRICS
 from subulp.train.metrics import Record
+
+
+def quality(loss):
+    return {"val_loss": loss, "perplexity": math.exp(loss), "accuracy": 1 / loss}
 
 
 def records(precisions, seeds=(0, 1)):
     return [
         Record(
-            p, seed, step, 3.0, 1e-3, 0.1, 3 - step / 100 + seed / 50 + i / 90, 0.5, 0.6, 0.9, 0.1
+            p,
+            seed,
+            step,
+            3.0,
+            1e-3,
+            0.1,
+            quality(3 - step / 100 + seed / 50 + i / 90),
+            0.5,
+            0.6,
+            0.9,
+            0.1,
         )
         for i, p in enumerate(precisions)
         for seed in seeds
@@ -33,7 +49,7 @@ def saved(monkeypatch):
 
 
 def test_loss_is_shown_beside_its_excess_over_the_baseline(tmp_path, saved):
-    plots.plot_loss(records(["master", "nearest"]), tmp_path / "loss.png")
+    plots.plot_quality(records(["master", "nearest"]), METRICS, tmp_path / "loss.png")
     loss, excess = saved[0].axes
     assert [line.get_label() for line in loss.get_lines()] == ["master", "nearest"]
     (nearest,) = [line for line in excess.get_lines() if line.get_label() == "nearest"]
@@ -43,13 +59,23 @@ def test_loss_is_shown_beside_its_excess_over_the_baseline(tmp_path, saved):
 
 
 def test_without_a_baseline_there_is_one_panel(tmp_path, saved):
-    plots.plot_loss(records(["nearest"]), tmp_path / "loss.png")
+    plots.plot_quality(records(["nearest"]), METRICS, tmp_path / "loss.png")
     assert len(saved[0].axes) == 1
+
+
+def test_a_metric_that_differs_by_units_is_shown_as_it_is(tmp_path, saved):
+    plots.plot_quality(records(["nearest"]), image.METRICS, tmp_path / "loss.png")
+    accuracy = saved[0].axes[1]
+    assert accuracy.get_ylabel() == "%"
+    (line,) = accuracy.get_lines()
+    expected = [50 * (1 / (3 - s / 100) + 1 / (3.02 - s / 100)) for s in (10, 20, 30)]
+    assert line.get_ydata() == pytest.approx(expected)
+    assert [text.get_text() for text in accuracy.texts] == [f"nearest {expected[-1]:.2f}"]
 
 
 def test_runs_of_another_length_are_shown_where_all_seeds_have_values(tmp_path, saved):
     some = [r for r in records(["master", "nearest"]) if not (r.seed == 1 and r.step == 30)]
-    plots.plot_loss(some, tmp_path / "loss.png")
+    plots.plot_quality(some, METRICS, tmp_path / "loss.png")
     assert list(saved[0].axes[0].get_lines()[0].get_xdata()) == [10, 20]
 
 

@@ -1,15 +1,17 @@
+import dataclasses
 import math
 
 from rich.console import Console
 
+from subulp.train.lm.task import METRICS
 from subulp.train.table import print_comparison
 from tests.train.test_metrics import summary
 
 
-def render(summaries, width=200):
+def render(summaries, width=200, metrics=METRICS):
     console = Console(width=width)
     with console.capture() as capture:
-        print_comparison(console, summaries)
+        print_comparison(console, metrics, summaries)
     return capture.get()
 
 
@@ -45,3 +47,12 @@ def test_a_narrow_console_gets_whole_numbers_in_two_parts():
     assert narrow.count("extra-bits-12-stochastic") == 2
     assert "…" not in narrow
     assert set(wide.replace("─", "").split()) == set(narrow.replace("─", "").split())
+
+
+def test_what_is_simulated_has_neither_memory_nor_time():
+    row = next(
+        line
+        for line in render([dataclasses.replace(summary("e5m2+8"), simulated=True)]).splitlines()
+        if "e5m2+8" in line
+    )
+    assert row.split()[-6:] == ["-"] * 6

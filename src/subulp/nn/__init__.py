@@ -1,7 +1,18 @@
 """Layers whose parameters stay narrow while the arithmetic is wide."""
 
+from .batch_norm import BatchNorm2d
+from .conv import Conv2d, narrow_conv2d
 from .embedding import Embedding, narrow_embedding
 from .layer_norm import LayerNorm
 from .linear import Linear, narrow_linear
 
-__all__ = ["Embedding", "LayerNorm", "Linear", "narrow_embedding", "narrow_linear"]
+__all__ = [
+    "BatchNorm2d",
+    "Conv2d",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "narrow_conv2d",
+    "narrow_embedding",
+    "narrow_linear",
+]

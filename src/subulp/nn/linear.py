@@ -16,12 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .autocast import autocast_operands, without_autocast
+
 # Half of a 1 MiB second-level cache. Measured against one untiled FP32 product (1024 x 1024 and
 # 4096 x 1024 weights): 512 KiB costs nothing, 128 KiB costs 15 %.
 TILE_BYTES = 512 * 1024
 
-_ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_NATIVE_ON_GPU = (torch.bfloat16, torch.float16)
+ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NATIVE_ON_GPU = (torch.bfloat16, torch.float16)
 
 
 def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -30,8 +32,9 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     Saves ``x`` and the narrow weight for backward and nothing else. The gradient of the weight is
     computed in FP32, tile by tile, and rounded to nearest into ``weight.grad_dtype`` (the weight's
     own dtype where it is not set). Summation order depends on the tile, so the result equals the
-    untiled product up to FP32 rounding. On a GPU, BF16 and FP16 weights multiply natively in their
-    own dtype.
+    untiled product up to FP32 rounding. Under ``torch.autocast``, FP32 operands are first cast to
+    its dtype, as in ``F.linear``. On a GPU, BF16 and FP16 weights multiply natively in their own
+    dtype.
 
     Args:
         x: ``(..., in_features)``, FP32, BF16 or FP16.
@@ -45,10 +48,11 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         ValueError: A dtype or a shape does not fit.
     """
     _check(x, weight, bias)
+    x, weight = autocast_operands(x, weight)
     if weight.dtype == torch.float32:
         wide_bias = None if bias is None else bias.float()
         return F.linear(x.float(), weight, wide_bias).to(x.dtype)
-    if x.is_cuda and weight.dtype in _NATIVE_ON_GPU:
+    if x.is_cuda and weight.dtype in NATIVE_ON_GPU:
         native_bias = None if bias is None else bias.to(weight.dtype)
         return F.linear(x.to(weight.dtype), weight, native_bias).to(x.dtype)
     y: Tensor = _NarrowLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -79,11 +83,12 @@ class _NarrowLinear(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).float()
         y = rows.new_empty(rows.shape[0], weight.shape[0])
-        for tile, decoded in _decoded_tiles(weight):
-            if bias is None:
-                torch.mm(rows, decoded.t(), out=y[:, tile])
-            else:
-                torch.addmm(bias[tile].float(), rows, decoded.t(), out=y[:, tile])
+        with without_autocast(x):
+            for tile, decoded in _decoded_tiles(weight):
+                if bias is None:
+                    torch.mm(rows, decoded.t(), out=y[:, tile])
+                else:
+                    torch.addmm(bias[tile].float(), rows, decoded.t(), out=y[:, tile])
         return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype)
 
     @staticmethod
@@ -105,14 +110,15 @@ class _NarrowLinear(torch.autograd.Function):
         grad_weight = (
             torch.empty_like(weight, dtype=ctx.weight_grad_dtype) if needs_weight else None
         )
-        for tile, buffer in _decoded_tiles(weight):
-            grad_tile = grad_rows[:, tile]
-            if grad_x is not None:
-                beta = 0 if tile.start == 0 else 1
-                torch.addmm(grad_x, grad_tile, buffer, beta=beta, out=grad_x)
-            if grad_weight is not None:
-                torch.mm(grad_tile.t(), rows, out=buffer)
-                grad_weight[tile].copy_(buffer)
+        with without_autocast(x):
+            for tile, buffer in _decoded_tiles(weight):
+                grad_tile = grad_rows[:, tile]
+                if grad_x is not None:
+                    beta = 0 if tile.start == 0 else 1
+                    torch.addmm(grad_x, grad_tile, buffer, beta=beta, out=grad_x)
+                if grad_weight is not None:
+                    torch.mm(grad_tile.t(), rows, out=buffer)
+                    grad_weight[tile].copy_(buffer)
         grad_bias = grad_rows.sum(0).to(ctx.bias_grad_dtype) if needs_bias else None
         if grad_x is not None:
             grad_x = grad_x.view(x.shape).to(x.dtype)
@@ -135,7 +141,7 @@ def _decoded_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if x.dtype not in _ACTIVATION_DTYPES:
+    if x.dtype not in ACTIVATION_DTYPES:
         raise ValueError(
             f"x has dtype {x.dtype}: narrow_linear takes FP32, BF16 or FP16 activations; cast x"
         )

@@ -1,4 +1,4 @@
-"""What a run measures: one record per logged step, one summary per run."""
+"""What runs measure: metrics of a task, one record per logged step, one summary per run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,56 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measure of quality.
+
+    Attributes:
+        name: Its key in records, summaries and JSON.
+        heading: Of its column in the table.
+        style: Format of its value there.
+        title: What plots call it.
+        unit: Of its axis.
+        factor: From the value to the unit (default: 1).
+        versus: How runs are compared with the baseline: by ``"ratio"``, by ``"difference"``, or
+            not (default: ``None``).
+    """
+
+    name: str
+    heading: str
+    style: str
+    title: str
+    unit: str
+    factor: float = 1.0
+    versus: Literal["ratio", "difference"] | None = None
+
+    def excess(self, value: Any, baseline: Any) -> Any:
+        """``value`` above the baseline's, floats or arrays: in percent of it, or in units."""
+        if self.versus == "ratio":
+            return 100 * (value / baseline - 1)
+        return self.factor * (value - baseline)
+
+    def excess_text(self, excess: float) -> str:
+        """An excess with two decimals and a sign; what rounds to zero is ``+0.00``."""
+        return f"{round(excess, 2) + 0.0:+.2f}" + (" %" if self.versus == "ratio" else "")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One logged step of one run; fields that the step did not measure are ``None``.
+    """One logged step of one run; fields that the step did not measure are empty.
 
     Attributes:
         precision: Strategy of the run.
         seed: Seed of the run.
         step: Step number, from 1.
-        loss: Training loss of the step's batch, in nats per token.
+        loss: Training loss of the step's batch.
         lr: Learning rate of the step.
         seconds: Duration of the step.
-        val_loss: Loss over the validation part after the step.
+        metrics: What the task measures on the validation part after the step.
         effective_descent_quality: Collage, equation 3: the effective update's length in the
             direction of the intended one.
         update_norm: Norm of the intended update.
@@ -35,7 +69,7 @@ class Record:
     loss: float
     lr: float
     seconds: float
-    val_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
     effective_descent_quality: float | None = None
     update_norm: float | None = None
     descent_share: float | None = None
@@ -49,8 +83,7 @@ class Summary:
     Attributes:
         precision: Strategy of the run.
         seed: Seed of the run.
-        val_loss: Loss over the whole validation part after the last step, in nats per token.
-        perplexity: ``exp(val_loss)``.
+        metrics: What the task measures on the validation part after the last step.
         train_loss: Mean training loss of the last tenth of the steps.
         bytes_per_parameter: What the optimizer keeps of one parameter, by tensor, and the total.
         peak_bytes: Live bytes of a training step at the moment of the highest total: weights,
@@ -63,12 +96,13 @@ class Summary:
         steps: Training steps.
         skipped_steps: Those that ``nonfinite="skip"`` left out.
         parameters: Number of parameters of the model.
+        simulated: The storage is wider than the format that it stands for: memory and time mean
+            nothing.
     """
 
     precision: str
     seed: int
-    val_loss: float
-    perplexity: float
+    metrics: dict[str, float]
     train_loss: float
     bytes_per_parameter: dict[str, float]
     peak_bytes: dict[str, int]
@@ -80,6 +114,7 @@ class Summary:
     steps: int
     skipped_steps: int
     parameters: int
+    simulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,23 +151,17 @@ def baseline_of(precisions: Iterable[str]) -> str | None:
     return next((name for name in ("master", "fp32") if name in precisions), None)
 
 
-def excess_perplexity(summary: Summary, summaries: Iterable[Summary]) -> float | None:
-    """Perplexity above that of the baseline with the same seed, as a share of the latter.
-
-    Returns:
-        For instance 0.003 for 0.3 % more; ``None`` if there is no baseline among ``summaries``.
-    """
+def excess_over_baseline(
+    metric: Metric, summary: Summary, summaries: Iterable[Summary]
+) -> float | None:
+    """:meth:`Metric.excess` over the baseline with the same seed; ``None`` without a baseline."""
     summaries = list(summaries)
     baseline = baseline_of(s.precision for s in summaries)
     for other in summaries:
         if other.precision == baseline and other.seed == summary.seed:
-            return summary.perplexity / other.perplexity - 1
+            excess: float = metric.excess(summary.metrics[metric.name], other.metrics[metric.name])
+            return excess
     return None
-
-
-def signed_percent(value: float) -> str:
-    """``value`` in percent with two decimals and a sign; what rounds to zero is ``+0.00 %``."""
-    return f"{round(value, 2) + 0.0:+.2f} %"
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -144,10 +173,8 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
-        return _plain({k: v for k, v in asdict(value).items() if v is not None})
-    if isinstance(value, Summary):
-        return _plain(asdict(value))
+    if isinstance(value, Record | Summary):
+        return _plain(_flat(asdict(value)))
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -155,3 +182,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _flat(fields: dict[str, Any]) -> dict[str, Any]:
+    """Metrics among the other fields, where readers look for them; without what is missing."""
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        flat.update(value if name == "metrics" else {name: value})
+    return {name: value for name, value in flat.items() if value is not None}

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
-from .config import LMConfig
-from .data.text import Text, load_text
+from .config import RunConfig
 from .loop import run
 from .metrics import Record, Summary
+from .task import task_of
 
 Runs = Sequence[tuple[str, int]]
 """Precision and seed of each run."""
@@ -33,13 +34,13 @@ def default_jobs(runs: int) -> int:
 
 
 def run_all(
-    config: LMConfig, text: Text, runs: Runs, jobs: int, on_record: Callable[[Record], None]
+    config: RunConfig, data: Any, runs: Runs, jobs: int, on_record: Callable[[Record], None]
 ) -> list[Summary]:
     """Do all ``runs``, ``jobs`` of them at a time.
 
     Args:
         config: The comparison.
-        text: What ``config.data`` holds; workers read it again.
+        data: What the task loaded for ``config``; workers read it again.
         runs: What to do, in this order.
         jobs: Number of worker processes; 1 runs everything in the calling process.
         on_record: Called in the calling process with every logged step, in the order of arrival.
@@ -52,7 +53,7 @@ def run_all(
         Exception: Whatever a run raised; other runs are stopped.
     """
     if jobs == 1:
-        return [run(config, text, precision, seed, on_record) for precision, seed in runs]
+        return [run(config, data, precision, seed, on_record) for precision, seed in runs]
     summaries: dict[int, Summary] = {}
     waiting = list(enumerate(runs))
     with _workers(config, min(jobs, len(runs))) as workers:
@@ -107,7 +108,7 @@ def _give(
 
 
 @contextmanager
-def _workers(config: LMConfig, count: int) -> Iterator[list[_Worker]]:
+def _workers(config: RunConfig, count: int) -> Iterator[list[_Worker]]:
     # Fork would copy torch's threads in an unknown state.
     context = get_context("spawn")
     workers: list[_Worker] = []
@@ -141,16 +142,16 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(config: LMConfig, pipe: Connection) -> None:
+def _work(config: RunConfig, pipe: Connection) -> None:
     """Body of a worker: trains what it is sent until the parent closes the pipe."""
-    text = load_text(config.data, config.level)
+    data = task_of(config).load(config)
     while True:
         try:
             precision, seed = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send(run(config, text, precision, seed, pipe.send))
+            pipe.send(run(config, data, precision, seed, pipe.send))
         except Exception as error:
             error.add_note(f"in a worker process:\n{traceback.format_exc()}")
             pipe.send(error)

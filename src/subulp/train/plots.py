@@ -1,4 +1,4 @@
-"""The figures of a comparison: validation loss, and how much of each update survived."""
+"""The figures of a comparison: quality, and how much of each update survived."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .metrics import Record, baseline_of, signed_percent
+from .metrics import Metric, Record, baseline_of
 
 # Okabe and Ito's colours, which the common kinds of colour blindness tell apart, and a dash
 # pattern and a marker for print without colour. Named strategies look the same in every figure.
@@ -27,6 +27,7 @@ _STYLES: dict[str, _Style] = {
     "kahan": ("#CC79A7", (0, (8, 3)), "v"),
     "stochastic": ("#E69F00", (0, (3, 1.5)), "P"),
     "fp32-states": ("#56B4E9", (0, (3, 1, 1, 1, 1, 1)), "X"),
+    "amp": ("#7A5195", (0, (6, 1)), "p"),
 }
 _SPARE_STYLES: tuple[_Style, ...] = (
     ("#7F7F7F", (0, (2, 2)), "<"),
@@ -40,36 +41,46 @@ Series = tuple[np.ndarray, np.ndarray]
 """Steps, and values of shape (seeds, steps)."""
 
 
-def plot_loss(records: Sequence[Record], path: Path) -> None:
-    """Save validation loss against steps; beside it, the perplexity above that of the baseline.
+def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Path) -> None:
+    """Save the first metric against steps; beside it, the last one.
 
-    The second panel is there when a baseline (master weights, else FP32) is among the runs: the
-    differences between strategies are a hundredth of the loss itself, and pairing the seeds takes
-    the luck of a seed out of them. Lines are means over seeds, bands span all of them, labels give
-    the values at the last step.
+    A metric that compares by ratio is shown as its excess over the baseline (master weights, else
+    FP32) where there is one: the differences between strategies are a hundredth of the value
+    itself, and pairing the seeds takes the luck of a seed out of them. Lines are means over seeds,
+    bands span all of them, labels give the values at the last step.
 
     Args:
         records: Logged steps of all runs.
+        metrics: What the task measures.
         path: The PNG file to write.
     """
-    losses = _series(records, lambda record: record.val_loss)
-    baseline = baseline_of(losses)
-    others = {name: s for name, s in losses.items() if name != baseline}
+    first, last = metrics[0], metrics[-1]
+    shown = _metric_series(records, last)
+    baseline = baseline_of(shown)
+    others = {name: s for name, s in shown.items() if name != baseline}
     paired = baseline is not None and bool(others)
-    figure, axes = _figure(2 if paired else 1)
-    _draw(axes[0], losses)
-    _describe(axes[0], "Validation loss", "nats per token")
-    if paired and baseline is not None:
-        steps, reference = losses[baseline]
+    figure, axes = _figure(1 if last.versus == "ratio" and not paired else 2)
+    _draw(axes[0], _metric_series(records, first))
+    _describe(axes[0], first.title, first.unit)
+    if last.versus == "ratio" and paired and baseline is not None:
+        steps, reference = shown[baseline]
         excess = {
-            name: (steps, 100 * np.expm1(values - reference))
-            for name, (_, values) in others.items()
+            name: (steps, last.excess(values, reference)) for name, (_, values) in others.items()
         }
         axes[1].axhline(0, color=_STYLES[baseline][0], linewidth=1)
         _draw(axes[1], excess)
-        _describe(axes[1], f"Perplexity above {baseline}", "%", legend=False)
-        _label_ends(axes[1], excess)
+        _describe(axes[1], f"{last.title} above {baseline}", "%", legend=False)
+        _label_ends(axes[1], excess, last.excess_text)
+    elif last.versus != "ratio":
+        scaled = {name: (steps, last.factor * y) for name, (steps, y) in shown.items()}
+        _draw(axes[1], scaled)
+        _describe(axes[1], last.title, last.unit, legend=False)
+        _label_ends(axes[1], scaled, last.style.format)
     _save(figure, path)
+
+
+def _metric_series(records: Iterable[Record], metric: Metric) -> dict[str, Series]:
+    return _series(records, lambda record: record.metrics.get(metric.name))
 
 
 def plot_descent_quality(records: Sequence[Record], path: Path) -> None:
@@ -159,7 +170,7 @@ def _draw(ax: Axes, series: dict[str, Series]) -> None:
             )
 
 
-def _label_ends(ax: Axes, series: dict[str, Series]) -> None:
+def _label_ends(ax: Axes, series: dict[str, Series], text: Callable[[float], str]) -> None:
     """Write each line's name and last value beside its end, moved apart where they would touch."""
     styles = _styles(series)
     low, high = ax.get_ylim()
@@ -170,7 +181,7 @@ def _label_ends(ax: Axes, series: dict[str, Series]) -> None:
             continue
         height = max((end - low) / (high - low), height + 0.075)
         ax.annotate(
-            f"{name} {signed_percent(end)}",
+            f"{name} {text(end)}",
             (1.01, height),
             xycoords="axes fraction",
             va="center",
@@ -183,7 +194,7 @@ def _describe(ax: Axes, title: str, unit: str, *, legend: bool = True) -> None:
     ax.set_title(title, loc="left", fontsize=11, color=_TEXT)
     ax.set_xlabel("step", fontsize=9, color=_TEXT)
     ax.set_ylabel(unit, fontsize=9, color=_TEXT)
-    if legend:
+    if legend and ax.get_lines():
         ax.legend(frameon=False, fontsize=9, labelcolor=_TEXT, handlelength=3.5)
 
 

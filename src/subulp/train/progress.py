@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -17,8 +18,24 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from .config import LMConfig
 from .metrics import Record
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is about to be trained.
+
+    Attributes:
+        runs: Precision and seed of each run.
+        steps: Training steps of each.
+    """
+
+    runs: tuple[tuple[str, int], ...]
+    steps: int
+
+    def name(self, precision: str, seed: int) -> str:
+        """A run as people are told of it: without the seed where all have the same."""
+        return precision if len({s for _, s in self.runs}) == 1 else f"{precision}, seed {seed}"
 
 
 class Reporter(Protocol):
@@ -37,9 +54,9 @@ class Reporter(Protocol):
     ) -> None: ...
 
 
-def reporter(config: LMConfig, console: Console) -> Reporter:
+def reporter(plan: Plan, console: Console) -> Reporter:
     """Bars where they can move, lines where they would pile up (in a file, in a build log)."""
-    return Bars(config, console) if console.is_terminal else Lines(config, console)
+    return Bars(plan, console) if console.is_terminal else Lines(plan, console)
 
 
 class _Rates:
@@ -61,7 +78,7 @@ class Bars:
     """One progress bar per run, with the latest loss and the rate."""
 
     def __init__(
-        self, config: LMConfig, console: Console, clock: Callable[[], float] = time.monotonic
+        self, plan: Plan, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._rate = _Rates(clock)
         self._progress = Progress(
@@ -74,15 +91,10 @@ class Bars:
             console=console,
         )
         self._tasks: dict[tuple[str, int], TaskID] = {}
-        for precision in config.precision:
-            for seed in config.seeds:
-                self._tasks[precision, seed] = self._progress.add_task(
-                    _name(config, precision, seed),
-                    total=config.steps,
-                    start=False,
-                    loss="",
-                    rate="",
-                )
+        for precision, seed in plan.runs:
+            self._tasks[precision, seed] = self._progress.add_task(
+                plan.name(precision, seed), total=plan.steps, start=False, loss="", rate=""
+            )
 
     def on_record(self, record: Record) -> None:
         """Move the run's bar."""
@@ -108,20 +120,22 @@ class Lines:
     """A line per evaluation."""
 
     def __init__(
-        self, config: LMConfig, console: Console, clock: Callable[[], float] = time.monotonic
+        self, plan: Plan, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._rate = _Rates(clock)
-        self._config = config
+        self._plan = plan
         self._console = console
 
     def on_record(self, record: Record) -> None:
         """Print the step if it was evaluated."""
-        if record.val_loss is None:
+        if not record.metrics:
             return
+        measured = ", ".join(
+            f"{name.replace('_', ' ')} {value:.4g}" for name, value in record.metrics.items()
+        )
         self._console.print(
-            f"{_name(self._config, record.precision, record.seed)}: step {record.step}/"
-            f"{self._config.steps}, loss {record.loss:.3f}, val loss {record.val_loss:.4f}, "
-            f"{self._rate(record)}",
+            f"{self._plan.name(record.precision, record.seed)}: step {record.step}/"
+            f"{self._plan.steps}, loss {record.loss:.3f}, {measured}, {self._rate(record)}",
             highlight=False,
             soft_wrap=True,
         )
@@ -131,7 +145,3 @@ class Lines:
 
     def __exit__(self, *exception: object) -> None:
         return None
-
-
-def _name(config: LMConfig, precision: str, seed: int) -> str:
-    return precision if len(config.seeds) == 1 else f"{precision}, seed {seed}"

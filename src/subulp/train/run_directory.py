@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from .._version import version
-from .config import LMConfig
+from .config import RunConfig
 from .metrics import Record, Summary, to_json
 
 CONFIG = "config.json"
@@ -72,7 +72,7 @@ class RunDirectory:
             ) from None
         return cls(out)
 
-    def write_config(self, task: str, config: LMConfig, *, device: str, jobs: int) -> None:
+    def write_config(self, config: RunConfig, *, device: str, jobs: int) -> None:
         """Save what the run is made of, where it runs, and the versions of what runs it."""
         versions = {"subulp": version(), "torch": torch.__version__}
         fields = {
@@ -80,7 +80,8 @@ class RunDirectory:
             for name, value in asdict(config).items()
         }
         text = to_json(
-            {"task": task, **fields, "device": device, "jobs": jobs, "versions": versions}, indent=2
+            {"task": config.task, **fields, "device": device, "jobs": jobs, "versions": versions},
+            indent=2,
         )
         (self.path / CONFIG).write_text(text + "\n", encoding="utf-8")
 

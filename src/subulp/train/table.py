@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ..diagnostics.memory import CATEGORIES
-from .metrics import Spread, Summary, baseline_of, by_precision, excess_perplexity, signed_percent
+from .metrics import (
+    Metric,
+    Spread,
+    Summary,
+    baseline_of,
+    by_precision,
+    excess_over_baseline,
+)
 
 _MIB = 2**20
 _HEADINGS = {"gradients": "grads", "activations": "activ."}
@@ -25,19 +33,23 @@ class _Column:
     cell: Callable[[Sequence[Summary]], str]
 
 
-def print_comparison(console: Console, summaries: Sequence[Summary]) -> None:
+def print_comparison(
+    console: Console, metrics: Sequence[Metric], summaries: Sequence[Summary]
+) -> None:
     """One row per precision: quality, what rounding lost, memory and time.
 
-    With several seeds the losses are mean ± sample standard deviation, and the other columns means.
-    Perplexity is compared with that of the baseline (master weights, else FP32) seed by seed. A
-    console too narrow for the table gets it in two parts.
+    With several seeds the metrics are mean ± sample standard deviation, and the other columns
+    means. Runs are compared with the baseline (master weights, else FP32) seed by seed. A console
+    too narrow for the table gets it in two parts.
     """
-    quality, cost = _quality_columns(summaries), _cost_columns()
+    quality, cost = _quality_columns(metrics, summaries), _cost_columns()
     title = _title(summaries)
     caption = (
         "Descent quality: the share of the intended updates that took effect. "
         "MiB: live bytes at the peak of one training step."
     )
+    if any(s.simulated for s in summaries):
+        caption += " A format that is simulated in wider storage has no bytes of its own."
     whole = _table(summaries, [*quality, *cost], title, caption)
     # Measured as if there were room: rich cuts a measure to the width of the console.
     roomy = console.options.update_width(1000)
@@ -48,15 +60,14 @@ def print_comparison(console: Console, summaries: Sequence[Summary]) -> None:
     console.print(_table(summaries, cost, None, caption))
 
 
-def _quality_columns(summaries: Sequence[Summary]) -> list[_Column]:
-    columns = [
-        _Column("val\nloss", lambda runs: _spread("{:.4f}", (s.val_loss for s in runs))),
-        _Column("perplexity", lambda runs: _spread("{:.3f}", (s.perplexity for s in runs))),
-    ]
+def _quality_columns(metrics: Sequence[Metric], summaries: Sequence[Summary]) -> list[_Column]:
     precisions = [s.precision for s in summaries]
     baseline = baseline_of(precisions)
-    if baseline is not None and len(set(precisions)) > 1:
-        columns.append(_Column(f"vs\n{baseline}", lambda runs: _excess(runs, summaries)))
+    columns = []
+    for metric in metrics:
+        columns.append(_Column(metric.heading, partial(_metric, metric)))
+        if metric.versus and baseline is not None and len(set(precisions)) > 1:
+            columns.append(_Column(f"vs\n{baseline}", partial(_excess, metric, summaries)))
     return [
         *columns,
         _Column(
@@ -73,14 +84,15 @@ def _cost_columns() -> list[_Column]:
     def peak(category: str) -> _Column:
         return _Column(
             f"{_HEADINGS.get(category, category)}\nMiB",
-            lambda runs: _mean("{:.2f}", (s.peak_bytes[category] / _MIB for s in runs)),
+            lambda runs: _real(runs, "{:.2f}", (s.peak_bytes[category] / _MIB for s in runs)),
         )
 
     return [
         _Column("bytes/\nparam", bytes_per_parameter),
         *map(peak, (*CATEGORIES, "total")),
         _Column(
-            "ms/\nstep", lambda runs: _mean("{:.1f}", (1e3 * s.seconds_per_step for s in runs))
+            "ms/\nstep",
+            lambda runs: _real(runs, "{:.1f}", (1e3 * s.seconds_per_step for s in runs)),
         ),
     ]
 
@@ -115,17 +127,26 @@ def _percent(name: str, runs: Sequence[Summary]) -> Iterable[float]:
     return (100 * getattr(run, name) for run in runs)
 
 
-def _excess(runs: Sequence[Summary], summaries: Sequence[Summary]) -> str:
+def _metric(metric: Metric, runs: Sequence[Summary]) -> str:
+    return _spread(metric.style, (metric.factor * s.metrics[metric.name] for s in runs))
+
+
+def _excess(metric: Metric, summaries: Sequence[Summary], runs: Sequence[Summary]) -> str:
     if runs[0].precision == baseline_of(s.precision for s in summaries):
         return ""
-    shares = (excess_perplexity(run, summaries) for run in runs)
-    mean = Spread.of(100 * share for share in shares if share is not None).mean
-    return signed_percent(mean) if math.isfinite(mean) else "-"
+    found = (excess_over_baseline(metric, run, summaries) for run in runs)
+    mean = Spread.of(excess for excess in found if excess is not None).mean
+    return metric.excess_text(mean) if math.isfinite(mean) else "-"
 
 
 def _mean(style: str, values: Iterable[float]) -> str:
     mean = Spread.of(values).mean
     return style.format(mean) if math.isfinite(mean) else "-"
+
+
+def _real(runs: Sequence[Summary], style: str, values: Iterable[float]) -> str:
+    """A mean of what only storage that is not simulated has."""
+    return "-" if runs[0].simulated else _mean(style, values)
 
 
 def _spread(style: str, values: Iterable[float]) -> str:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from subulp.train import parallel
-from subulp.train.lm import train_lm
+from subulp.train.comparison import compare
 from subulp.train.run_directory import RunDirectory
 
 FILES = {"config.json", "metrics.jsonl", "summary.json", "loss.png", "descent_quality.png"}
@@ -23,7 +23,7 @@ def numbers(comparison):
 @pytest.fixture(scope="module")
 def comparison(small, tmp_path_factory):
     config = small(seeds=(0, 1))
-    return config, train_lm(config, out=tmp_path_factory.mktemp("run") / "out", jobs=1)
+    return config, compare(config, out=tmp_path_factory.mktemp("run") / "out", jobs=1)
 
 
 def test_the_run_directory_holds_everything(comparison):
@@ -53,19 +53,19 @@ def test_the_run_directory_holds_everything(comparison):
 
 def test_workers_give_the_numbers_of_the_calling_process(comparison, tmp_path):
     config, sequential = comparison
-    assert numbers(train_lm(config, out=tmp_path / "out", jobs=2)) == numbers(sequential)
+    assert numbers(compare(config, out=tmp_path / "out", jobs=2)) == numbers(sequential)
 
 
 def test_an_error_in_a_worker_reaches_the_caller(small, tmp_path):
     config = small(lr=1e30, steps=50, dtype="fp16", precision=("nearest", "master"))
     with pytest.raises(FloatingPointError, match=r"^precision=\w+, seed=0: .*NaN") as caught:
-        train_lm(config, out=tmp_path / "out", jobs=2)
+        compare(config, out=tmp_path / "out", jobs=2)
     assert "in a worker process" in caught.value.__notes__[0]
 
 
 def test_a_run_that_diverged_is_still_reported(small, tmp_path):
     config = small(lr=1e30, nonfinite="propagate")
-    found = train_lm(config, out=tmp_path / "out", jobs=1)
+    found = compare(config, out=tmp_path / "out", jobs=1)
     saved = json.loads((found.directory / "summary.json").read_text())
     assert saved["runs"][0]["val_loss"] is None
     assert {p.name for p in found.directory.iterdir()} == FILES
@@ -73,7 +73,7 @@ def test_a_run_that_diverged_is_still_reported(small, tmp_path):
 
 def test_skipped_steps_are_counted(small, tmp_path):
     config = small(lr=1e30, nonfinite="skip")
-    found = train_lm(config, out=tmp_path / "out", jobs=1)
+    found = compare(config, out=tmp_path / "out", jobs=1)
     assert 0 < found.summaries[0].skipped_steps < config.steps
 
 
@@ -81,7 +81,7 @@ def test_a_dead_worker_is_reported(small, tmp_path, monkeypatch):
     config = small()
     monkeypatch.setattr(parallel, "_work", _die)
     with pytest.raises(ChildProcessError, match=r"trained precision=.*died with exit code 3"):
-        train_lm(config, out=tmp_path / "out", jobs=2)
+        compare(config, out=tmp_path / "out", jobs=2)
 
 
 def _die(config, pipe):
@@ -107,7 +107,7 @@ def test_bad_input_is_refused_before_anything_is_written(
     small, tmp_path, changes, arguments, message
 ):
     with pytest.raises(ValueError, match=message):
-        train_lm(small(**changes), out=tmp_path / "out", **arguments)
+        compare(small(**changes), out=tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
 
 
@@ -134,7 +134,7 @@ def test_an_earlier_run_is_replaced_only_on_request(comparison, small):
 
 def test_overwriting_leaves_what_the_run_did_not_write(small, tmp_path):
     directory = RunDirectory.create("lm", tmp_path / "out")
-    directory.write_config("lm", small(), device="cpu", jobs=1)
+    directory.write_config(small(), device="cpu", jobs=1)
     (directory.path / "notes.txt").touch()
     RunDirectory.create("lm", tmp_path / "out", overwrite=True)
     assert [p.name for p in directory.path.iterdir()] == ["notes.txt"]

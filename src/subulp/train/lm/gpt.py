@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..nn import Embedding, LayerNorm, Linear
+from ...nn import Embedding, LayerNorm, Linear
 
 INIT_STD = 0.02
 

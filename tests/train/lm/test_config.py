@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from subulp.train.config import LMConfig
+from subulp.train.lm.config import LMConfig
 
 
 def test_a_config_cannot_change_after_its_checks():

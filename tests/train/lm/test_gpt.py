@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from subulp.train.gpt import GPT, Shape
+from subulp.train.lm.gpt import GPT, Shape
 
 SHAPE = Shape(vocabulary=11, context=8, width=16, layers=2, heads=2)
 

@@ -1,0 +1,151 @@
+"""Labelled pictures: what is read, and the batches that are drawn from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .cifar10 import read_cifar10
+from .digits import read_digits
+
+
+@dataclass(frozen=True)
+class Images:
+    """A data set of pictures, standardised.
+
+    Attributes:
+        name: What it is called in messages.
+        train: FP32 ``(count, channels, height, width)``, mean 0 and variance 1 per channel.
+        train_labels: int64 ``(count,)``.
+        validation: As ``train``, with the mean and variance of ``train``.
+        validation_labels: int64 ``(count,)``.
+        classes: Number of classes.
+        shift: Pixels by which a picture may be shifted without leaving its frame by much.
+        mirror: Whether a mirrored picture has the same class.
+        width: Channels that the first stage of a ResNet needs for them.
+    """
+
+    name: str
+    train: Tensor
+    train_labels: Tensor
+    validation: Tensor
+    validation_labels: Tensor
+    classes: int
+    shift: int
+    mirror: bool
+    width: int
+
+    @property
+    def channels(self) -> int:
+        """Of a picture: 1 if grey, 3 in colour."""
+        return self.train.shape[1]
+
+    def validation_batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
+        """All validation pictures once, in their order."""
+        parts = zip(
+            torch.split(self.validation, size),
+            torch.split(self.validation_labels, size),
+            strict=True,
+        )
+        return list(parts)
+
+
+def load_images(source: str) -> Images:
+    """Read a data set.
+
+    Args:
+        source: ``"digits"`` or ``"cifar10:DIR"``.
+
+    Raises:
+        ValueError: The source is unknown, or a file is not what it should be.
+        FileNotFoundError: A file is missing.
+    """
+    if source == "digits":
+        train, validation = read_digits()
+        return _standardised(source, train, validation, shift=1, mirror=False, width=32)
+    scheme, _, place = source.partition(":")
+    if scheme != "cifar10":
+        raise ValueError(
+            f"data={source} is unknown: use digits, or cifar10:DIR with the folder of CIFAR-10's "
+            "binary version"
+        )
+    if not place:
+        raise ValueError("data=cifar10: names no folder: give cifar10:DIR")
+    train, validation = read_cifar10(Path(place))
+    return _standardised(source, train, validation, shift=4, mirror=True, width=64)
+
+
+def _standardised(
+    name: str,
+    train: tuple[Tensor, Tensor],
+    validation: tuple[Tensor, Tensor],
+    *,
+    shift: int,
+    mirror: bool,
+    width: int,
+) -> Images:
+    wide = train[0].float()
+    deviation, mean = torch.std_mean(wide, (0, 2, 3), keepdim=True)
+    return Images(
+        name,
+        (wide - mean) / deviation,
+        train[1].long(),
+        (validation[0].float() - mean) / deviation,
+        validation[1].long(),
+        10,
+        shift,
+        mirror,
+        width,
+    )
+
+
+class Batches:
+    """Training batches in an order that the seed alone decides: each epoch a new permutation.
+
+    Pictures that do not fill an epoch's last batch are left out of that epoch.
+
+    Args:
+        images: What to draw from.
+        batch_size: Pictures of a batch.
+        seed: Seed of the generator that draws order and augmentation.
+        augment: Shift and mirror at random.
+    """
+
+    def __init__(self, images: Images, batch_size: int, seed: int, *, augment: bool) -> None:
+        self._images = images
+        self._batch_size = batch_size
+        self._augment = augment
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """The next FP32 pictures ``(batch_size, channels, height, width)`` and int64 labels."""
+        if len(self._order) < self._batch_size:
+            self._order = torch.randperm(len(self._images.train), generator=self._generator)
+        chosen, self._order = self._order.tensor_split([self._batch_size])
+        pictures = self._images.train[chosen]
+        if self._augment:
+            pictures = self._moved(pictures)
+        return pictures, self._images.train_labels[chosen]
+
+    def _moved(self, pictures: Tensor) -> Tensor:
+        count, channels, height, width = pictures.shape
+        shift = self._images.shift
+        offsets = torch.randint(2 * shift + 1, (2, count, 1), generator=self._generator)
+        rows = offsets[0] + torch.arange(height)
+        columns = offsets[1] + torch.arange(width)
+        if self._images.mirror:
+            mirrored = torch.rand(count, generator=self._generator) < 0.5
+            columns[mirrored] = columns[mirrored].flip(1)
+        # What comes into the frame looks like the frame's edge.
+        padded = F.pad(pictures, [shift] * 4, mode="replicate")
+        return padded[
+            torch.arange(count)[:, None, None, None],
+            torch.arange(channels)[:, None, None],
+            rows[:, None, :, None],
+            columns[:, None, None, :],
+        ]

@@ -1,0 +1,1 @@
+"""The task ``image``: ResNet-18 on small pictures."""

@@ -1,0 +1,1 @@
+"""The task ``lm``: a small GPT on text."""

@@ -1,0 +1,22 @@
+"""Learning rates over a run."""
+
+from __future__ import annotations
+
+import math
+
+
+def one_cycle(step: int, steps: int, *, warmup: float, final: float) -> float:
+    """Share of the highest learning rate at ``step`` (from 0): a linear rise, then half a cosine.
+
+    Args:
+        step: The step.
+        steps: All of them; the last one has ``final``.
+        warmup: Share of the steps in which the rate rises.
+        final: Share of the highest rate at the last step.
+    """
+    rising = int(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    falling = max(1, steps - 1 - rising)
+    progress = min(1.0, (step - rising) / falling)
+    return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2

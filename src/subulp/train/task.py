@@ -1,0 +1,74 @@
+"""What a task gives to the loop, the table and the plots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..optim.base import Optimizer
+from .config import RunConfig
+from .metrics import Metric
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One run: what is trained, on what, and how it is judged.
+
+    Attributes:
+        model: The narrow model.
+        optimizer: Of all its parameters.
+        steps: Training steps.
+        eval_every: Steps between evaluations; the last step is always one.
+        learning_rate: Step (from 0) to a share of the groups' learning rates.
+        loss: Draws the next batch and returns its mean loss.
+        evaluate: The metrics of the model as it is, by name.
+        loss_scale: Factor on the loss in the backward pass (default: 1).
+        simulated: The storage is wider than the format that it stands for, so neither memory nor
+            time means anything (default: ``False``).
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    steps: int
+    eval_every: int
+    learning_rate: Callable[[int], float]
+    loss: Callable[[], Tensor]
+    evaluate: Callable[[], dict[str, float]]
+    loss_scale: float = 1.0
+    simulated: bool = False
+
+
+class Task(Protocol):
+    """A module ``train.NAME.task``; its configuration is in ``train.NAME.config``."""
+
+    METRICS: tuple[Metric, ...]
+    """What :attr:`Workload.evaluate` measures, in the order of the table; the first is plotted as
+    the loss, the last compares with the baseline."""
+
+    @staticmethod
+    def load(config: Any) -> Any:
+        """Read the data that all runs share.
+
+        Raises:
+            ValueError, OSError: The data or a precision of ``config`` cannot be used.
+        """
+
+    @staticmethod
+    def steps(config: Any, data: Any) -> int:
+        """Training steps of each run."""
+
+    @staticmethod
+    def build(config: Any, data: Any, precision: str, seed: int, device: torch.device) -> Workload:
+        """One run's workload, from the seed alone."""
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task that a configuration belongs to."""
+    # Imported by name: a worker process needs its own task and no other.
+    task: Task = import_module(f"{__package__}.{config.task}.task")  # type: ignore[assignment]
+    return task
