@@ -38,15 +38,22 @@ def run(entry: str, job: StepJob) -> None:
     """
     lib = native.library()
     # Kernels see memory in storage order: any dense layout will do, as all roles share it.
-    arrays = [
-        native.pointers(tuple(role))
-        for role in (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
-    ]
-    numel = np.array([p.numel() for p in job.params], dtype=np.int64)
+    count = len(job.params)
+    roles = (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
+    # One table, row by row: a dozen arrays would take longer to make than a small step takes.
+    table = np.array(
+        [
+            [p.numel() for p in job.params],
+            *([t.data_ptr() for t in role] or [0] * count for role in roles),
+        ],
+        dtype=np.uint64,
+    )
+    first = table.ctypes.data
+    row = [first + 8 * count * i for i in range(len(table))]
     step = native.Step(
-        len(job.params),
-        native.address(numel),
-        *(native.address(a) for a in arrays),
+        count,
+        row[0],
+        *(address if role else None for role, address in zip(roles, row[1:], strict=True)),
         native.address(job.scalars),
         _code(job.strategy),
         native.DTYPE_CODES[job.params[0].dtype],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
@@ -34,6 +35,11 @@ SCALARS = np.dtype(
     ],
     align=True,
 )
+
+# One entry of a job whose states are not scaled.
+_NEUTRAL = np.zeros(1, dtype=SCALARS)
+for _name in ("inv_sqrt_bias2", "fast_decode", "fast_encode", "slow_decode", "slow_encode"):
+    _NEUTRAL[_name] = 1.0
 
 # FP8 states are stored relative to the largest recent gradient A (a power of two): the first moment
 # as m / A * 2**7, the second as v / A**2 * 2**13. Both then reach down to about 2**-16 A.
@@ -111,9 +117,7 @@ def new_scalars(
             f"steps, streams and offsets have {len(steps)}, {len(streams)} and {len(offsets)} "
             "entries: pass one for each parameter"
         )
-    scalars = np.zeros(len(steps), dtype=SCALARS)
-    for name in ("inv_sqrt_bias2", "fast_decode", "fast_encode", "slow_decode", "slow_encode"):
-        scalars[name] = 1.0
+    scalars = np.repeat(_NEUTRAL, len(steps))
     # One transfer for all, also where they lie on a GPU.
     scalars["step"] = torch.stack(tuple(steps)).tolist() if steps else []
     scalars["stream"] = streams
@@ -145,65 +149,72 @@ def check_roles(
         if roles["momentum_lows"]:
             raise ValueError("momentum_lows are given without momentum_buffers: leave them out")
         roles = {"extras": roles["extras"]}
-    layouts = _layouts(strategy, first)
+    dtypes = _role_dtypes(strategy, first.dtype)
     for name, tensors in {"grads": grads, **roles}.items():
-        count = len(params) if name == "grads" or layouts[name] else 0
+        count = len(params) if name == "grads" or dtypes[name] else 0
         if len(tensors) != count:
             raise ValueError(
                 f"{name} has {len(tensors)} tensors: precision={strategy.name!r} takes {count} for "
                 f"{len(params)} parameters"
             )
-    for i, p in enumerate(params):
-        _check_tensor(f"params[{i}]", p, (first.dtype, p.shape), first.device)
-        _check_tensor(f"grads[{i}]", grads[i], (grads[0].dtype, p.shape), first.device)
-        layouts = _layouts(strategy, p)
-        for name, tensors in roles.items():
-            layout = layouts[name]
-            if layout:
-                _check_tensor(f"{name}[{i}]", tensors[i], layout, first.device)
+    device, shapes = first.device, [p.shape for p in params]
+    _check_tensors("params", params, first.dtype, shapes, device)
+    _check_tensors("grads", grads, grads[0].dtype, shapes, device)
+    for name, tensors in roles.items():
+        dtype = dtypes[name]
+        if dtype is None:
+            continue
+        if name == "extras" and strategy.weight == "extra-bits":
+            words = [(packed_words(p.numel(), strategy.tail_width),) for p in params]
+            _check_tensors(name, tensors, dtype, words, device)
+        else:
+            _check_tensors(name, tensors, dtype, shapes, device)
     return strategy
 
 
-_Layout = tuple[torch.dtype | None, tuple[int, ...]]
-
-
-def _layouts(strategy: Strategy, param: Tensor) -> dict[str, _Layout | None]:
-    """Dtype and shape of each tensor beside a parameter, ``None`` for those it does without."""
-    shape = param.shape
-    fast = strategy.fast_format(param.dtype).dtype, shape
-    slow = strategy.slow_format(param.dtype).dtype, shape
+@cache
+def _role_dtypes(strategy: Strategy, dtype: torch.dtype) -> dict[str, torch.dtype | None]:
+    """Dtype of each tensor beside parameters of ``dtype``, ``None`` for those they do without."""
+    fast, slow = strategy.fast_format(dtype).dtype, strategy.slow_format(dtype).dtype
     low = slow if strategy.slow_state == "expansion" else None
-    extra: _Layout | None = None
-    if strategy.weight in ("kahan", "expansion"):
-        extra = param.dtype, shape
-    elif strategy.weight == "master":
-        extra = torch.float32, shape
-    elif strategy.weight == "extra-bits":
-        extra = torch.int32, (packed_words(param.numel(), strategy.tail_width),)
+    extras = {
+        "kahan": dtype,
+        "expansion": dtype,
+        "master": torch.float32,
+        "extra-bits": torch.int32,
+    }
     return {
         "exp_avgs": fast,
         "exp_avg_sqs": slow,
         "exp_avg_sq_lows": low,
         "momentum_buffers": slow,
         "momentum_lows": low,
-        "extras": extra,
+        "extras": extras.get(strategy.weight),
     }
 
 
-def _check_tensor(name: str, tensor: Tensor, layout: _Layout, device: torch.device) -> None:
-    dtype, shape = layout
-    if tensor.dtype != dtype or tensor.device != device:
-        raise ValueError(
-            f"{name} is {tensor.dtype} on {tensor.device}: expected {dtype} on {device} (call once "
-            "per dtype and device)"
-        )
-    if tensor.shape != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {tuple(shape)}")
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"{name} has strides {tensor.stride()}: pass contiguous tensors (a permuted view of a "
-            "dense tensor is one)"
-        )
+def _check_tensors(
+    role: str,
+    tensors: Sequence[Tensor],
+    dtype: torch.dtype,
+    shapes: Sequence[tuple[int, ...]],
+    device: torch.device,
+) -> None:
+    for i, tensor in enumerate(tensors):
+        if tensor.dtype != dtype or tensor.device != device:
+            raise ValueError(
+                f"{role}[{i}] is {tensor.dtype} on {tensor.device}: expected {dtype} on {device} "
+                "(call once per dtype and device)"
+            )
+        if tensor.shape != shapes[i]:
+            raise ValueError(
+                f"{role}[{i}] has shape {tuple(tensor.shape)}: expected {tuple(shapes[i])}"
+            )
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{role}[{i}] has strides {tensor.stride()}: pass contiguous tensors (a permuted "
+                "view of a dense tensor is one)"
+            )
 
 
 def is_strict(arithmetic: str, strategy: Strategy, dtype: torch.dtype) -> bool:
