@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..optim.base import Optimizer
+from ..optim.bucket import Bucket
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,9 @@ class Watch:
         self._optimizer = optimizer
         self._every = every
         self._step = 0
-        self._before: list[tuple[int, Tensor, Tensor, Tensor, float]] | None = None
-        self._hooks: list[Any] = []
+        self._measuring = False
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sums: dict[int, _Sums] = {}
         self.total: Descent | None = None
         self.groups: list[Descent] = []
         self.history: list[dict[str, Any]] = []
@@ -101,10 +102,7 @@ class Watch:
         return self.total.lost_arithmetic if self.total else float("nan")
 
     def __enter__(self) -> Self:
-        self._hooks = [
-            self._optimizer.register_step_pre_hook(self._pre_hook),
-            self._optimizer.register_step_post_hook(self._post_hook),
-        ]
+        self._optimizer._observers = (*self._optimizer._observers, self)
         return self
 
     def __exit__(
@@ -113,55 +111,48 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._before = [], None
+        others = (each for each in self._optimizer._observers if each is not self)
+        self._optimizer._observers = tuple(others)
+        self._before.clear()
 
-    def _pre_hook(
-        self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    # What the optimizer tells, see subulp.optim.base.StepObserver ------------------------------
+
+    def begin_step(self) -> None:
+        """Count the step, and forget one that was not finished."""
+        self._measuring = self._step % self._every == 0
         self._step += 1
-        self._before = None
-        if (self._step - 1) % self._every:
-            return None
-        # torch.optim passes the optimizer itself as the first argument.
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._remember()
-            return None
-        # The gradients of this step exist only once its closure has run.
-        return (args[0], self._after(closure)), {}
+        self._before.clear()
+        self._sums.clear()
 
-    def _after(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
-            loss = closure()
-            self._remember()
-            return loss
-
-        return run
-
-    def _remember(self) -> None:
-        self._before = [
-            (group, p, theta.clone(), intended, self._count(p))
-            for group, p, theta, intended in self._optimizer.intended_updates()
-        ]
-
-    def _count(self, p: Tensor) -> float:
-        return float(self._optimizer.state[p]["step"])
+    def begin_update(self, bucket: Bucket) -> None:
+        """Remember the parameters and what the optimizer intends."""
+        if self._measuring:
+            for p, theta, intended in self._optimizer.intended_updates(bucket):
+                self._before[id(p)] = theta.clone(), intended
 
     @torch.no_grad()
-    def _post_hook(self, *arguments: Any) -> None:
-        # A step that a nonfinite policy left out moved nothing on purpose.
-        if not self._before or self._count(self._before[0][1]) == self._before[0][4]:
+    def end_update(self, bucket: Bucket) -> None:
+        """Compare with what has become of them."""
+        if not self._measuring:
             return
-        sums = [_Sums() for _ in self._optimizer.param_groups]
-        for index, p, theta, intended, _ in self._before:
-            sums[index].add(theta, intended, self._optimizer.stored_value(p) - theta)
-        self._before = None
+        for p in bucket.params:
+            theta, intended = self._before.pop(id(p))
+            sums = self._sums[id(p)] = _Sums()
+            sums.add(theta, intended, self._optimizer.stored_value(p) - theta)
+
+    def end_step(self) -> None:
+        """Add up, in the order of the parameters, whatever the order of the updates."""
+        if not self._sums:
+            return
+        groups = [_Sums() for _ in self._optimizer.param_groups]
         total = _Sums()
-        for of_group in sums:
+        for of_group, group in zip(groups, self._optimizer.param_groups, strict=True):
+            for p in group["params"]:
+                if id(p) in self._sums:
+                    of_group.merge(self._sums[id(p)])
             total.merge(of_group)
-        self.total, self.groups = total.descent(), [s.descent() for s in sums]
+        self._sums.clear()
+        self.total, self.groups = total.descent(), [s.descent() for s in groups]
         self.history.append(
             {
                 "step": self._step,
@@ -174,11 +165,14 @@ class Watch:
 def watch(optimizer: Optimizer, every: int = 1) -> Watch:
     """Measure descent quality and lost updates while a ``with`` block runs.
 
+    Steps inside the backward pass, see :func:`subulp.optim.fuse_backward`, count like others. A
+    step that was left out, by a policy or a gradient scaler, counts and is not measured.
+
     Args:
         optimizer: One of :mod:`subulp.optim`.
         every: Measure every so many steps, the first included. A measured step recomputes its
-            update in plain PyTorch and keeps two FP32 copies of the parameters until it ends
-            (default: 1).
+            update in plain PyTorch and keeps two FP32 copies of the parameters that are
+            updated together (default: 1).
 
     Returns:
         A context manager that holds the measurements.

@@ -1,7 +1,8 @@
 """Optimizers of dense parameters, with a choice of how parameters and states are stored."""
 
 from .adam import Adam, AdamW
-from .fused_backward import FusedBackward, fuse_backward
+from .fuse import fuse_backward
+from .fused_backward import FusedBackward
 from .precision import ExtraBits, parse_precision
 from .sgd import SGD
 

@@ -1,7 +1,8 @@
-"""Gradients of several backward passes in one buffer a parameter."""
+"""Gradients of several backward passes, kept until the pass that steps."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,11 +11,70 @@ from torch import Tensor
 
 from ..numerics import expansion, format_of
 
-AccumulateIn = Literal["param", "fp32", "expansion"]
+BufferFormat = Literal["param", "fp32", "expansion"]
 
 
-class Accumulator:
-    """Adds up gradients over ``passes`` backward passes, in a chosen format.
+class Accumulator(ABC):
+    """Counts the backward passes of a step, and keeps what the earlier ones leave.
+
+    Args:
+        passes: Backward passes to a step.
+    """
+
+    def __init__(self, passes: int) -> None:
+        self._passes = passes
+        self._done = 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the current pass completes a step."""
+        return self._done == self._passes - 1
+
+    def advance(self) -> None:
+        """The pass is over."""
+        self._done = (self._done + 1) % self._passes
+
+    def reset(self) -> None:
+        """Forget all passes since the last step."""
+        self._done = 0
+
+    def folded(self, p: Tensor) -> bool:
+        """Whether the optimizer's moments hold the earlier gradients of a parameter."""
+        return False
+
+    @abstractmethod
+    def check(self, params: Sequence[Tensor]) -> None:
+        """Raise ValueError if a parameter cannot be accumulated so."""
+
+    @abstractmethod
+    def add(self, p: Tensor) -> None:
+        """Take and free the gradient of a pass that is not the last."""
+
+    @abstractmethod
+    def total(self, p: Tensor, *, keep: bool) -> Tensor:
+        """Take and free the gradient of the last pass, and add it to the earlier ones.
+
+        Args:
+            p: The parameter; the last pass need not have reached it.
+            keep: The last pass will run again: keep the earlier ones.
+        """
+
+    def zero(self, p: Tensor) -> Tensor:
+        """The gradient of a parameter that no pass has reached."""
+        dtype = getattr(p, "grad_dtype", None) or p.dtype
+        return torch.zeros_like(p, dtype=dtype, requires_grad=False)
+
+    @abstractmethod
+    def holds(self, p: Tensor) -> bool:
+        """Whether earlier passes left something for a parameter."""
+
+    @abstractmethod
+    def release(self, params: Sequence[Tensor]) -> None:
+        """Give back what can be given back, as ``p.grad``."""
+
+
+class Buffers(Accumulator):
+    """One buffer a parameter holds the sum, in a chosen format.
 
     ``"param"`` adds in the parameter's dtype, as autograd does in ``p.grad``; ``"fp32"`` in FP32.
     ``"expansion"`` keeps the sum as two components of the parameter's dtype: BF16 holds 16
@@ -25,9 +85,10 @@ class Accumulator:
         form: Format of the buffer.
     """
 
-    def __init__(self, passes: int, form: AccumulateIn) -> None:
-        self._passes, self._form = passes, form
-        self._done = 0
+    def __init__(self, passes: int, form: BufferFormat) -> None:
+        super().__init__(passes)
+        self._form = form
+        self._wide = passes > 1 and form != "param"
         self._buffers: dict[Tensor, tuple[Tensor, ...]] = {}
 
     def check(self, params: Sequence[Tensor]) -> None:
@@ -46,71 +107,59 @@ class Accumulator:
                     ": it takes bfloat16 or float16; use 'fp32'"
                 )
 
-    @property
-    def last(self) -> bool:
-        """Whether the current pass completes a step."""
-        return self._done == self._passes - 1
+    def add(self, p: Tensor) -> None:
+        """Add the gradient to the buffer."""
+        total = self._sum(_take(p), self._buffers.get(p))
+        if self._form == "expansion":
+            hi, lo = expansion.encode(total, format_of(p.dtype))
+            self._buffers[p] = hi.to(p.dtype), lo.to(p.dtype)
+        else:
+            self._buffers[p] = (total,)
 
-    def add(self, p: Tensor) -> Tensor | None:
-        """Take the gradient of this pass; the sum of all in the last one, else ``None``."""
-        if self.last:
-            total = self.preview(p)
-            self.forget(p)
-            self._buffers.pop(p, None)
-            return total
-        assert p.grad is not None
-        self._buffers[p] = self._sum(p, p.grad)
-        p.grad = None
-        return None
+    def total(self, p: Tensor, *, keep: bool) -> Tensor:
+        """The sum, in the format that it is computed in."""
+        earlier = self._buffers.get(p) if keep else self._buffers.pop(p, None)
+        if p.grad is not None:
+            return self._sum(_take(p), earlier)
+        assert earlier is not None
+        total = _decode(earlier)
+        # Whoever reduces it may do so in place.
+        return total.clone() if keep else total
 
-    def preview(self, p: Tensor) -> Tensor:
-        """The sum of all passes up to now; nothing is taken."""
-        if p in self._buffers:
-            components = self._buffers[p] if p.grad is None else self._sum(p, p.grad)
-            return _decode(components)
-        assert p.grad is not None
-        return p.grad
-
-    def take(self, p: Tensor) -> Tensor:
-        """The sum of a parameter that the last pass did not reach."""
-        total = self.preview(p)
-        self.forget(p)
-        self._buffers.pop(p, None)
-        return total
-
-    def forget(self, p: Tensor) -> None:
-        """Free the gradient of this pass."""
-        p.grad = None
+    def zero(self, p: Tensor) -> Tensor:
+        """A total of nothing, in the format of others."""
+        return (
+            torch.zeros_like(p, dtype=torch.float32, requires_grad=False)
+            if self._wide
+            else super().zero(p)
+        )
 
     def holds(self, p: Tensor) -> bool:
-        """Whether earlier passes left something for a parameter."""
+        """Whether there is a buffer."""
         return p in self._buffers
 
-    def advance(self) -> None:
-        """The pass is over."""
-        self._done = (self._done + 1) % self._passes
-
     def reset(self) -> None:
-        """Forget all passes since the last step."""
-        self._done = 0
+        """Forget all passes since the last step, and free the buffers."""
+        super().reset()
         self._buffers.clear()
 
     def release(self, params: Sequence[Tensor]) -> None:
-        """Leave what is accumulated in ``p.grad``."""
+        """Leave the sums in ``p.grad``, in the parameter's dtype."""
         for p in params:
             if p in self._buffers:
                 p.grad = _decode(self._buffers.pop(p)).to(p.dtype)
 
-    def _sum(self, p: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-        earlier = self._buffers.get(p)
-        if self._form == "param":
-            return (grad if earlier is None else earlier[0] + grad,)
-        wide = grad.to(torch.float32)
-        if earlier is not None:
-            wide = _decode(earlier) + wide
-        if self._form == "fp32":
-            return (wide,)
-        return tuple(c.to(p.dtype) for c in expansion.encode(wide, format_of(p.dtype)))
+    def _sum(self, grad: Tensor, earlier: tuple[Tensor, ...] | None) -> Tensor:
+        if self._wide:
+            grad = grad.to(torch.float32)
+        return grad if earlier is None else _decode(earlier) + grad
+
+
+def _take(p: Tensor) -> Tensor:
+    """The gradient of a parameter, which no longer has it."""
+    grad, p.grad = p.grad, None
+    assert grad is not None
+    return grad
 
 
 def _decode(components: tuple[Tensor, ...]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any, ClassVar, Literal, SupportsFloat
 
@@ -12,8 +11,13 @@ from torch import Tensor
 from ..ops import adam as op
 from ..ops.adam import reference
 from ..ops.job import StepJob
-from .base import Bucket, NonFinite, Optimizer, Params
+from .base import NonFinite, Optimizer, Params
+from .bucket import Bucket
 from .precision import AUTO, ExtraBits
+
+# Odd, so that multiples of it are distinct seeds; 2**32 over the golden ratio, so that they are far
+# from those that people choose.
+_SEED_STRIDE = 0x9E3779B9
 
 
 class Adam(Optimizer):
@@ -23,9 +27,8 @@ class Adam(Optimizer):
     """
 
     _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
-    _run = staticmethod(op.run)
+    _op = "adam"
     _make_job = staticmethod(op.make_job)
-    _argument_names = tuple(inspect.signature(op.make_job).parameters)
     _decoupled: ClassVar[bool] = False
 
     def __init__(
@@ -82,32 +85,43 @@ class Adam(Optimizer):
                     "use for example eps=1e-6"
                 )
 
-    def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
-        group, common = bucket.group, self._common_arguments(bucket)
-        role = common["role"]
+    def _arguments(self, bucket: Bucket) -> dict[str, Any]:
+        group, (common, role) = bucket.group, self._common_arguments(bucket)
         beta1, beta2 = group["betas"]
-        return (
-            common["params"],
-            common["grads"],
-            role("exp_avg"),
-            role("exp_avg_sq"),
-            common["extras"],
-            role("exp_avg_sq_low"),
-            common["amaxes"],
-            common["steps"],
-            common["lr"],
-            float(beta1),
-            float(beta2),
-            float(group["eps"]),
-            float(group["weight_decay"]),
-            self._decoupled,
-            group["maximize"],
-            common["precision"],
-            group["arithmetic"],
-            common["seed"],
-            common["streams"],
-            common["offsets"],
-        )
+        return common | {
+            "exp_avgs": role("exp_avg"),
+            "exp_avg_sqs": role("exp_avg_sq"),
+            "exp_avg_sq_lows": role("exp_avg_sq_low"),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "eps": float(group["eps"]),
+            "weight_decay": float(group["weight_decay"]),
+            "decoupled": self._decoupled,
+        }
+
+    def _job(self, bucket: Bucket, arguments: dict[str, Any]) -> StepJob:
+        job = super()._job(bucket, arguments)
+        if bucket.folded:
+            # The moments have decayed with the first gradient of this step.
+            job.beta1 = job.beta2 = 1.0
+        return job
+
+    @torch.no_grad()
+    def _fold(self, bucket: Bucket, number: int) -> None:
+        """Take one of several gradients of the coming step into the moments.
+
+        Plain PyTorch; the fused step takes the last gradient. Weight decay comes with that one.
+
+        Args:
+            bucket: Parameters and their gradients.
+            number: Counts the gradients of the step, from 0.
+        """
+        arguments = self._arguments(bucket)
+        arguments["steps"] = [step + 1 for step in arguments["steps"]]
+        arguments["weight_decay"] = 0.0
+        # Rounding a moment several times in a step takes fresh random bits each time.
+        arguments["seed"] = (arguments["seed"] + (number + 1) * _SEED_STRIDE) & 0xFFFFFFFF
+        reference.fold(self._job(bucket, arguments))
 
     def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
         return reference.intended_update(job, i, theta)

@@ -4,44 +4,66 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, cast, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    cast,
+    get_args,
+    overload,
+)
 
 import torch
 from torch import Tensor, nn
 
 from ..numerics import format_of
-from ..ops import all_finite, storage
+from ..ops import all_finite, backend, storage
 from ..ops.job import StepJob, is_strict
 from ..ops.strategy import Strategy
-from . import full_precision
+from . import full_precision, loss_scaling
+from .bucket import Bucket, Buckets, Place
 from .layout import in_layout_of, is_dense, repack, same_layout, storage_view
 from .precision import parse_precision, strategy_for
 from .state_dict import SCALAR_STATES, check_state_dict, restore_components, use_row_major_words
+
+if TYPE_CHECKING:
+    from .fused_backward import FusedBackward
 
 NonFinite = Literal["raise", "skip", "propagate"]
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 States = tuple[tuple[str, Literal["fast", "slow"]], ...]
 """Names of state tensors and their roles; the role decides the format."""
+Role = Callable[[str | None], list[Tensor]]
+"""The state tensors of a name, one for each parameter of a bucket; empty if there is none."""
 
 
-@dataclass
-class Bucket:
-    """Parameters of one group that one call of the fused op updates."""
+class StepObserver(Protocol):
+    """Is told of every step, inside the backward pass or after it; may change nothing."""
 
-    group: dict[str, Any]
-    strategy: Strategy
-    params: list[Tensor] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
-    streams: list[int] = field(default_factory=list)
+    def begin_step(self) -> None:
+        """A step begins; it may still be left out."""
+
+    def begin_update(self, bucket: Bucket) -> None:
+        """A bucket is about to be updated."""
+
+    def end_update(self, bucket: Bucket) -> None:
+        """It has been."""
+
+    def end_step(self) -> None:
+        """All parameters with a gradient have been updated."""
 
 
 class Optimizer(torch.optim.Optimizer):
     """Base of subulp's optimizers; see :class:`AdamW` for the arguments they share."""
 
     _is_out_of_graphs: ClassVar[bool] = False
-    #: Whether fuse_backward steps the parameters; not part of what is pickled or copied.
-    _fused: bool = False
+    #: The handle that steps the parameters instead, and who watches; neither is pickled or copied.
+    _fused: FusedBackward | None = None
+    _observers: tuple[StepObserver, ...] = ()
+    #: torch.amp.GradScaler leaves unscaling to :meth:`step`, see loss_scaling.py.
+    _step_supports_amp_scaling: ClassVar[bool] = True
     #: State tensors of the size of the parameter.
     _states: ClassVar[States]
 
@@ -64,7 +86,13 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ValueError: An option is out of range, or a parameter cannot have the group's precision:
                 its dtype, layout, or a complex or sparse value.
+            RuntimeError: The step is fused into the backward pass.
         """
+        if self._fused is not None:
+            raise RuntimeError(
+                "add_param_group while the step is fused into the backward pass: remove the "
+                "handle, add the group, and fuse again"
+            )
         if "precision" in param_group:
             param_group["precision"] = parse_precision(param_group["precision"])
         if param_group.get("seed", 0) is None:
@@ -157,12 +185,12 @@ class Optimizer(torch.optim.Optimizer):
     def _states_of(self, group: dict[str, Any]) -> States:
         return self._states
 
-    def _state_of(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+    def _state_of(self, group: dict[str, Any], strategy: Strategy, p: Tensor) -> dict[str, Tensor]:
         state = cast("dict[str, Tensor]", self.state[p])
         # A state may join later: schedulers raise SGD's momentum from zero.
         if not state or any(name not in state for name, _ in self._states_of(group)):
             state.update({**self._new_state(group, p), **state})
-        _follow_layout(self._strategy(group, p), state, p)
+        _follow_layout(strategy, state, p)
         return state
 
     # ------------------------------------------------------------------------------ the step
@@ -175,15 +203,17 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One optimization step.
+        """One optimization step; while fused, nothing, for the backward pass has stepped already.
 
         Args:
-            closure: Re-evaluates the model and returns the loss (optional).
+            closure: Re-evaluates the model and returns the loss; while fused, its backward pass is
+                the step (optional).
 
         Raises:
             FloatingPointError: A gradient is not finite and ``nonfinite="raise"``; nothing was
                 updated.
-            RuntimeError: The backend cannot run; nothing was updated.
+            RuntimeError: The backend cannot run; nothing was updated. Or a gradient scaler calls
+                while fused without ``scaler=``.
             ValueError: A gradient is sparse or has a dtype that is no format of subulp; nothing was
                 updated.
         """
@@ -191,9 +221,10 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # While fused, the backward pass has stepped already.
-        if not self._fused:
+        if self._fused is None:
             self._step_outside_graphs()
+        elif hasattr(self, "grad_scale"):
+            self._fused.check_scaled()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -202,61 +233,107 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             set_to_none: Free gradients instead of filling them with zeros (default: ``True``).
         """
-        if not self._fused:
+        if self._fused is None:
             super().zero_grad(set_to_none)
 
     def _step_outside_graphs(self) -> None:
-        buckets = list(self._buckets())
-        if not self._gradients_admit(buckets):
+        buckets = self._buckets()
+        self._begin_step()
+        if not self._admits(buckets):
             return
         for bucket in buckets:
-            self._update(bucket)
+            for part in loss_scaling.unscaled(self, bucket):
+                self._observed_update(part)
+        self._end_step()
+
+    def _begin_step(self) -> None:
+        for observer in self._observers:
+            observer.begin_step()
+
+    def _end_step(self) -> None:
+        for observer in self._observers:
+            observer.end_step()
+
+    def _observed_update(self, bucket: Bucket) -> None:
+        for observer in self._observers:
+            observer.begin_update(bucket)
+        self._update(bucket)
+        for observer in self._observers:
+            observer.end_update(bucket)
 
     def _update(self, bucket: Bucket) -> None:
         arguments = self._arguments(bucket)
-        states = [self.state[p] for p in bucket.params]
-        steps = [s["step"] for s in states]
-        amaxes = [s["gradient_amax"] for s in states if "gradient_amax" in s]
+        amaxes = arguments["amaxes"]
         saved = [amax.clone() for amax in amaxes]
-        torch._foreach_add_(steps, 1.0)
+        torch._foreach_add_(arguments["steps"], 1.0)
         try:
-            self._run(*arguments)
+            # Without PyTorch's dispatcher, which takes a tenth of a millisecond a call.
+            backend.run(self._op, self._job(bucket, arguments))
         except Exception:
             # A backend that cannot run fails before it touches a parameter: so do the counters.
-            torch._foreach_add_(steps, -1.0)
+            torch._foreach_add_(arguments["steps"], -1.0)
             for amax, before in zip(amaxes, saved, strict=True):
                 amax.copy_(before)
             raise
         # A backward pass that still needs an old value must notice.
         torch.autograd.graph.increment_version(bucket.params)
 
-    def _buckets(self) -> Iterator[Bucket]:
+    def _buckets(self) -> list[Bucket]:
         """The parameters that have a gradient."""
-        places = enumerate((g, i, p) for g in self.param_groups for i, p in enumerate(g["params"]))
-        ready = [
-            (group, i, stream, p, p.grad) for stream, (group, i, p) in places if p.grad is not None
-        ]
-        yield from self._bucketed(ready)
+        buckets: Buckets = {}
+        stream = 0
+        for g, group in enumerate(self.param_groups):
+            for i, p in enumerate(group["params"]):
+                if p.grad is not None:
+                    self._sort_in(buckets, Place(g, i, stream), p, p.grad)
+                stream += 1
+        return list(buckets.values())
 
-    def _bucketed(
-        self, ready: Iterable[tuple[dict[str, Any], int, int, Tensor, Tensor]]
-    ) -> Iterator[Bucket]:
-        """Parameters and their gradients by group, dtype, gradient dtype and device.
+    def _sort_in(
+        self, buckets: Buckets, place: Place, p: Tensor, grad: Tensor, *, folded: bool = False
+    ) -> None:
+        """Put a parameter and its gradient into the bucket of those that one call can update.
 
-        Args:
-            ready: ``(group, index in it, stream, parameter, gradient)``.
+        Raises:
+            ValueError: The gradient is sparse, complex or of a dtype that is no format.
         """
-        buckets: dict[tuple[Any, ...], Bucket] = {}
-        for group, i, stream, p, grad in ready:
-            g = next(g for g, each in enumerate(self.param_groups) if each is group)
-            _check_gradient(grad, f"the gradient of {_name(group, i)} of group {g}")
-            key = (g, p.dtype, grad.dtype, p.device)
-            if key not in buckets:
-                buckets[key] = Bucket(group, self._strategy(group, p))
-            buckets[key].params.append(p)
-            buckets[key].grads.append(grad)
-            buckets[key].streams.append(stream)
-        yield from buckets.values()
+        if grad.layout != torch.strided:
+            raise ValueError(
+                f"{self._gradient_name(place)} has layout {grad.layout}: only dense gradients are "
+                "taken (for embeddings, sparse=False)"
+            )
+        key = (place.group, p.dtype, grad.dtype, p.device, folded)
+        bucket = buckets.get(key)
+        if bucket is None:
+            self._check_gradient_dtype(place, grad.dtype)
+            group = self.param_groups[place.group]
+            bucket = buckets[key] = Bucket(group, self._strategy(group, p), folded=folded)
+        bucket.params.append(p)
+        bucket.grads.append(grad)
+        bucket.streams.append(place.stream)
+
+    def _check_gradient_dtype(self, place: Place, dtype: torch.dtype) -> None:
+        where = self._gradient_name(place)
+        if dtype.is_complex:
+            raise ValueError(f"{where} is complex ({dtype}): narrow formats are real")
+        try:
+            format_of(dtype)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+    def _gradient_name(self, place: Place) -> str:
+        name = _name(self.param_groups[place.group], place.index)
+        return f"the gradient of {name} of group {place.group}"
+
+    def _admits(self, buckets: list[Bucket]) -> bool:
+        """Whether the step may happen, asked before anything is updated."""
+        found_inf = loss_scaling.found_inf(self)
+        if found_inf is None:
+            return self._gradients_admit(buckets)
+        # A gradient scaler has looked at all gradients, and leaves steps out on purpose.
+        if found_inf:
+            self._count_skipped_step()
+        return not found_inf
 
     def _gradients_admit(self, buckets: list[Bucket]) -> bool:
         """Apply the groups' ``nonfinite`` policies before anything is updated."""
@@ -269,17 +346,15 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             pairs = zip(bucket.params, bucket.grads, strict=True)
             bad = next(p for p, grad in pairs if not bool(all_finite([grad])))
-            raise self._nonfinite_error(bucket.group, bad)
+            raise self._nonfinite_error(bad)
         self._count_skipped_step()
         return False
 
-    def _nonfinite_error(self, group: dict[str, Any], p: Tensor) -> FloatingPointError:
-        index = next(i for i, each in enumerate(group["params"]) if each is p)
-        g = next(g for g, each in enumerate(self.param_groups) if each is group)
+    def _nonfinite_error(self, p: Tensor) -> FloatingPointError:
         return FloatingPointError(
-            f"the gradient of {_name(group, index)} of group {g} (shape {tuple(p.shape)}) has NaN "
-            "or infinite values; nothing was updated. Lower the learning rate or scale the loss, "
-            "or pass nonfinite='skip' to leave such steps out or nonfinite='propagate' to let them "
+            f"{self._gradient_name(self._places()[id(p)])} (shape {tuple(p.shape)}) has NaN or "
+            "infinite values; nothing was updated. Lower the learning rate or scale the loss, or "
+            "pass nonfinite='skip' to leave such steps out or nonfinite='propagate' to let them "
             "through"
         )
 
@@ -288,28 +363,27 @@ class Optimizer(torch.optim.Optimizer):
         for each in self.param_groups:
             each["skipped_steps"] += 1
 
-    #: The fused step, called with the result of ``_arguments``.
-    _run: Callable[..., None]
+    #: Name of the fused step, and what makes a job for it of ``_arguments``.
+    _op: ClassVar[str]
+    _make_job: Callable[..., StepJob]
 
-    def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
+    def _job(self, bucket: Bucket, arguments: dict[str, Any]) -> StepJob:
+        return self._make_job(**arguments)
+
+    def _arguments(self, bucket: Bucket) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _common_arguments(self, bucket: Bucket) -> dict[str, Any]:
-        """Roles and addresses that every fused op takes, in storage order."""
-        params, strategy = bucket.params, bucket.strategy
-        states = [self._state_of(bucket.group, p) for p in params]
+    def _common_arguments(self, bucket: Bucket) -> tuple[dict[str, Any], Role]:
+        """What every fused op takes, in storage order, and the states of a name."""
+        group, strategy, params = bucket.group, bucket.strategy, bucket.params
+        states = [self._state_of(group, strategy, p) for p in params]
 
         def role(name: str | None) -> list[Tensor]:
             if name is None or name not in states[0]:
                 return []
-            return [
-                s[name] if s[name].dim() != p.dim() else storage_view(s[name], p)
-                for s, p in zip(states, params, strict=True)
-            ]
+            return [_beside(s[name], p) for s, p in zip(states, params, strict=True)]
 
-        lr = bucket.group["lr"]
-        return {
-            "role": role,
+        common = {
             "params": [storage_view(p.detach(), p) for p in params],
             "grads": [
                 storage_view(in_layout_of(grad, p), p)
@@ -317,50 +391,42 @@ class Optimizer(torch.optim.Optimizer):
             ],
             "extras": role(strategy.extra_name),
             "amaxes": role("gradient_amax"),
-            "steps": role("step"),
-            "lr": lr
-            if isinstance(lr, Tensor)
-            else torch.tensor(lr, dtype=torch.float64, device="cpu"),
+            "steps": [s["step"] for s in states],
+            "lr": group["lr"],
             "precision": strategy.name,
-            "seed": bucket.group["seed"],
+            "arithmetic": group["arithmetic"],
+            "maximize": group["maximize"],
+            "seed": group["seed"],
             "streams": bucket.streams,
             "offsets": [0] * len(params),
         }
+        return common, role
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that ``nonfinite="skip"`` left out."""
+        """Steps that ``nonfinite="skip"`` or a gradient scaler left out."""
         return max((int(g["skipped_steps"]) for g in self.param_groups), default=0)
 
     # ------------------------------------------------------------------------- diagnostics
 
     @torch.no_grad()
-    def intended_updates(self) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """What the next :meth:`step` would do if nothing were rounded away; changes nothing.
+    def intended_updates(self, bucket: Bucket) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """What the coming step would do if nothing were rounded away; changes nothing.
+
+        Args:
+            bucket: Parameters and the gradients that they are about to step with.
 
         Yields:
-            ``(group index, parameter, wide value, intended update)`` per parameter with a gradient;
-            the last two FP32, in storage order.
+            ``(parameter, wide value, intended update)``; the last two FP32, in storage order.
         """
-        for bucket in self._buckets():
-            arguments = list(self._arguments(bucket))
-            for i, name in enumerate(self._argument_names):
-                if name == "steps":
-                    arguments[i] = [s + 1 for s in arguments[i]]
-                elif name == "amaxes":
-                    arguments[i] = [a.clone() for a in arguments[i]]
-                elif name == "arithmetic":
-                    arguments[i] = "wide"
-            job = self._make_job(*arguments)
-            group = next(i for i, g in enumerate(self.param_groups) if g is bucket.group)
-            for i, p in enumerate(bucket.params):
-                theta = storage.decode_parameter(
-                    job.strategy, job.params[i], job.role(job.extras, i)
-                )
-                yield group, p, theta, -self._reference_update(job, i, theta)
-
-    _argument_names: ClassVar[tuple[str, ...]]
-    _make_job: Callable[..., StepJob]
+        arguments = self._arguments(bucket)
+        arguments["steps"] = [step + 1 for step in arguments["steps"]]
+        arguments["amaxes"] = [amax.clone() for amax in arguments["amaxes"]]
+        arguments["arithmetic"] = "wide"
+        job = self._job(bucket, arguments)
+        for i, p in enumerate(bucket.params):
+            theta = storage.decode_parameter(job.strategy, job.params[i], job.role(job.extras, i))
+            yield p, theta, -self._reference_update(job, i, theta)
 
     def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
         raise NotImplementedError
@@ -494,9 +560,12 @@ class Optimizer(torch.optim.Optimizer):
         """
         full_precision.load_state_dict(self, model, state_dict)
 
-    def _places(self) -> dict[int, tuple[dict[str, Any], int]]:
-        pairs = [(g, p) for g in self.param_groups for p in g["params"]]
-        return {id(p): (g, stream) for stream, (g, p) in enumerate(pairs)}
+    def _places(self) -> dict[int, Place]:
+        """Places of all parameters, by their id."""
+        pairs = [
+            (g, i, p) for g, c in enumerate(self.param_groups) for i, p in enumerate(c["params"])
+        ]
+        return {id(p): Place(g, i, stream) for stream, (g, i, p) in enumerate(pairs)}
 
 
 def _keep_out_of_graphs() -> None:
@@ -516,8 +585,11 @@ def _keep_out_of_graphs() -> None:
 
 def _follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> None:
     """Lay states out as their parameter, which ``model.to(memory_format=...)`` may have changed."""
+    stride = p.stride()
     for name, value in state.items():
-        if name in SCALAR_STATES or name == "extra_bits" or same_layout(value, p):
+        if value.stride() == stride or name in SCALAR_STATES or name == "extra_bits":
+            continue
+        if same_layout(value, p):
             continue
         if "extra_bits" in state:
             state["extra_bits"] = repack(state["extra_bits"], strategy.tail_width, value, p)
@@ -527,18 +599,9 @@ def _follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> N
         state[name] = in_layout_of(value, p)
 
 
-def _check_gradient(grad: Tensor, where: str) -> None:
-    if grad.layout != torch.strided:
-        raise ValueError(
-            f"{where} has layout {grad.layout}: only dense gradients are taken (for embeddings, "
-            "sparse=False)"
-        )
-    if grad.is_complex():
-        raise ValueError(f"{where} is complex ({grad.dtype}): narrow formats are real")
-    try:
-        format_of(grad.dtype)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+def _beside(value: Tensor, p: Tensor) -> Tensor:
+    """A state in the storage order of its parameter; packed words and scalars have no other."""
+    return value if value.dim() != p.dim() else storage_view(value, p)
 
 
 def _name(group: dict[str, Any], index: int) -> str:

@@ -16,6 +16,7 @@ from .state_dict import kind
 
 if TYPE_CHECKING:
     from .base import Optimizer
+    from .bucket import Place
 
 
 @torch.no_grad()
@@ -27,7 +28,9 @@ def state_dict(optimizer: Optimizer, model: nn.Module) -> OrderedDict[str, Tenso
     for name, value in model.state_dict().items():
         p = named.get(name)
         if p is not None and id(p) in place:
-            result[name] = optimizer._wide_value(place[id(p)][0], p).clone()
+            result[name] = optimizer._wide_value(
+                optimizer.param_groups[place[id(p)].group], p
+            ).clone()
         elif p is not None and p.is_floating_point() and p.dtype.itemsize < 4:
             result[name] = p.detach().to(torch.float32, copy=True)
         else:
@@ -65,8 +68,7 @@ def load_state_dict(
         if p is None or id(p) not in place:
             others[name] = state_dict[name]
             continue
-        group, stream = place[id(p)]
-        _store_wide(optimizer, group, stream, p, state_dict[name].to(p.device, torch.float32))
+        _store_wide(optimizer, place[id(p)], p, state_dict[name].to(p.device, torch.float32))
     model.load_state_dict(others, strict=False)
 
 
@@ -81,10 +83,10 @@ def decode(strategy: Strategy, p: Tensor, extra: Tensor) -> Tensor:
     )
 
 
-def _store_wide(
-    optimizer: Optimizer, group: dict[str, Any], stream: int, p: Tensor, wide: Tensor
-) -> None:
-    strategy, state = optimizer._strategy(group, p), optimizer._state_of(group, p)
+def _store_wide(optimizer: Optimizer, place: Place, p: Tensor, wide: Tensor) -> None:
+    group = optimizer.param_groups[place.group]
+    strategy = optimizer._strategy(group, p)
+    state = optimizer._state_of(group, strategy, p)
     extra = state.get(strategy.extra_name) if strategy.extra_name else None
     target = storage_view(p.detach(), p)
     if strategy.weight == "stochastic":
@@ -94,7 +96,7 @@ def _store_wide(
         strategy,
         target,
         seed=group["seed"],
-        stream=stream,
+        stream=place.stream,
         step=int(state["step"].item()),
         offset=0,
     )

@@ -7,96 +7,35 @@ global-norm clipping takes a second backward pass and no gradient memory, accumu
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.hooks import RemovableHandle
 
-from ..ops import all_finite
-from .accumulation import AccumulateIn, Accumulator
+from . import loss_scaling
+from .accumulation import Accumulator
 from .base import Optimizer
+from .bucket import Buckets
+from .clipping import Clipping, scaled
+from .look_ahead import LookAhead
+from .loss_scaling import ScalerLink
+from .moments import Moments
+from .reduction import Reduction
 
-_Mode = Literal["step", "norm"]
+# Small gradients wait for company, so that a hundred biases are not a hundred calls. A fixed number
+# of bytes: what waits is alive beside the next gradient, which may be the largest.
+_WAITING_BYTES = 256 * 1024
 
-# Small gradients wait for company, so that a hundred biases are not a hundred calls.
-_WAITING_BYTES = 64 * 1024
-
-
-def fuse_backward(
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    clip_value: float | None = None,
-    accumulate: int = 1,
-    accumulate_in: AccumulateIn = "param",
-) -> FusedBackward:
-    """Step each parameter as soon as its gradient is complete, and free the gradient.
-
-    Bit-identical to ``backward(); clip; step(); zero_grad()`` for every optimizer and precision.
-    Small gradients wait for each other, 64 KiB of them at most, and are stepped together.
-
-    A parameter's value changes while the pass still runs. Autograd notices an operation that needs
-    the old value later and raises its usual error about in-place modification.
-
-    Args:
-        model: Module whose parameters the optimizer steps; others keep their gradients.
-        optimizer: One of :mod:`subulp.optim`. Its ``step()`` and ``zero_grad()`` do nothing until
-            :meth:`FusedBackward.remove`; schedulers and changed group options count from the next
-            backward pass on.
-        max_norm: Clip the global norm of all gradients, as ``clip_grad_norm_`` does. It must be
-            known before the first step, so :meth:`FusedBackward.backward` runs the backward pass
-            twice: once for the norm, each gradient freed at once, and once to step.
-        norm_type: Which norm (default: 2).
-        clip_value: Clamp each gradient element to ``[-clip_value, clip_value]``; costs nothing.
-        accumulate: Backward passes to a step; gradients add up in one buffer a parameter
-            (default: 1).
-        accumulate_in: Format of that buffer: ``"param"`` (as without fusion), ``"fp32"``, or
-            ``"expansion"``, two components of the parameter's dtype, for 16-bit parameters
-            (default: ``"param"``).
-
-    Returns:
-        A handle; also a context manager that removes itself.
-
-    Raises:
-        ValueError: An argument is out of range, two contradict each other, or the optimizer is not
-            subulp's, fused already, or has none of the model's parameters.
-    """
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(
-            f"optimizer is {type(optimizer).__name__}: only optimizers of subulp.optim can step "
-            "one parameter at a time"
-        )
-    if optimizer._fused:
-        raise ValueError("the optimizer is fused already: remove its handle first")
-    for name, value in (("max_norm", max_norm), ("clip_value", clip_value)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}={value} is out of range: use a positive number or None")
-    if max_norm is not None and clip_value is not None:
-        raise ValueError(
-            f"max_norm={max_norm} and clip_value={clip_value} are both set: clip one way"
-        )
-    if accumulate < 1:
-        raise ValueError(f"accumulate={accumulate} is out of range: use 1 or more backward passes")
-    if accumulate_in not in get_args(AccumulateIn):
-        raise ValueError(
-            f"accumulate_in={accumulate_in!r} is unknown: use 'param', 'fp32' or 'expansion'"
-        )
-    mine = {id(p) for g in optimizer.param_groups for p in g["params"]}
-    if not any(id(p) in mine for p in model.parameters()):
-        raise ValueError(
-            "the optimizer has none of the model's parameters: fuse the pair that trains"
-        )
-    return FusedBackward(
-        model, optimizer, max_norm, norm_type, clip_value, Accumulator(accumulate, accumulate_in)
-    )
+_Roots = tuple[Sequence[Tensor], Sequence[Tensor | None] | None]
+"""Losses, and their own gradients."""
 
 
 class FusedBackward:
-    """Handle of :func:`fuse_backward`.
+    """Handle of :func:`subulp.optim.fuse_backward`.
 
     Attributes:
         total_norm: Norm before clipping at the last step, with ``max_norm``; else ``None``.
@@ -106,72 +45,89 @@ class FusedBackward:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        max_norm: float | None,
-        norm_type: float,
-        clip_value: float | None,
+        clipping: Clipping,
         accumulator: Accumulator,
+        scaler: ScalerLink | None,
+        reduction: Reduction | None,
     ) -> None:
         self.total_norm: Tensor | None = None
         self._optimizer = optimizer
-        self._max_norm, self._norm_type, self._clip_value = max_norm, norm_type, clip_value
-        self._accumulator = accumulator
-        self._mode: _Mode = "step"
+        self._clipping, self._accumulator = clipping, accumulator
+        self._scaler, self._reduction = scaler, reduction
+        # Of the step that is going on: what scales gradients, and who looks at them beforehand.
+        self._factor: float | None = None
+        self._coefficient: Tensor | None = None
+        self._ahead: LookAhead | None = None
         self._inside = False
         self._completed: set[int] = set()
-        self._coefficient: Tensor | None = None
-        self._norms: dict[int, Tensor] = {}
-        self._nonfinite: list[Tensor] = []
-        self._places: dict[int, tuple[dict[str, Any], int, int]] = {}
-        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._waiting: Buckets = {}
+        self._waiting_bytes = 0
+        self._places = optimizer._places()
         ours = {id(p) for p in model.parameters()}
-        pairs = [(g, i, p) for g in optimizer.param_groups for i, p in enumerate(g["params"])]
-        self._params = [p for _, _, p in pairs if id(p) in ours]
-        for stream, (group, i, p) in enumerate(pairs):
-            self._places[id(p)] = (group, i, stream)
+        self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
         accumulator.check(self._params)
-        optimizer._fused = True
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(self._complete)
-            for p in self._params
-            if p.requires_grad
-        ]
+        self._check_policies()
+        optimizer._fused = self
+        self._hooks: dict[int, RemovableHandle] = {}
+        self._hook()
 
     # ------------------------------------------------------------------------------ use
 
-    def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
-        """``loss.backward()``, twice where the norm or a policy needs to see all gradients first.
+    def backward(
+        self,
+        loss: Tensor | Sequence[Tensor],
+        gradient: Tensor | Sequence[Tensor | None] | None = None,
+        *,
+        retain_graph: bool = False,
+    ) -> None:
+        """``loss.backward()``, twice where all gradients must be seen before the first step.
 
         Args:
-            loss: What to differentiate.
-            gradient: Its own gradient, if it is not a scalar (default: ``None``).
+            loss: What to differentiate; several losses are differentiated in one pass, as by
+                ``torch.autograd.backward``.
+            gradient: Its own gradient, if it is not a scalar; one for each of several losses
+                (default: ``None``).
+            retain_graph: Keep the graph for another backward pass (default: ``False``).
 
         Raises:
             FloatingPointError: A gradient is not finite and its group's policy is ``"raise"``;
                 nothing was updated.
+            RuntimeError: The handle was removed, or ``scaler.update()`` was not called since the
+                last step; nothing was updated.
+            ValueError: There is no loss.
         """
-        if not (self._two_passes and self._accumulator.last):
-            self._run(loss, gradient, "step")
+        if self._optimizer._fused is not self:
+            raise RuntimeError("the handle was removed: fuse again, or call loss.backward()")
+        losses = (loss,) if isinstance(loss, Tensor) else tuple(loss)
+        if not losses:
+            raise ValueError("loss is an empty sequence: pass at least one")
+        roots = losses, (gradient,) if isinstance(gradient, Tensor) else gradient
+        if not (self._accumulator.last and self._looks_ahead):
+            self._run(roots, retain_graph)
             return
-        self._norms, self._nonfinite = {}, []
-        self._run(loss, gradient, "norm", retain_graph=True)
-        if self._nonfinite:
-            self._accumulator.reset()
-            self._leave_out()
-            return
-        if self._max_norm is not None:
-            self._coefficient = self._clip_coefficient(self._max_norm)
+        if self._scaling is not None:
+            self._factor = self._scaling.factor()
         try:
-            self._run(loss, gradient, "step")
+            if self._look_ahead(roots):
+                self._run(roots, retain_graph)
+            else:
+                self._accumulator.reset()
         finally:
-            self._coefficient = None
+            self._factor = self._coefficient = None
 
     def remove(self) -> None:
-        """Give stepping back to ``optimizer.step()``; half an accumulation stays in ``.grad``."""
-        for hook in self._hooks:
+        """Give stepping back to ``optimizer.step()``; half an accumulation stays in ``.grad``.
+
+        With ``accumulate_in="adam-moments"`` it stays in the moments.
+        """
+        if self._optimizer._fused is not self:
+            return
+        for hook in self._hooks.values():
             hook.remove()
-        self._hooks = []
+        self._hooks.clear()
+        self._forget_waiting()
         self._accumulator.release(self._params)
-        self._optimizer._fused = False
+        self._optimizer._fused = None
 
     def __enter__(self) -> Self:
         return self
@@ -184,37 +140,54 @@ class FusedBackward:
     ) -> None:
         self.remove()
 
+    def check_scaled(self) -> None:
+        """Raise RuntimeError unless the handle knows of the scaler that calls ``step()``."""
+        if self._scaling is None:
+            raise RuntimeError(
+                "scaler.step(optimizer) while the step is fused: the backward pass has stepped "
+                "with scaled gradients. Pass scaler= to fuse_backward"
+            )
+
     # --------------------------------------------------------------------------- passes
 
     @property
-    def _two_passes(self) -> bool:
-        policies = {g["nonfinite"] for g in self._optimizer.param_groups}
-        return self._max_norm is not None or policies != {"propagate"}
+    def _scaling(self) -> ScalerLink | None:
+        return self._scaler if self._scaler is not None and self._scaler.active else None
 
-    def _run(
-        self, loss: Tensor, gradient: Tensor | None, mode: _Mode, *, retain_graph: bool = False
-    ) -> None:
-        self._mode = mode
+    @property
+    def _guarding(self) -> bool:
+        return any(g["nonfinite"] != "propagate" for g in self._optimizer.param_groups)
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether all gradients must be seen before the first step."""
+        return self._clipping.max_norm is not None or self._scaling is not None or self._guarding
+
+    def _check_policies(self) -> None:
+        if isinstance(self._accumulator, Moments) and self._guarding:
+            raise ValueError(
+                "nonfinite='raise' and 'skip' are not available with accumulate_in='adam-moments': "
+                "the moments cannot give a gradient back; use nonfinite='propagate'"
+            )
+
+    def _run(self, roots: _Roots, retain_graph: bool) -> None:
+        """One backward pass, whose end is seen from here."""
         self._begin()
         try:
-            loss.backward(gradient, retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            losses, gradients = roots
+            torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
             self._end()
         except BaseException:
-            self._waiting.clear()
+            self._forget_waiting()
             raise
         finally:
             self._inside = False
-            self._mode = "step"
-
-    def _begin(self) -> None:
-        self._inside = True
-        self._completed.clear()
 
     def _enter_plain_backward(self) -> None:
         """The first gradient of a ``loss.backward()`` that the user called."""
-        if self._two_passes:
+        if self._looks_ahead:
             raise RuntimeError(
-                "this optimizer must see all gradients before the first step (max_norm, or "
+                "this optimizer must see all gradients before the first step (max_norm, scaler, or "
                 "nonfinite='raise' or 'skip'): call handle.backward(loss), not loss.backward()"
             )
         if _inside_reentrant_checkpoint():
@@ -231,12 +204,29 @@ class FusedBackward:
 
         torch.autograd.Variable._execution_engine.queue_callback(finish)
 
-    @torch.no_grad()
+    def _begin(self) -> None:
+        self._check_policies()
+        self._hook()
+        self._completed.clear()
+        self._inside = True
+        if not self._accumulator.last:
+            return
+        if self._reduction is not None:
+            self._reduction.begin([p for p in reversed(self._params) if p.requires_grad])
+        # Of two passes, the step begins with the first.
+        if self._ahead is not None or not self._looks_ahead:
+            self._optimizer._begin_step()
+
+    def _hook(self) -> None:
+        """Be told of gradients, also of parameters that have begun to train since."""
+        for p in self._params:
+            if p.requires_grad and id(p) not in self._hooks:
+                self._hooks[id(p)] = p.register_post_accumulate_grad_hook(self._complete)
+
     def _complete(self, p: Tensor) -> None:
         """Called by autograd when a parameter's gradient of this pass is complete."""
-        grad = p.grad
-        assert grad is not None
-        if grad.requires_grad:
+        # Autograd runs its hooks with gradients enabled only if it makes a graph of them.
+        if torch.is_grad_enabled():
             p.grad = None
             raise RuntimeError(
                 "backward(create_graph=True) while the step is fused: the weights change during "
@@ -252,71 +242,102 @@ class FusedBackward:
                 "fuse again"
             )
         self._completed.add(id(p))
-        if self._mode == "norm" and self._accumulator.last:
-            self._measure(p, self._accumulator.preview(p))
-            self._accumulator.forget(p)
-            return
-        total = self._accumulator.add(p)
-        if total is not None:
-            self._wait(p, total)
+        if self._accumulator.last:
+            self._finish(p)
+        else:
+            self._accumulator.add(p)
 
     @torch.no_grad()
     def _end(self) -> None:
-        if self._mode == "norm" and self._accumulator.last:
-            for p in self._untouched():
-                self._measure(p, self._accumulator.preview(p))
-            return
         if self._accumulator.last:
-            for p in self._untouched():
-                self._wait(p, self._accumulator.take(p))
-        self._flush()
+            for p in self._params:
+                if id(p) not in self._completed and self._accumulator.holds(p):
+                    self._finish(p)
+            if self._reduction is not None:
+                for q, grad in self._reduction.rest(self._accumulator.zero):
+                    self._take(q, grad)
+        if self._ahead is not None:
+            return
+        while self._waiting:
+            self._flush()
+        if self._accumulator.last:
+            self._optimizer._end_step()
         self._accumulator.advance()
 
-    def _untouched(self) -> list[Tensor]:
-        """Parameters with gradients of earlier passes only."""
-        return [
-            p for p in self._params if id(p) not in self._completed and self._accumulator.holds(p)
-        ]
+    def _finish(self, p: Tensor) -> None:
+        """The gradient that a parameter steps with is there, from this rank."""
+        total = self._accumulator.total(p, keep=self._ahead is not None)
+        for q, grad in self._reduced(p, total):
+            self._take(q, grad)
+
+    def _reduced(self, p: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        if self._reduction is None:
+            yield p, grad
+        else:
+            yield from self._reduction.complete(p, grad)
+
+    def _take(self, p: Tensor, grad: Tensor) -> None:
+        if self._ahead is not None:
+            self._ahead.see(p, grad)
+        else:
+            self._wait(p, grad)
 
     # ------------------------------------------------------------------------- stepping
 
     def _wait(self, p: Tensor, grad: Tensor) -> None:
-        if self._clip_value is not None:
-            grad = _arithmetic(grad).clamp(-self._clip_value, self._clip_value)
+        if self._factor is not None:
+            grad = loss_scaling.unscale(grad, self._factor)
+        grad = self._clipping.alone(grad)
         if self._coefficient is not None:
-            grad = _arithmetic(grad) * self._coefficient.to(grad.device)
-        self._waiting.append((p, grad))
-        if sum(g.nbytes for _, g in self._waiting) >= _WAITING_BYTES:
+            grad = scaled(grad, self._coefficient)
+        folded = self._accumulator.folded(p)
+        self._optimizer._sort_in(self._waiting, self._places[id(p)], p, grad, folded=folded)
+        self._waiting_bytes += grad.nbytes
+        if self._waiting_bytes >= _WAITING_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        ready = [(*self._places[id(p)], p, grad) for p, grad in self._waiting]
+        """Update the largest bucket: the small ones go on waiting."""
+        key = max(self._waiting, key=lambda key: self._waiting[key].nbytes)
+        bucket = self._waiting.pop(key)
+        self._waiting_bytes -= bucket.nbytes
+        self._optimizer._observed_update(bucket)
+
+    def _forget_waiting(self) -> None:
         self._waiting.clear()
-        for bucket in self._optimizer._bucketed(ready):
-            self._optimizer._update(bucket)
+        self._waiting_bytes = 0
 
-    # ------------------------------------------------------------------- looking ahead
+    # -------------------------------------------------------------------- looking ahead
 
-    def _measure(self, p: Tensor, grad: Tensor) -> None:
-        if self._max_norm is not None:
-            self._norms[id(p)] = torch.linalg.vector_norm(_arithmetic(grad), self._norm_type)
-        if self._places[id(p)][0]["nonfinite"] != "propagate" and not bool(all_finite([grad])):
-            self._nonfinite.append(p)
+    def _look_ahead(self, roots: _Roots) -> bool:
+        """Run the pass without stepping; whether the step may follow."""
+        self._ahead = LookAhead(self._clipping, self._factor, self._is_guarded)
+        try:
+            self._run(roots, retain_graph=True)
+            bad, clip = self._ahead.nonfinite(), self._ahead.coefficient(self._params)
+        finally:
+            self._ahead = None
+        if self._scaling is not None:
+            self._scaling.report(finite=not bad)
+        if bad:
+            self._leave_out(bad)
+            return False
+        if clip is not None:
+            self.total_norm, self._coefficient = clip
+        return True
 
-    def _clip_coefficient(self, max_norm: float) -> Tensor:
-        """As ``torch.nn.utils.clip_grad_norm_``, from norms in the order of the parameters."""
-        norms = [self._norms[id(p)] for p in self._params if id(p) in self._norms]
-        device = norms[0].device
-        stacked = torch.stack([norm.to(device) for norm in norms])
-        self.total_norm = torch.linalg.vector_norm(stacked, self._norm_type)
-        return torch.clamp(max_norm / (self.total_norm + 1e-6), max=1.0)
+    def _is_guarded(self, p: Tensor) -> bool:
+        group = self._optimizer.param_groups[self._places[id(p)].group]
+        return self._scaling is not None or group["nonfinite"] != "propagate"
 
-    def _leave_out(self) -> None:
+    def _leave_out(self, bad: Sequence[Tensor]) -> None:
         """Raise if a group with a gradient that is not finite says so, else count the step."""
-        for p in self._nonfinite:
-            group = self._places[id(p)][0]
-            if group["nonfinite"] == "raise":
-                raise self._optimizer._nonfinite_error(group, p)
+        groups = self._optimizer.param_groups
+        for p in bad:
+            # A scaler looks for overflows on purpose: no error.
+            if self._scaling is None and groups[self._places[id(p)].group]["nonfinite"] == "raise":
+                self._accumulator.reset()
+                raise self._optimizer._nonfinite_error(p)
         self._optimizer._count_skipped_step()
 
 
@@ -327,8 +348,3 @@ def _inside_reentrant_checkpoint() -> bool:
         if frame.f_code is CheckpointFunction.backward.__code__:
             return True
     return False
-
-
-def _arithmetic(grad: Tensor) -> Tensor:
-    """A gradient that torch can compute with: FP8 widened."""
-    return grad.to(torch.float32) if grad.dtype.itemsize == 1 else grad

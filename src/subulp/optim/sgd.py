@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Literal
 
 from torch import Tensor
@@ -11,7 +10,8 @@ from ..ops import sgd as op
 from ..ops.job import StepJob
 from ..ops.sgd import reference
 from .adam import check_number, check_rate
-from .base import Bucket, NonFinite, Optimizer, Params, States
+from .base import NonFinite, Optimizer, Params, States
+from .bucket import Bucket
 from .precision import AUTO, ExtraBits
 
 
@@ -39,9 +39,8 @@ class SGD(Optimizer):
     """
 
     _states = (("momentum_buffer", "slow"),)
-    _run = staticmethod(op.run)
+    _op = "sgd"
     _make_job = staticmethod(op.make_job)
-    _argument_names = tuple(inspect.signature(op.make_job).parameters)
 
     def __init__(
         self,
@@ -87,29 +86,16 @@ class SGD(Optimizer):
     def _states_of(self, group: dict[str, Any]) -> States:
         return self._states if group["momentum"] != 0.0 else ()
 
-    def _arguments(self, bucket: Bucket) -> tuple[Any, ...]:
-        group, common = bucket.group, self._common_arguments(bucket)
-        role = common["role"]
-        return (
-            common["params"],
-            common["grads"],
-            role("momentum_buffer"),
-            common["extras"],
-            role("momentum_buffer_low"),
-            common["amaxes"],
-            common["steps"],
-            common["lr"],
-            float(group["momentum"]),
-            float(group["dampening"]),
-            float(group["weight_decay"]),
-            group["nesterov"],
-            group["maximize"],
-            common["precision"],
-            group["arithmetic"],
-            common["seed"],
-            common["streams"],
-            common["offsets"],
-        )
+    def _arguments(self, bucket: Bucket) -> dict[str, Any]:
+        group, (common, role) = bucket.group, self._common_arguments(bucket)
+        return common | {
+            "momentum_buffers": role("momentum_buffer"),
+            "momentum_lows": role("momentum_buffer_low"),
+            "momentum": float(group["momentum"]),
+            "dampening": float(group["dampening"]),
+            "weight_decay": float(group["weight_decay"]),
+            "nesterov": group["nesterov"],
+        }
 
     def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
         return reference.intended_update(job, i, theta)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ def make_job(
     exp_avg_sq_lows: Sequence[Tensor],
     amaxes: Sequence[Tensor],
     steps: Sequence[Tensor],
-    lr: Tensor,
+    lr: Tensor | float,
     beta1: float,
     beta2: float,
     eps: float,
@@ -51,7 +50,7 @@ def make_job(
             "exp_avg_sq_lows": exp_avg_sq_lows,
         },
     )
-    rate = float(lr.item())
+    rate = float(lr)
     scalars = new_scalars(steps, streams, offsets)
     for t in set(scalars["step"].tolist()):
         same = scalars["step"] == t
@@ -88,14 +87,6 @@ def make_job(
     if job.scaled_states:
         scale_states(job, amaxes, slow_power=2)
     return job
-
-
-def run(*arguments: Any) -> None:
-    """:func:`adam_step` without PyTorch's dispatcher, which takes a tenth of a millisecond a call.
-
-    Autograd does not learn what was mutated: the caller tells it.
-    """
-    backend.run("adam", make_job(*arguments))
 
 
 @torch.library.custom_op(
@@ -167,7 +158,7 @@ def adam_step(
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
     """
-    run(
+    job = make_job(
         params,
         grads,
         exp_avgs,
@@ -189,6 +180,7 @@ def adam_step(
         streams,
         offsets,
     )
+    backend.run("adam", job)
 
 
 @adam_step.register_fake

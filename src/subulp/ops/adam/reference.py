@@ -17,25 +17,13 @@ def run(job: StepJob) -> None:
 
 
 def _step(job: StepJob, i: int) -> None:
-    s, strategy = job.scalars[i], job.strategy
-    param, extra = job.params[i], job.role(job.extras, i)
-    low = job.role(job.slow_lows, i)
+    strategy, param, extra = job.strategy, job.params[i], job.role(job.extras, i)
     # Kahan summation carries the remainder in the update, not in the parameter.
     kahan = strategy.weight == "kahan"
     theta = param.float() if kahan else storage.decode_parameter(strategy, param, extra)
     delta, m, v = update(job, i, theta)
-
-    bits = storage.draw_bits(
-        strategy,
-        param,
-        seed=job.seed,
-        stream=int(s["stream"]),
-        step=int(s["step"]),
-        offset=int(s["offset"]),
-    )
-    storage.encode_state(m, job.fast[i], None, float(s["fast_encode"]), None)
-    for_state = storage.state_bits(strategy, param, bits)
-    storage.encode_state(v, job.slow[i], low, float(s["slow_encode"]), for_state)
+    bits = _bits(job, i, param)
+    _encode_moments(job, i, m, v, bits)
     storage.apply_update(strategy, theta, delta, param, extra, bits)
 
 
@@ -44,21 +32,25 @@ def intended_update(job: StepJob, i: int, theta: Tensor) -> Tensor:
     return update(job, i, theta)[0]
 
 
+def fold(job: StepJob) -> None:
+    """Take the gradients of a job into its moments and leave the parameters, in place.
+
+    The random bits are those that the step of the job draws.
+    """
+    for i, param in enumerate(job.params):
+        m, v = _moments(job, i, _gradient(job, i))
+        _encode_moments(job, i, m, v, _bits(job, i, param))
+
+
 def update(job: StepJob, i: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The wide arithmetic of tensor ``i``: what is subtracted from ``theta``, and the new moments.
 
     Separate multiplications and additions: ``add(..., alpha=)`` may contract into a fused one.
     """
-    s = job.scalars[i]
-    m = storage.decode_state(job.fast[i], None, float(s["fast_decode"]))
-    v = storage.decode_state(job.slow[i], job.role(job.slow_lows, i), float(s["slow_decode"]))
-    g = job.grads[i].to(torch.float32)
-    if job.maximize:
-        g = -g
+    s, g = job.scalars[i], _gradient(job, i)
     if not job.decoupled and job.weight_decay != 0.0:
         g = g + theta * job.weight_decay
-    m = m * job.beta1 + g * job.one_minus_beta1
-    v = v * job.beta2 + (g * job.one_minus_beta2) * g
+    m, v = _moments(job, i, g)
     floor = float(s["slow_floor"])
     known = torch.where(v < floor, floor, v) if floor != 0.0 else v
     denominator = ieee.sqrt(known) * float(s["inv_sqrt_bias2"]) + job.eps
@@ -66,3 +58,36 @@ def update(job: StepJob, i: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]
     if job.decoupled and s["decay"] != 0.0:
         delta = delta + theta * float(s["decay"])
     return delta, m, v
+
+
+def _gradient(job: StepJob, i: int) -> Tensor:
+    g = job.grads[i].to(torch.float32)
+    return -g if job.maximize else g
+
+
+def _moments(job: StepJob, i: int, g: Tensor) -> tuple[Tensor, Tensor]:
+    s = job.scalars[i]
+    m = storage.decode_state(job.fast[i], None, float(s["fast_decode"]))
+    v = storage.decode_state(job.slow[i], job.role(job.slow_lows, i), float(s["slow_decode"]))
+    m = m * job.beta1 + g * job.one_minus_beta1
+    v = v * job.beta2 + (g * job.one_minus_beta2) * g
+    return m, v
+
+
+def _encode_moments(job: StepJob, i: int, m: Tensor, v: Tensor, bits: Tensor | None) -> None:
+    s, low = job.scalars[i], job.role(job.slow_lows, i)
+    storage.encode_state(m, job.fast[i], None, float(s["fast_encode"]), None)
+    for_state = storage.state_bits(job.strategy, job.params[i], bits)
+    storage.encode_state(v, job.slow[i], low, float(s["slow_encode"]), for_state)
+
+
+def _bits(job: StepJob, i: int, param: Tensor) -> Tensor | None:
+    s = job.scalars[i]
+    return storage.draw_bits(
+        job.strategy,
+        param,
+        seed=job.seed,
+        stream=int(s["stream"]),
+        step=int(s["step"]),
+        offset=int(s["offset"]),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ def make_job(
     momentum_lows: Sequence[Tensor],
     amaxes: Sequence[Tensor],
     steps: Sequence[Tensor],
-    lr: Tensor,
+    lr: Tensor | float,
     momentum: float,
     dampening: float,
     weight_decay: float,
@@ -44,7 +43,7 @@ def make_job(
         {"momentum_buffers": momentum_buffers, "extras": extras, "momentum_lows": momentum_lows},
     )
     scalars = new_scalars(steps, streams, offsets)
-    rate = float(lr.item())
+    rate = float(lr)
     scalars["step_size"] = rate
     job = StepJob(
         strategy=strategy,
@@ -72,14 +71,6 @@ def make_job(
     if job.scaled_states:
         scale_states(job, amaxes, slow_power=1)
     return job
-
-
-def run(*arguments: Any) -> None:
-    """:func:`sgd_step` without PyTorch's dispatcher, which takes a tenth of a millisecond a call.
-
-    Autograd does not learn what was mutated: the caller tells it.
-    """
-    backend.run("sgd", make_job(*arguments))
 
 
 @torch.library.custom_op(
@@ -141,7 +132,7 @@ def sgd_step(
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
     """
-    run(
+    job = make_job(
         params,
         grads,
         momentum_buffers,
@@ -161,6 +152,7 @@ def sgd_step(
         streams,
         offsets,
     )
+    backend.run("sgd", job)
 
 
 @sgd_step.register_fake

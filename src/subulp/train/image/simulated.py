@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ... import optim
 from ...numerics import E5M2, extra_bits, round_to
-from ...optim.base import Bucket, Params
+from ...optim.base import Params
+from ...optim.bucket import Bucket
 
 _NAME = re.compile(r"e5m2(?:\+(\d+))?")
 

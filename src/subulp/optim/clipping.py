@@ -1,0 +1,80 @@
+"""Clipping of gradients, with the bits of ``torch.nn.utils``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """One way to clip, or none.
+
+    Args:
+        max_norm: Largest norm of all gradients together.
+        parameter_norm: Largest norm of each parameter's gradient.
+        value: Largest magnitude of an element.
+        norm_type: Which norm.
+
+    Raises:
+        ValueError: A limit is not positive, or more than one is set.
+    """
+
+    max_norm: float | None = None
+    parameter_norm: float | None = None
+    value: float | None = None
+    norm_type: float = 2.0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "max_norm": self.max_norm,
+            "clip_parameter_norm": self.parameter_norm,
+            "clip_value": self.value,
+        }
+        chosen = {name: limit for name, limit in limits.items() if limit is not None}
+        for name, limit in chosen.items():
+            if not limit > 0:
+                raise ValueError(f"{name}={limit} is out of range: use a positive number or None")
+        if len(chosen) > 1:
+            described = " and ".join(f"{name}={limit}" for name, limit in chosen.items())
+            raise ValueError(f"{described} are both set: clip one way")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is clipped."""
+        return (self.max_norm, self.parameter_norm, self.value) != (None, None, None)
+
+    def alone(self, grad: Tensor) -> Tensor:
+        """A gradient clipped as far as it can be without the others."""
+        if self.value is not None:
+            return widened(grad).clamp(-self.value, self.value)
+        if self.parameter_norm is not None:
+            _, coefficient = self.coefficient([self.norm(grad)], self.parameter_norm)
+            return scaled(grad, coefficient)
+        return grad
+
+    def norm(self, grad: Tensor) -> Tensor:
+        """Norm of one gradient."""
+        norm: Tensor = torch.linalg.vector_norm(widened(grad), self.norm_type)
+        return norm
+
+    def coefficient(self, norms: Sequence[Tensor], limit: float) -> tuple[Tensor, Tensor]:
+        """The norm of gradients that have these norms, and what they are multiplied by."""
+        device = norms[0].device
+        total = torch.linalg.vector_norm(
+            torch.stack([norm.to(device) for norm in norms]), self.norm_type
+        )
+        return total, torch.clamp(limit / (total + 1e-6), max=1.0)
+
+
+def scaled(grad: Tensor, coefficient: Tensor) -> Tensor:
+    """A gradient times a coefficient of another device."""
+    return widened(grad) * coefficient.to(grad.device)
+
+
+def widened(grad: Tensor) -> Tensor:
+    """A gradient that torch can compute with: FP8 becomes FP32."""
+    return grad.to(torch.float32) if grad.dtype.itemsize == 1 else grad

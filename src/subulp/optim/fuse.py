@@ -1,0 +1,147 @@
+"""``fuse_backward``: its options, and which of them contradict each other."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .accumulation import Accumulator, BufferFormat, Buffers
+from .adam import Adam
+from .base import Optimizer
+from .clipping import Clipping
+from .fused_backward import FusedBackward
+from .loss_scaling import ScalerLink
+from .moments import Moments
+from .reduction import Reduce, Reduction
+
+AccumulateIn = Literal[BufferFormat, "adam-moments"]
+
+
+def fuse_backward(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    clip_parameter_norm: float | None = None,
+    clip_value: float | None = None,
+    accumulate: int = 1,
+    accumulate_in: AccumulateIn = "param",
+    scaler: torch.amp.GradScaler | None = None,
+    reduce: Reduce | None = None,
+) -> FusedBackward:
+    """Step each parameter as soon as its gradient is complete, and free the gradient.
+
+    Bit-identical to ``backward(); clip; step(); zero_grad()`` for every optimizer and precision.
+    Small gradients wait for each other, 256 KiB of them at most, and are stepped together.
+
+    A parameter's value changes while the pass still runs. Autograd notices an operation that needs
+    the old value later and raises its usual error about in-place modification.
+
+    Args:
+        model: Module whose parameters the optimizer steps; others keep their gradients.
+        optimizer: One of :mod:`subulp.optim`. Its ``step()`` and ``zero_grad()`` do nothing until
+            :meth:`FusedBackward.remove`; schedulers and changed group options count from the next
+            backward pass on.
+        max_norm: Clip the global norm of all gradients, as ``clip_grad_norm_`` does. It must be
+            known before the first step, so :meth:`FusedBackward.backward` runs the backward pass
+            twice: once for the norm, each gradient freed at once, and once to step.
+        norm_type: Which norm (default: 2).
+        clip_parameter_norm: Clip the norm of each parameter's gradient, as ``clip_grad_norm_`` of
+            that parameter alone does; costs no second pass.
+        clip_value: Clamp each gradient element to ``[-clip_value, clip_value]``; the same.
+        accumulate: Backward passes to a step; gradients add up in one buffer a parameter
+            (default: 1).
+        accumulate_in: Format of that buffer: ``"param"`` (as without fusion), ``"fp32"``, or
+            ``"expansion"``, two components of the parameter's dtype, for 16-bit parameters.
+            ``"adam-moments"`` has no buffer and is an approximation: each gradient goes into Adam's
+            moments at once, so the second one takes the sum of the squares instead of the square
+            of the sum (default: ``"param"``).
+        scaler: The ``torch.amp.GradScaler`` that scales the loss. Gradients are unscaled in FP32
+            before they are clipped; if one is not finite, the whole step is left out, which takes
+            a second pass as ``max_norm`` does. ``scaler.update()`` follows each step as usual.
+        reduce: Called once with each complete gradient, before it is unscaled and clipped; returns
+            the one to step with, for example the mean over all ranks. The order is that of the
+            model's parameters backwards, and a parameter that the pass did not reach takes part
+            with zeros, so ranks need not have the same graph.
+
+    Returns:
+        A handle; also a context manager that removes itself.
+
+    Raises:
+        ValueError: An argument is out of range, two contradict each other, the optimizer is not
+            subulp's, fused already, or has none of the model's parameters, or the model is wrapped
+            in ``DistributedDataParallel``.
+    """
+    _check_pair(model, optimizer)
+    clipping = Clipping(max_norm, clip_parameter_norm, clip_value, norm_type)
+    accumulator = _accumulator(optimizer, accumulate, accumulate_in)
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise ValueError(f"scaler is {type(scaler).__name__}: pass a torch.amp.GradScaler or None")
+    if isinstance(accumulator, Moments):
+        _check_moments(clipping, scaler, reduce)
+    return FusedBackward(
+        model,
+        optimizer,
+        clipping,
+        accumulator,
+        None if scaler is None else ScalerLink(scaler),
+        None if reduce is None else Reduction(reduce),
+    )
+
+
+def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer is {type(optimizer).__name__}: only optimizers of subulp.optim can step "
+            "one parameter at a time"
+        )
+    if optimizer._fused is not None:
+        raise ValueError("the optimizer is fused already: remove its handle first")
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "the model is wrapped in DistributedDataParallel, which reduces gradients in buckets "
+            "of its own, after they have stepped here: replicas would drift apart. Pass the module "
+            "without the wrapper, and reduce= with an all-reduce of one gradient"
+        )
+    mine = optimizer._places()
+    if not any(id(p) in mine for p in model.parameters()):
+        raise ValueError(
+            "the optimizer has none of the model's parameters: fuse the pair that trains"
+        )
+
+
+def _accumulator(optimizer: Optimizer, passes: int, form: AccumulateIn) -> Accumulator:
+    if passes < 1:
+        raise ValueError(f"accumulate={passes} is out of range: use 1 or more backward passes")
+    if form not in (*get_args(BufferFormat), "adam-moments"):
+        raise ValueError(
+            f"accumulate_in={form!r} is unknown: use 'param', 'fp32', 'expansion' or 'adam-moments'"
+        )
+    if form != "adam-moments":
+        return Buffers(passes, form)
+    if not isinstance(optimizer, Adam):
+        raise ValueError(
+            f"accumulate_in='adam-moments' is not available for {type(optimizer).__name__}: it "
+            "has no such moments; use 'param', 'fp32' or 'expansion'"
+        )
+    return Moments(passes, optimizer)
+
+
+def _check_moments(clipping: Clipping, scaler: object, reduce: object) -> None:
+    """Refuse what needs the sum of the gradients, or needs to take one back."""
+    refused = {
+        "clipping": clipping.active,
+        "scaler=": scaler is not None,
+        "reduce=": reduce is not None,
+    }
+    for name, given in refused.items():
+        if given:
+            raise ValueError(
+                f"{name} is not available with accumulate_in='adam-moments': the moments take each "
+                "gradient at once, and their sum is never known; accumulate in 'param', 'fp32' or "
+                "'expansion'"
+            )

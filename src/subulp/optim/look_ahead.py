@@ -1,0 +1,53 @@
+"""What a backward pass tells of all gradients, before another one steps with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..ops import all_finite
+from . import loss_scaling
+from .clipping import Clipping
+
+
+class LookAhead:
+    """Sees every gradient of a step once and keeps a few numbers of each.
+
+    Args:
+        clipping: Norms are taken if it needs them.
+        factor: What unscales gradients; ``None`` without a scaler.
+        guarded: Whether a parameter's gradient has to be finite.
+    """
+
+    def __init__(
+        self, clipping: Clipping, factor: float | None, guarded: Callable[[Tensor], bool]
+    ) -> None:
+        self._clipping, self._factor, self._guarded = clipping, factor, guarded
+        self._norms: dict[int, Tensor] = {}
+        self._finite: list[tuple[Tensor, Tensor]] = []
+
+    def see(self, p: Tensor, grad: Tensor) -> None:
+        """Take note of a gradient, still scaled."""
+        if self._guarded(p):
+            self._finite.append((p, all_finite([grad])))
+        if self._clipping.max_norm is not None:
+            if self._factor is not None:
+                grad = loss_scaling.unscale(grad, self._factor)
+            self._norms[id(p)] = self._clipping.norm(grad)
+
+    def nonfinite(self) -> list[Tensor]:
+        """Guarded parameters whose gradient is not finite."""
+        if not self._finite:
+            return []
+        # One transfer for all.
+        flags = torch.stack([finite.cpu() for _, finite in self._finite]).tolist()
+        return [p for (p, _), finite in zip(self._finite, flags, strict=True) if not finite]
+
+    def coefficient(self, order: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Global norm and clipping coefficient, norms in ``order``; ``None`` without gradients."""
+        norms = [self._norms[id(p)] for p in order if id(p) in self._norms]
+        if not norms or self._clipping.max_norm is None:
+            return None
+        return self._clipping.coefficient(norms, self._clipping.max_norm)
