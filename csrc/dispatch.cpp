@@ -54,5 +54,15 @@ int subulp_all_finite(int64_t count, const int64_t* numel, const void* const* da
   const subulp_kernels* k = kernels(isa);
   return k ? k->all_finite(count, numel, data, dtype, threads) : -1;
 }
+int subulp_decode(int32_t dtype, const void* from, float* to, int64_t count, float scale, int32_t threads,
+                  int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->decode(dtype, from, to, count, scale, threads) : -1;
+}
+int subulp_encode(int32_t dtype, const float* from, void* to, int64_t count, float scale, int32_t threads,
+                  int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->encode(dtype, from, to, count, scale, threads) : -1;
+}
 
 }  // extern "C"

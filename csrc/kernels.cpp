@@ -7,6 +7,7 @@
 #include SUBULP_SIMD
 
 #include "all_finite.h"
+#include "convert.h"
 #include "kernels.h"
 #include "step.h"
 
@@ -14,4 +15,6 @@ extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = 
     simd::run_step<simd::Adam>,
     simd::run_step<simd::Sgd>,
     simd::run_all_finite,
+    simd::run_decode,
+    simd::run_encode,
 };

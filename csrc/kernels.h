@@ -7,6 +7,8 @@ struct subulp_kernels {
   int (*adam)(const subulp_step&);
   int (*sgd)(const subulp_step&);
   int (*all_finite)(int64_t, const int64_t*, const void* const*, const int32_t*, int);
+  int (*decode)(int, const void*, float*, int64_t, float, int);
+  int (*encode)(int, const float*, void*, int64_t, float, int);
 };
 
 extern "C" {

@@ -9,10 +9,7 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-#if defined(__x86_64__) || defined(_M_X64)
-#include <xmmintrin.h>
-#endif
-
+#include "ieee_mode.h"
 #include "pair.h"
 #include "random_bits.h"
 
@@ -63,20 +60,6 @@ struct Work {
   RandomBits bits;
   alignas(64) uint32_t tail[BLOCK];
   alignas(64) float grad[BLOCK];
-};
-
-// Denormals alive and nearest-even, whatever the calling program has set for its threads.
-class IeeeMode {
-#if defined(__x86_64__) || defined(_M_X64)
- public:
-  IeeeMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
-  ~IeeeMode() { _mm_setcsr(saved_); }
-  IeeeMode(const IeeeMode&) = delete;
-  IeeeMode& operator=(const IeeeMode&) = delete;
-
- private:
-  unsigned saved_;
-#endif
 };
 
 // ------------------------------------------------------------------------------------ the rules

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 1
+#define SUBULP_ABI 2
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -95,6 +95,13 @@ SUBULP_EXPORT int subulp_sgd(const subulp_step* step);
 /* 1 if every value of every tensor is finite, else 0; -1 as above. */
 SUBULP_EXPORT int subulp_all_finite(int64_t count, const int64_t* numel, const void* const* data,
                                     const int32_t* dtype, int32_t threads, int32_t isa);
+
+/* `to[i] = from[i] * scale`: from a narrow dtype to FP32, and from FP32 to a narrow dtype, rounded to
+ * nearest even; -1 as above. */
+SUBULP_EXPORT int subulp_decode(int32_t dtype, const void* from, float* to, int64_t count, float scale,
+                                int32_t threads, int32_t isa);
+SUBULP_EXPORT int subulp_encode(int32_t dtype, const float* from, void* to, int64_t count, float scale,
+                                int32_t threads, int32_t isa);
 
 #ifdef __cplusplus
 }

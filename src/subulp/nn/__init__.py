@@ -3,15 +3,19 @@
 from .batch_norm import BatchNorm2d
 from .conv import Conv2d, narrow_conv2d
 from .embedding import Embedding, narrow_embedding
+from .extreme_classifier import ExtremeClassifier
 from .layer_norm import LayerNorm
 from .linear import Linear, narrow_linear
+from .row_table import RowTable
 
 __all__ = [
     "BatchNorm2d",
     "Conv2d",
     "Embedding",
+    "ExtremeClassifier",
     "LayerNorm",
     "Linear",
+    "RowTable",
     "narrow_conv2d",
     "narrow_embedding",
     "narrow_linear",

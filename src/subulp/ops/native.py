@@ -14,7 +14,7 @@ import torch
 
 from .job import SCALARS
 
-ABI = 1
+ABI = 2
 ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
 _DTYPES = (
     torch.float32,
@@ -104,6 +104,10 @@ def library() -> ctypes.CDLL:
     lib.subulp_best_isa.restype = c_int
     lib.subulp_all_finite.argtypes = [c_int64, c_void_p, c_void_p, c_void_p, c_int32, c_int32]
     lib.subulp_all_finite.restype = c_int
+    for name in ("subulp_decode", "subulp_encode"):
+        convert = getattr(lib, name)
+        convert.argtypes = [c_int32, c_void_p, c_void_p, c_int64, c_float, c_int32, c_int32]
+        convert.restype = c_int
     return lib
 
 

@@ -1,0 +1,387 @@
+"""A linear classifier over up to millions of labels that updates its own rows.
+
+ELMO ("Efficiency via Low-precision and Peak Memory Optimization in Large Output Spaces"). The rows
+stay narrow, there is no gradient, momentum or master copy of them, and logits exist for one chunk
+of labels at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..ops.head import HeadJob, RandomAddress, Rounding, head_step
+from .row_table import RowTable, Storage
+from .top_k import TopK
+
+Reduction = Literal["mean", "sum"]
+Scale = Literal["table"] | float | None
+
+
+class RowOptimizer(Protocol):
+    """What a module that updates its own rows asks its optimizer."""
+
+    def group_of(self, rows: Tensor) -> dict[str, Any]:
+        """The options of a table."""
+
+    def next_step(self, rows: Tensor) -> int:
+        """Count one more update of a table, from 1."""
+
+
+class ExtremeClassifier(nn.Module):
+    """Scores of ``num_labels`` labels, trained with binary cross-entropy over all of them.
+
+    In training, the forward pass does everything that concerns the rows: chunk by chunk it computes
+    logits, their gradient, that of the embeddings and the rows' update. ``backward()`` only hands
+    the embeddings' gradient on. So the rows have moved even if ``backward()`` is never called, and
+    a factor on the loss reaches the encoder, not the rows.
+
+    ::
+
+        head = ExtremeClassifier(768, num_labels)
+        optimizer = optim.RowSGD(head, lr=0.05)
+        head(encoder(x), label_rows, label_cols).backward()
+
+    Args:
+        dim: Size of an embedding.
+        num_labels: Number of labels.
+        storage: Format of the rows: ``"e4m3"``, ``"bf16"``, ``"fp16"``, ``"fp32"``, ``"e5m2"``, or
+            a pair (exponent bits, mantissa bits) that is simulated (default: ``"e4m3"``).
+        chunks: Parts that the labels are visited in, which bounds the memory of logits
+            (default: 8).
+        head_fraction: Share of the labels, the most frequent ones, that carry a BF16 remainder of
+            what rounding took from them, as in Kahan summation; needs ``label_counts``, here or in
+            :meth:`set_label_counts`, unless it is 0 or 1 (default: 0).
+        label_counts: Training instances of each label, integers ``(num_labels,)``.
+        dropout: Share of the weights that a training step leaves out of its products, at random
+            (default: 0).
+        rounding: ``"stochastic"`` or ``"nearest"``, for the rows without a remainder (default:
+            ``"stochastic"``).
+        scale: A stored number times ``scale`` is the weight: ``None`` for 1, the paper's recipe;
+            ``"table"`` for the power of two that brings the initial weights into the format's
+            normal range; or a power of two (default: ``None``).
+        reduction: ``"mean"`` over the instances of the sums over labels, or ``"sum"`` over both, as
+            in the paper's algorithm 1 (default: ``"mean"``).
+        seed: Of the initial weights, of rounding and of dropout; ``None`` follows
+            ``torch.manual_seed`` (default: ``None``).
+        device: Where the rows lie (default: torch's).
+
+    Attributes:
+        table: The rows, in storage order: precise ones first.
+        row_optimizer: Set by :class:`subulp.optim.RowSGD`.
+
+    Raises:
+        ValueError: An argument is out of range or does not fit the others.
+    """
+
+    row_of: Tensor | None
+    label_of: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        num_labels: int,
+        *,
+        storage: Storage = "e4m3",
+        chunks: int = 8,
+        head_fraction: float = 0.0,
+        label_counts: Tensor | None = None,
+        dropout: float = 0.0,
+        rounding: Rounding = "stochastic",
+        scale: Scale = None,
+        reduction: Reduction = "mean",
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        _check(dim, num_labels, chunks, head_fraction, dropout, rounding, reduction)
+        self.chunks, self.dropout = chunks, dropout
+        self.rounding, self.reduction = rounding, reduction
+        self.row_optimizer: RowOptimizer | None = None
+        if seed is None:
+            initial = torch.initial_seed()
+            seed = (initial ^ (initial >> 32)) & 0xFFFFFFFF
+        self.seed = seed
+        bound = math.sqrt(6 / (dim + num_labels))
+        self.table = RowTable(
+            num_labels,
+            dim,
+            storage,
+            precise_rows=math.ceil(head_fraction * num_labels),
+            scale=_scale(scale, bound),
+            device=device,
+        )
+        self.register_buffer("row_of", None)
+        self.register_buffer("label_of", None)
+        self._needs_counts = 0 < head_fraction < 1
+        # Xavier's uniform distribution, drawn on the CPU: the same weights on every device.
+        self.table.fill_uniform(bound, torch.Generator().manual_seed(seed))
+        if label_counts is not None:
+            self.set_label_counts(label_counts)
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels."""
+        return self.table.rows
+
+    @property
+    def row_parameters(self) -> Sequence[nn.Parameter]:
+        """The stored rows, for :class:`subulp.optim.RowSGD`."""
+        return [self.table.codes]
+
+    def set_label_counts(self, counts: Tensor) -> None:
+        """Let the most frequent labels have the remainders; equal counts go to the lower number.
+
+        The rows move to their new places, which takes a second table for a moment.
+
+        Args:
+            counts: Training instances of each label, integers ``(num_labels,)``.
+
+        Raises:
+            ValueError: ``counts`` has another shape, or is not made of integers.
+        """
+        if counts.shape != (self.num_labels,) or counts.is_floating_point():
+            raise ValueError(
+                f"label_counts has shape {tuple(counts.shape)} and dtype {counts.dtype}: expected "
+                f"integers ({self.num_labels},)"
+            )
+        self._needs_counts = False
+        if self.table.remainder is None or self.table.remainder.shape[0] == self.num_labels:
+            return
+        before = self._rows(torch.arange(self.num_labels, device=self.table.codes.device))
+        frequent_first = torch.argsort(counts, descending=True, stable=True)
+        precise = self.table.remainder.shape[0]
+        # Labels keep their order among the precise ones and among the others.
+        label_of = torch.cat(
+            [frequent_first[:precise].sort().values, frequent_first[precise:].sort().values]
+        ).to(before.device)
+        self.table.permute(before[label_of])
+        self.label_of = label_of
+        self.row_of = torch.empty_like(label_of)
+        self.row_of[label_of] = torch.arange(self.num_labels, device=label_of.device)
+
+    # ---------------------------------------------------------------------------- training
+
+    def forward(
+        self, embeddings: Tensor, label_rows: Tensor, label_cols: Tensor, *, loss: bool = False
+    ) -> Tensor:
+        """Train on a batch, or in ``eval()`` judge it.
+
+        Args:
+            embeddings: ``(batch, dim)``, FP32, BF16 or FP16.
+            label_rows: Integers ``(count,)``: the instance of each of its labels, in any order.
+            label_cols: Integers ``(count,)``: the labels; a pair that stands twice counts once.
+            loss: Compute the value of the loss, one more pass over each chunk's logits; always done
+                in ``eval()`` and without gradients (default: ``False``).
+
+        Returns:
+            FP32 tensor (): the loss, or NaN without its value; its ``backward()`` gives the
+            embeddings' gradient.
+
+        Raises:
+            ValueError: A shape, dtype or index does not fit; nothing was updated.
+            FloatingPointError: The embeddings are not finite; nothing was updated.
+            RuntimeError: There is no optimizer, or ``label_counts`` are missing.
+        """
+        instances, labels = self._targets(embeddings, label_rows, label_cols)
+        if not bool(torch.isfinite(embeddings).all()):
+            raise FloatingPointError(
+                f"embeddings of shape {tuple(embeddings.shape)} have NaN or infinite values; "
+                "nothing was updated"
+            )
+        if not (self.training and torch.is_grad_enabled()):
+            return self._visit(embeddings.detach().float(), instances, labels, None)[0]
+        if self.row_optimizer is None:
+            raise RuntimeError("the rows have no optimizer: make one with optim.RowSGD(head, lr=)")
+        if self._needs_counts:
+            raise RuntimeError(
+                "head_fraction needs the labels' training counts: pass label_counts, or call "
+                "set_label_counts"
+            )
+        value: Tensor = _TrainStep.apply(  # type: ignore[no-untyped-call]
+            embeddings, self, instances, labels, loss
+        )
+        return value
+
+    def _targets(self, x: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
+        """Each pair once, as instances and rows of the table, sorted by the latter."""
+        if x.dim() != 2 or x.shape[1] != self.table.dim or not x.is_floating_point():
+            raise ValueError(
+                f"embeddings have shape {tuple(x.shape)} and dtype {x.dtype}: expected floating-"
+                f"point (batch, {self.table.dim})"
+            )
+        if rows.shape != cols.shape or rows.dim() != 1:
+            raise ValueError(
+                f"label_rows and label_cols have shapes {tuple(rows.shape)} and "
+                f"{tuple(cols.shape)}: expected one pair for each label of an instance"
+            )
+        for name, index, count in (
+            ("label_rows", rows, x.shape[0]),
+            ("label_cols", cols, self.num_labels),
+        ):
+            if index.is_floating_point() or index.dtype == torch.bool:
+                raise ValueError(f"{name} have dtype {index.dtype}: expected integers")
+            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < count:
+                raise ValueError(
+                    f"{name} have values from {int(index.min())} to {int(index.max())}: expected "
+                    f"0 to {count - 1}"
+                )
+        device = self.table.codes.device
+        rows, cols = rows.to(device, torch.int64), cols.to(device, torch.int64)
+        pairs = torch.unique(self._rows(cols) * max(1, x.shape[0]) + rows)
+        return pairs % max(1, x.shape[0]), pairs // max(1, x.shape[0])
+
+    def _rows(self, labels: Tensor) -> Tensor:
+        return labels if self.row_of is None else self.row_of[labels]
+
+    def _visit(
+        self, x: Tensor, instances: Tensor, labels: Tensor, step: dict[str, Any] | None
+    ) -> tuple[Tensor, Tensor]:
+        """All chunks once; ``step`` has the options of an update, or is ``None`` for no update.
+
+        Returns:
+            The loss, FP32 (), NaN where not asked for; and the gradient of ``x``.
+        """
+        wanted = step is None or step["loss"]
+        loss = torch.zeros((), dtype=torch.float64, device=x.device) if wanted else None
+        grad_x = torch.zeros_like(x)
+        gain = 1.0 / max(1, x.shape[0]) if self.reduction == "mean" else 1.0
+        table, dim = self.table, self.table.dim
+        for start, stop in self._chunks():
+            first, last = torch.searchsorted(
+                labels, torch.tensor([start, stop], device=labels.device)
+            ).tolist()
+            remainder = None if table.remainder is None else table.remainder[start:stop]
+            head_step(
+                HeadJob(
+                    rows=table.codes.detach()[start:stop],
+                    format=table.format,
+                    remainder=remainder,
+                    x=x,
+                    grad_x=grad_x,
+                    positive_instances=instances[first:last],
+                    positive_labels=labels[first:last] - start,
+                    gain=gain,
+                    lr=step["lr"] if step else 0.0,
+                    weight_decay=step["weight_decay"] if step else 0.0,
+                    rounding=self.rounding,
+                    random=RandomAddress(self.seed, 0, step["number"] if step else 0, start * dim),
+                    scale=table.scale,
+                    dropout=self.dropout,
+                    train=step is not None,
+                    loss=loss,
+                )
+            )
+        if loss is None:
+            return torch.full((), math.nan, device=x.device), grad_x
+        return (loss * gain).float(), grad_x
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        size = -(-self.num_labels // self.chunks)
+        for start in range(0, self.num_labels, size):
+            yield start, min(start + size, self.num_labels)
+
+    # --------------------------------------------------------------------------- inference
+
+    @torch.no_grad()
+    def topk(self, embeddings: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
+        """The k labels of the highest scores, without ever holding the scores of all labels.
+
+        Args:
+            embeddings: ``(batch, dim)``.
+            k: How many, at most ``num_labels`` (default: 5).
+
+        Returns:
+            Logits, FP32 ``(batch, k)``, descending, and labels, int64 ``(batch, k)``; equal logits
+            go to the lower label.
+
+        Raises:
+            ValueError: ``k`` is out of range.
+        """
+        if not 1 <= k <= self.num_labels:
+            raise ValueError(f"k={k} is out of range: from 1 to {self.num_labels} labels")
+        x = embeddings.detach().float()
+        best = TopK(x.shape[0], k, x.device)
+        for start, stop in self.table.slices():
+            scores = x @ self.table.decode(start, stop).t()
+            rows = torch.arange(start, stop, device=x.device)
+            best.add(scores, rows if self.label_of is None else self.label_of[start:stop])
+        return best.scores, best.labels
+
+    def weight(self, labels: Tensor) -> Tensor:
+        """FP32 weights of some labels, remainders added: ``(count, dim)``."""
+        return self.table.gather(self._rows(labels))
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"chunks={self.chunks}, rounding={self.rounding}, dropout={self.dropout}"
+
+
+class _TrainStep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embeddings: Tensor,
+        head: ExtremeClassifier,
+        instances: Tensor,
+        labels: Tensor,
+        loss: bool,
+    ) -> Tensor:
+        assert head.row_optimizer is not None
+        group = head.row_optimizer.group_of(head.table.codes)
+        number = head.row_optimizer.next_step(head.table.codes)
+        step = {
+            "lr": float(group["lr"]),
+            "weight_decay": float(group["weight_decay"]),
+            "number": number,
+            "loss": loss,
+        }
+        value, grad_x = head._visit(embeddings.detach().float(), instances, labels, step)
+        ctx.save_for_backward(grad_x.to(embeddings.dtype))
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_x,) = ctx.saved_tensors
+        return grad_x * grad.to(grad_x.dtype), None, None, None, None
+
+
+def _scale(scale: Scale, bound: float) -> float:
+    if scale is None:
+        return 1.0
+    if scale != "table":
+        return float(scale)
+    # Weights grow: initial ones at 1/8 of the format's range of normal numbers leave room above and
+    # keep all but one in thousands normal.
+    return 2.0 ** (math.frexp(bound)[1] + 1)
+
+
+def _check(
+    dim: int,
+    num_labels: int,
+    chunks: int,
+    head_fraction: float,
+    dropout: float,
+    rounding: str,
+    reduction: str,
+) -> None:
+    if dim < 1 or num_labels < 1:
+        raise ValueError(f"dim={dim} and num_labels={num_labels} must be at least 1")
+    if not 1 <= chunks <= num_labels:
+        raise ValueError(f"chunks={chunks} is out of range: from 1 to the {num_labels} labels")
+    if not 0 <= head_fraction <= 1:
+        raise ValueError(f"head_fraction={head_fraction} is out of range: from 0 to 1")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout} is out of range: from 0 to 1, which is excluded")
+    for name, value, choices in (
+        ("rounding", rounding, get_args(Rounding)),
+        ("reduction", reduction, get_args(Reduction)),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name}={value!r} is unknown: use {' or '.join(map(repr, choices))}")

@@ -1,0 +1,48 @@
+"""The best of a stream of scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class TopK:
+    """The k highest scores of each instance among all that were added.
+
+    The result does not depend on how the labels were cut into parts: equal scores go to the lower
+    label.
+
+    Args:
+        batch: Instances.
+        k: How many to keep.
+        device: Where the scores lie.
+
+    Attributes:
+        scores: FP32 ``(batch, k)``, descending.
+        labels: int64 ``(batch, k)``.
+    """
+
+    def __init__(self, batch: int, k: int, device: torch.device) -> None:
+        self._k = k
+        self.scores = torch.full((batch, k), -math.inf, device=device)
+        self.labels = torch.full((batch, k), torch.iinfo(torch.int64).max, device=device)
+
+    def add(self, scores: Tensor, labels: Tensor) -> None:
+        """Take scores ``(batch, count)`` of ``labels`` ``(count,)``, which are ascending."""
+        # k + 1 at least as good as the k-th: only then can topk have chosen among equals.
+        best, index = scores.topk(min(self._k, scores.shape[1]), dim=1)
+        crowded = (scores >= best[:, -1:]).sum(1) > best.shape[1]
+        if bool(crowded.any()):
+            order = scores[crowded].sort(dim=1, descending=True, stable=True)
+            best[crowded] = order.values[:, : best.shape[1]]
+            index[crowded] = order.indices[:, : best.shape[1]]
+        all_scores = torch.cat([self.scores, best], 1)
+        all_labels = torch.cat([self.labels, labels[index]], 1)
+        # By score, then by label: two stable sorts, the later key first.
+        by_label = all_labels.argsort(dim=1, stable=True)
+        all_scores, all_labels = all_scores.gather(1, by_label), all_labels.gather(1, by_label)
+        by_score = all_scores.argsort(dim=1, descending=True, stable=True)[:, : self._k]
+        self.scores = all_scores.gather(1, by_score)
+        self.labels = all_labels.gather(1, by_score)

@@ -1,0 +1,100 @@
+"""``head_step``: one training step of a chunk of a classifier's rows, in one visit to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...numerics import Format
+from .. import backend
+
+Rounding = Literal["nearest", "stochastic"]
+
+
+@dataclass(frozen=True)
+class RandomAddress:
+    """Where in the stream of random bits a chunk's elements lie (``numerics.random_bits``).
+
+    Attributes:
+        seed: Philox key word.
+        stream: Philox key word of the table.
+        step: Philox counter word.
+        offset: Index of the chunk's first element in the whole table.
+    """
+
+    seed: int
+    stream: int
+    step: int
+    offset: int
+
+
+@dataclass
+class HeadJob:
+    """Arguments of :func:`head_step`.
+
+    Attributes:
+        rows: ``(labels, dim)`` stored values of the chunk; updated.
+        format: The format of the stored values; their dtype's, or a simulated one in FP32 storage.
+        remainder: BF16 ``(precise, dim)``, what rounding took from the first rows; updated.
+        x: FP32 ``(batch, dim)``, the head's inputs.
+        grad_x: FP32 ``(batch, dim)``; the chunk's part is added.
+        positive_instances: int64 ``(count,)``.
+        positive_labels: int64 ``(count,)``, ascending, counted from the chunk's first row; a pair
+            stands once.
+        gain: Factor on the gradient of the logits.
+        lr: Learning rate.
+        weight_decay: Of the rows.
+        rounding: Of rows without a remainder.
+        random: Address of the random bits.
+        scale: A stored value times ``scale``, a power of two, is the weight.
+        dropout: Share of the weights that are left out of the products.
+        train: Whether the rows are updated and ``grad_x`` is wanted.
+        loss: FP64 (); the chunk's sum of binary cross-entropies is added. ``None`` skips it.
+    """
+
+    rows: Tensor
+    format: Format
+    remainder: Tensor | None
+    x: Tensor
+    grad_x: Tensor
+    positive_instances: Tensor
+    positive_labels: Tensor
+    gain: float
+    lr: float
+    weight_decay: float
+    rounding: Rounding
+    random: RandomAddress
+    scale: float = 1.0
+    dropout: float = 0.0
+    train: bool = True
+    loss: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self.rows.device
+
+    @property
+    def precise(self) -> int:
+        """Rows that have a remainder."""
+        return 0 if self.remainder is None else self.remainder.shape[0]
+
+
+def head_step(job: HeadJob) -> None:
+    """Logits, their gradient, the inputs' gradient and the rows' update, chunk by chunk.
+
+    ELMO, algorithm 1 and appendix B, with ``W`` the wide values of the rows::
+
+        G = (sigmoid(W @ x.T) - Y) * gain
+        grad_x += G.T @ W
+        W -= lr * (G @ x + weight_decay * W)
+
+    and each new weight rounded once to its storage. Neither ``G`` for more labels than a tile of
+    rows, nor a gradient of more than a tile of weights ever exists. Rounding equals that of
+    :mod:`subulp.ops.sgd` bit for bit; with a remainder, the wide value is the stored one plus the
+    remainder, and what nearest rounding takes away becomes the new remainder.
+    """
+    backend.run("head", job)

@@ -1,0 +1,11 @@
+"""Head step in plain PyTorch."""
+
+from __future__ import annotations
+
+from ..sgd import reference as sgd
+from . import HeadJob, tiles
+
+
+def run(job: HeadJob) -> None:
+    """Do ``job``, the whole chunk as one tile."""
+    tiles.run(job, job.rows.shape[0], sgd.run)

@@ -1,0 +1,185 @@
+"""A chunk's step, a tile of rows after the other: the order of operations that backends share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...numerics import random_bits, round_to
+from ..convert import decode, encode
+from ..job import StepJob, as_fp32, new_scalars
+from ..strategy import parse_strategy
+from . import HeadJob
+
+DROPOUT_SLOT = 1
+"""Philox counter word that keeps dropout's bits apart from those of rounding."""
+
+
+@dataclass
+class _Tile:
+    """Rows ``start`` to ``stop`` of the chunk and FP32 room for their weights and gradients."""
+
+    start: int
+    stop: int
+    weight: Tensor
+    gradient: Tensor
+
+
+def run(job: HeadJob, tile_rows: int, step_sgd: Callable[[StepJob], None]) -> None:
+    """Do ``job``.
+
+    Args:
+        job: What to do.
+        tile_rows: Rows of a tile.
+        step_sgd: The backend's :mod:`subulp.ops.sgd`, without the dispatcher.
+    """
+    labels, dim = job.rows.shape
+    size = min(tile_rows, labels)
+    weight = torch.empty(size, dim, device=job.device)
+    gradient = torch.empty_like(weight) if job.train else weight
+    logits = torch.empty(size, job.x.shape[0], device=job.device)
+    partial = torch.empty_like(job.x)
+    # Positives are sorted by label: those of a tile are a run of them.
+    starts = torch.arange(0, labels + size, size, device=job.device)
+    bounds = torch.searchsorted(job.positive_labels, starts).tolist()
+    for i, start in enumerate(range(0, labels, size)):
+        stop = min(start + size, labels)
+        tile = _Tile(start, stop, weight[: stop - start], gradient[: stop - start])
+        decode(job.rows[start:stop], tile.weight, job.scale)
+        kept = _dropout(job, tile)
+        positives = slice(bounds[i], bounds[i + 1])
+        g = _logit_gradient(job, tile, logits[: stop - start], positives)
+        if not job.train:
+            continue
+        # Not addmm: a product that starts from a large sum rounds every one of its terms to it.
+        job.grad_x.add_(torch.mm(g.t(), tile.weight, out=partial))
+        torch.mm(g, job.x, out=tile.gradient)
+        if kept is not None:
+            tile.gradient.mul_(kept)
+        _update(job, tile, step_sgd)
+
+
+def _logit_gradient(job: HeadJob, tile: _Tile, out: Tensor, positives: slice) -> Tensor:
+    """``(sigmoid(W @ x.T) - Y) * gain``, (labels, batch), over the logits."""
+    torch.mm(tile.weight, job.x.t(), out=out)
+    labels = job.positive_labels[positives] - tile.start
+    instances = job.positive_instances[positives]
+    if job.loss is not None:
+        # Beyond 40, softplus(z) and z are the same FP32 number.
+        total = F.softplus(out, threshold=40).sum(dtype=torch.float64)
+        job.loss.add_(total - out[labels, instances].sum(dtype=torch.float64))
+    if job.train:
+        out.sigmoid_()
+        out[labels, instances] -= 1.0
+        if job.gain != 1.0:
+            out.mul_(job.gain)
+    return out
+
+
+def _dropout(job: HeadJob, tile: _Tile) -> Tensor | None:
+    """Drop weights of the tile at random; what the others, and their gradients, are multiplied by.
+
+    The mask is a function of (seed, step, element), so nothing is stored for the backward pass.
+    """
+    if job.dropout == 0.0 or not job.train:
+        return None
+    bits = random_bits.draw(
+        tile.weight.shape,
+        seed=job.random.seed,
+        stream=job.random.stream,
+        step=job.random.step,
+        slot=DROPOUT_SLOT,
+        offset=job.random.offset + tile.start * job.rows.shape[1],
+        device=job.device,
+    )
+    kept = (bits >= round(job.dropout * 2**32)).to(torch.float32).div_(1.0 - job.dropout)
+    tile.weight.mul_(kept)
+    return kept
+
+
+def _update(job: HeadJob, tile: _Tile, step_sgd: Callable[[StepJob], None]) -> None:
+    precise = min(max(job.precise - tile.start, 0), tile.stop - tile.start)
+    if precise:
+        _update_precise(job, tile, precise)
+    if tile.start + precise < tile.stop:
+        rows = job.rows[tile.start + precise : tile.stop]
+        gradient = tile.gradient[precise:]
+        if job.format.dtype is None:
+            _update_simulated(job, rows, gradient, tile.start + precise)
+        else:
+            _update_plain(job, rows, gradient, tile.start + precise, step_sgd)
+
+
+def _update_plain(
+    job: HeadJob,
+    rows: Tensor,
+    gradient: Tensor,
+    first: int,
+    step_sgd: Callable[[StepJob], None],
+) -> None:
+    name = "fp32" if rows.dtype == torch.float32 else job.rounding
+    scalars = new_scalars(
+        [torch.tensor(float(job.random.step))],
+        [job.random.stream],
+        [job.random.offset + first * rows.shape[1]],
+    )
+    scalars["step_size"] = job.lr
+    if job.scale != 1.0:
+        # A stored value is 1 / scale of its weight, and so is its update.
+        gradient.mul_(1.0 / job.scale)
+    step_sgd(
+        StepJob(
+            strategy=parse_strategy(name),
+            params=[rows],
+            grads=[gradient],
+            fast=(),
+            slow=(),
+            extras=(),
+            slow_lows=(),
+            scalars=scalars,
+            seed=job.random.seed,
+            beta1=0.0,
+            one_minus_beta1=1.0,
+            weight_decay=as_fp32(job.weight_decay),
+        )
+    )
+
+
+def _update_precise(job: HeadJob, tile: _Tile, count: int) -> None:
+    assert job.remainder is not None
+    first = tile.start
+    rows, remainder = job.rows[first : first + count], job.remainder[first : first + count]
+    # Dropout has left its mark on the tile's weights: decode them again.
+    wide = decode(rows, tile.weight[:count], job.scale)
+    wide.add_(remainder)
+    gradient = tile.gradient[:count]
+    if job.weight_decay != 0.0:
+        gradient.add_(wide * as_fp32(job.weight_decay))
+    wide.sub_(gradient.mul_(as_fp32(job.lr)))
+    if job.format.dtype is None:
+        rows.copy_(round_to(wide * (1.0 / job.scale), job.format))
+    else:
+        encode(wide, rows, 1.0 / job.scale)
+    encode(wide.sub_(decode(rows, gradient, job.scale)), remainder)
+
+
+def _update_simulated(job: HeadJob, rows: Tensor, gradient: Tensor, first: int) -> None:
+    if job.weight_decay != 0.0:
+        gradient.add_(rows * as_fp32(job.weight_decay), alpha=job.scale)
+    wide = rows - gradient.mul_(1.0 / job.scale).mul_(as_fp32(job.lr))
+    bits = None
+    if job.rounding == "stochastic":
+        bits = random_bits.draw(
+            rows.shape,
+            seed=job.random.seed,
+            stream=job.random.stream,
+            step=job.random.step,
+            offset=job.random.offset + first * rows.shape[1],
+            width=job.format.random_width,
+            device=rows.device,
+        )
+    rows.copy_(round_to(wide, job.format, job.rounding, bits=bits))
