@@ -1,0 +1,1 @@
+"""The task ``xmc``: classification over very many labels."""
