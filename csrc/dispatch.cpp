@@ -64,5 +64,10 @@ int subulp_encode(int32_t dtype, const float* from, void* to, int64_t count, flo
   const subulp_kernels* k = kernels(isa);
   return k ? k->encode(dtype, from, to, count, scale, threads) : -1;
 }
+int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, int32_t gradient, double* sums,
+                    int32_t threads, int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->logistic(logits, rows, columns, gain, gradient, sums, threads) : -1;
+}
 
 }  // extern "C"

@@ -9,6 +9,7 @@
 #include "all_finite.h"
 #include "convert.h"
 #include "kernels.h"
+#include "logistic.h"
 #include "step.h"
 
 extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = {
@@ -17,4 +18,5 @@ extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = 
     simd::run_all_finite,
     simd::run_decode,
     simd::run_encode,
+    simd::run_logistic,
 };

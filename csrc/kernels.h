@@ -9,6 +9,7 @@ struct subulp_kernels {
   int (*all_finite)(int64_t, const int64_t*, const void* const*, const int32_t*, int);
   int (*decode)(int, const void*, float*, int64_t, float, int);
   int (*encode)(int, const float*, void*, int64_t, float, int);
+  int (*logistic)(float*, int64_t, int64_t, float, int, double*, int);
 };
 
 extern "C" {

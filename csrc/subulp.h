@@ -103,6 +103,11 @@ SUBULP_EXPORT int subulp_decode(int32_t dtype, const void* from, float* to, int6
 SUBULP_EXPORT int subulp_encode(int32_t dtype, const float* from, void* to, int64_t count, float scale,
                                 int32_t threads, int32_t isa);
 
+/* FP32 (rows, columns): with `gradient`, z becomes sigmoid(z) * gain; `sums`, unless null, gets the sum
+ * of softplus(z) over each row; -1 as above. */
+SUBULP_EXPORT int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, int32_t gradient,
+                                  double* sums, int32_t threads, int32_t isa);
+
 #ifdef __cplusplus
 }
 #endif

@@ -108,6 +108,10 @@ def library() -> ctypes.CDLL:
         convert = getattr(lib, name)
         convert.argtypes = [c_int32, c_void_p, c_void_p, c_int64, c_float, c_int32, c_int32]
         convert.restype = c_int
+    lib.subulp_logistic.argtypes = [
+        *(c_void_p, c_int64, c_int64, c_float, c_int32, c_void_p, c_int32, c_int32)
+    ]
+    lib.subulp_logistic.restype = c_int
     return lib
 
 

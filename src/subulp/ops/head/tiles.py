@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...numerics import random_bits, round_to
+from ...numerics.logistic import sigmoid
 from ..convert import decode, encode
 from ..job import StepJob, as_fp32, new_scalars
+from ..logistic import logistic_
 from ..strategy import parse_strategy
 from . import HeadJob
 
@@ -68,15 +69,13 @@ def _logit_gradient(job: HeadJob, tile: _Tile, out: Tensor, positives: slice) ->
     torch.mm(tile.weight, job.x.t(), out=out)
     labels = job.positive_labels[positives] - tile.start
     instances = job.positive_instances[positives]
-    if job.loss is not None:
-        # Beyond 40, softplus(z) and z are the same FP32 number.
-        total = F.softplus(out, threshold=40).sum(dtype=torch.float64)
-        job.loss.add_(total - out[labels, instances].sum(dtype=torch.float64))
+    positive = out[labels, instances]
+    sums = logistic_(out, job.gain, gradient=job.train, loss=job.loss is not None)
+    if job.loss is not None and sums is not None:
+        job.loss.add_(sums.sum() - positive.sum(dtype=torch.float64))
+    # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where the sigmoid is close to 1.
     if job.train:
-        out.sigmoid_()
-        out[labels, instances] -= 1.0
-        if job.gain != 1.0:
-            out.mul_(job.gain)
+        out[labels, instances] = sigmoid(-positive) * -job.gain
     return out
 
 

@@ -1,0 +1,104 @@
+// The logistic function of logits, scaled, and the sum of its integral: numerics/logistic.py defines
+// the sequence of rounded operations, this is the same one.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec.h"
+#include "ieee_mode.h"
+
+namespace simd {
+
+inline F exp_of_negative(F y) {
+  const F round = f32(12582912.0f);
+  y = max(y, f32(-87.0f));
+  const F shifted = add(mul(y, f32(1.44269504088896341f)), round);
+  const F n = sub(shifted, round);
+  const F r = sub(sub(y, mul(n, f32(0.693359375f))), mul(n, f32(-2.12194440e-4f)));
+  F p = f32(1.9875691500e-4f);
+  for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    p = add(mul(p, r), f32(c));
+  p = add(add(mul(p, mul(r, r)), r), f32(1.0f));
+  return mul(p, as_f32(add(shl<23>(as_u32(shifted)), u32(0x3F800000u))));
+}
+
+inline F keep_nan(F z, F value) {
+  return as_f32(select(greater(magnitude(z), u32(INFINITE)), as_u32(z), as_u32(value)));
+}
+
+// No sign bit. At zero exp(-|z|) is 1 and either branch gives the same.
+inline M positive(F z) { return greater(u32(1), shr<31>(as_u32(z))); }
+
+struct Logistic {
+  F negative, e;
+  M above;
+
+  explicit Logistic(F z)
+      : negative(as_f32(or_(as_u32(z), u32(0x80000000u)))), e(exp_of_negative(negative)), above(positive(z)) {}
+
+  F sigmoid(F z) const {
+    const F one = f32(1.0f);
+    return keep_nan(z, div(as_f32(select(above, as_u32(one), as_u32(e))), add(e, one)));
+  }
+  F softplus(F z) const {
+    const F s = div(e, add(e, f32(2.0f)));
+    const F t = mul(s, s);
+    F p = f32(2.0f / 13.0f);
+    for (const float c : {2.0f / 11.0f, 2.0f / 9.0f, 2.0f / 7.0f, 2.0f / 5.0f, 2.0f / 3.0f, 2.0f})
+      p = add(mul(p, t), f32(c));
+    const F over = as_f32(select(above, as_u32(z), u32(0)));
+    return keep_nan(z, add(over, mul(p, s)));
+  }
+};
+
+// One row in place; with a sum, its softplus in the order of the row.
+template <bool gradient, bool loss>
+inline double logistic_row(float* row, int64_t n, float gain) {
+  const F factor = f32(gain);
+  double sum = 0.0;
+  alignas(64) float values[W];
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t count = std::min<int64_t>(W, n - i);
+    if (count < W) {
+      std::memset(values, 0, sizeof values);
+      std::memcpy(values, row + i, static_cast<size_t>(count) * sizeof(float));
+    }
+    const F z = load_f32(reinterpret_cast<const char*>(count < W ? values : row + i));
+    const Logistic f(z);
+    if constexpr (loss) {
+      alignas(64) float terms[W];
+      store_f32(terms, f.softplus(z));
+      for (int64_t k = 0; k < count; ++k) sum += static_cast<double>(terms[k]);
+    }
+    if constexpr (gradient) {
+      const F g = mul(f.sigmoid(z), factor);
+      if (count == W) {
+        store_f32(row + i, g);
+      } else {
+        store_f32(values, g);
+        std::memcpy(row + i, values, static_cast<size_t>(count) * sizeof(float));
+      }
+    }
+  }
+  return sum;
+}
+
+// Rows of logits to `sigmoid * gain` in place (if `gradient`); `sums[r]`, if any, gets the softplus of row r.
+inline int run_logistic(float* logits, int64_t rows, int64_t columns, float gain, int gradient, double* sums,
+                        int threads) {
+#if defined(_OPENMP)
+#pragma omp parallel for num_threads(threads) if (rows * columns > 16384 && threads > 1) schedule(static)
+#endif
+  for (int64_t r = 0; r < rows; ++r) {
+    const IeeeMode ieee;
+    float* const row = logits + r * columns;
+    if (sums && gradient) sums[r] = logistic_row<true, true>(row, columns, gain);
+    else if (sums) sums[r] = logistic_row<false, true>(row, columns, gain);
+    else if (gradient) logistic_row<true, false>(row, columns, gain);
+  }
+  (void)threads;
+  return 0;
+}
+
+}  // namespace simd

@@ -1,0 +1,47 @@
+"""Logits to the gradient of their loss, in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..numerics.logistic import sigmoid, softplus
+from . import backend, native
+
+
+def logistic_(logits: Tensor, gain: float, *, gradient: bool, loss: bool) -> Tensor | None:
+    """Turn logits into ``sigmoid(logits) * gain``, and sum up ``softplus(logits)``.
+
+    Args:
+        logits: Contiguous FP32 ``(rows, columns)``; overwritten with ``gradient``.
+        gain: Factor on the sigmoid.
+        gradient: Whether it is wanted.
+        loss: Whether the sums are.
+
+    Returns:
+        FP64 ``(rows,)``, the sum of each row from its first element to its last; ``None`` without
+        ``loss``.
+    """
+    if backend.choose(logits.device).backend != "cpu":
+        # A running sum is the one that torch takes in order.
+        empty = logits.new_zeros(logits.shape[0], dtype=torch.float64)
+        sums = softplus(logits).to(torch.float64) if loss else None
+        if gradient:
+            logits.copy_(sigmoid(logits) * gain)
+        if sums is None:
+            return None
+        return sums.cumsum(1)[:, -1] if sums.shape[1] else empty
+    assert logits.is_contiguous()
+    rows, columns = logits.shape
+    totals = torch.empty(rows, dtype=torch.float64) if loss else None
+    native.library().subulp_logistic(
+        logits.data_ptr(),
+        rows,
+        columns,
+        gain,
+        gradient,
+        None if totals is None else totals.data_ptr(),
+        torch.get_num_threads(),
+        native.isa(),
+    )
+    return totals
