@@ -143,6 +143,85 @@ def test_a_skipped_step_is_not_measured() -> None:
     assert math.isnan(w.lost_arithmetic)
 
 
+def small_model(dtype: torch.dtype) -> torch.nn.Module:
+    torch.manual_seed(0)
+    # Autograd completes gradients from the last parameter to the first.
+    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)]).to(dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.1}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("precision", ["nearest", "stochastic", "collage-plus"])
+def test_steps_inside_the_backward_pass(precision: str, options: dict) -> None:
+    """The same numbers, to the last bit, as after it; and watching changes no bit."""
+    generator = torch.Generator().manual_seed(0)
+    passes = options.get("accumulate", 1)
+    batches = torch.randn(5 * passes, 4, 8, generator=generator).to(torch.bfloat16)
+    histories, weights = [], []
+    for fused, watched in ((False, True), (True, True), (True, False)):
+        model = small_model(torch.bfloat16)
+        groups = [{"params": model[0].parameters()}, {"params": model[1:].parameters(), "lr": 1e-4}]
+        optimizer = optim.AdamW(groups, lr=1e-2, precision=precision, seed=1)
+        handle = optim.fuse_backward(model, optimizer, **options) if fused else None
+        with diagnostics.watch(optimizer, every=2 if watched else 100) as w:
+            for i, x in enumerate(batches):
+                loss = model(x).float().square().mean()
+                if handle is not None:
+                    handle.backward(loss)
+                    # As in loops that are written for both; no step.
+                    optimizer.step()
+                    continue
+                loss.backward()
+                if (i + 1) % passes == 0:
+                    if "max_norm" in options:
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), options["max_norm"])
+                    optimizer.step()
+                    optimizer.zero_grad()
+        histories.append(w.history)
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert [entry["step"] for entry in histories[0]] == [1, 3, 5]
+    assert histories[1] == histories[0]
+    for others in weights[1:]:
+        assert all(torch.equal(p, q) for p, q in zip(weights[0], others, strict=True))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_of_a_gradient_scaler(fused: bool) -> None:
+    """What is intended is that of the unscaled gradient; a step left out counts, unmeasured."""
+    model = small_model(torch.float16)
+    optimizer = optim.SGD(model.parameters(), lr=1.0, precision="collage-plus")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    handle = optim.fuse_backward(model, optimizer, scaler=scaler) if fused else None
+    x, norms = torch.ones(2, 8, dtype=torch.float16), []
+    with diagnostics.watch(optimizer) as w:
+        for factor in (1.0, float("inf"), 1.0):
+            grads = torch.autograd.grad(model(x).float().square().mean(), model.parameters())
+            norms.append(torch.cat([g.double().flatten() for g in grads]).norm().item())
+            loss = scaler.scale(model(x).float().square().mean() * factor)
+            if handle is not None:
+                handle.backward(loss)
+            else:
+                loss.backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert [entry["step"] for entry in w.history] == [1, 3]
+    for entry, norm in zip(w.history, norms[::2], strict=True):
+        assert entry["update_norm"] == pytest.approx(norm, rel=1e-2)
+
+
+def test_two_watches() -> None:
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = optim.AdamW([p], precision="nearest")
+    with diagnostics.watch(optimizer) as outer:
+        for _ in range(2):
+            with diagnostics.watch(optimizer) as inner:
+                p.grad = torch.ones_like(p)
+                optimizer.step()
+    assert len(outer.history) == 2
+    assert inner.total == outer.total
+    assert inner.history[0]["step"] == 1
+
+
 def test_errors() -> None:
     p = torch.nn.Parameter(torch.ones(8))
     with pytest.raises(ValueError, match="every=0"):

@@ -73,8 +73,8 @@ def fuse_backward(
 
     Raises:
         ValueError: An argument is out of range, two contradict each other, the optimizer is not
-            subulp's, fused already, or has none of the model's parameters, or the model is wrapped
-            in ``DistributedDataParallel``.
+            subulp's, fused already, or has none of the model's parameters, one of them has a
+            gradient, or the model is wrapped in ``DistributedDataParallel``.
     """
     _check_pair(model, optimizer)
     clipping = Clipping(max_norm, clip_parameter_norm, clip_value, norm_type)
@@ -108,10 +108,17 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
             "without the wrapper, and reduce= with an all-reduce of one gradient"
         )
     mine = optimizer._places()
-    if not any(id(p) in mine for p in model.parameters()):
+    shared = [p for p in model.parameters() if id(p) in mine]
+    if not shared:
         raise ValueError(
             "the optimizer has none of the model's parameters: fuse the pair that trains"
         )
+    for p in shared:
+        if p.grad is not None:
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} has a gradient, to which the next backward "
+                "pass would add: call optimizer.step() if it is still to step, and zero_grad()"
+            )
 
 
 def _accumulator(optimizer: Optimizer, passes: int, form: AccumulateIn) -> Accumulator:

@@ -7,7 +7,7 @@ global-norm clipping takes a second backward pass and no gradient memory, accumu
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -68,8 +68,7 @@ class FusedBackward:
         accumulator.check(self._params)
         self._check_policies()
         optimizer._fused = self
-        self._hooks: dict[int, RemovableHandle] = {}
-        self._hook()
+        self._hooks = [_hook(p, self._complete) for p in self._params]
 
     # ------------------------------------------------------------------------------ use
 
@@ -122,9 +121,8 @@ class FusedBackward:
         """
         if self._optimizer._fused is not self:
             return
-        for hook in self._hooks.values():
+        for hook in self._hooks:
             hook.remove()
-        self._hooks.clear()
         self._forget_waiting()
         self._accumulator.release(self._params)
         self._optimizer._fused = None
@@ -206,7 +204,6 @@ class FusedBackward:
 
     def _begin(self) -> None:
         self._check_policies()
-        self._hook()
         self._completed.clear()
         self._inside = True
         if not self._accumulator.last:
@@ -216,12 +213,6 @@ class FusedBackward:
         # Of two passes, the step begins with the first.
         if self._ahead is not None or not self._looks_ahead:
             self._optimizer._begin_step()
-
-    def _hook(self) -> None:
-        """Be told of gradients, also of parameters that have begun to train since."""
-        for p in self._params:
-            if p.requires_grad and id(p) not in self._hooks:
-                self._hooks[id(p)] = p.register_post_accumulate_grad_hook(self._complete)
 
     def _complete(self, p: Tensor) -> None:
         """Called by autograd when a parameter's gradient of this pass is complete."""
@@ -262,6 +253,8 @@ class FusedBackward:
             self._flush()
         if self._accumulator.last:
             self._optimizer._end_step()
+            # Or schedulers warn that they come before the first step.
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
         self._accumulator.advance()
 
     def _finish(self, p: Tensor) -> None:
@@ -339,6 +332,15 @@ class FusedBackward:
                 self._accumulator.reset()
                 raise self._optimizer._nonfinite_error(p)
         self._optimizer._count_skipped_step()
+
+
+def _hook(p: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:
+    """Hook a parameter whether it trains now or later; autograd hooks only what trains."""
+    trains = p.requires_grad
+    p.requires_grad_(True)
+    handle: RemovableHandle = p.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
+    p.requires_grad_(trains)
+    return handle
 
 
 def _inside_reentrant_checkpoint() -> bool:

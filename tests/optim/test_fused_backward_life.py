@@ -1,0 +1,245 @@
+"""What may happen around a fused optimizer: schedulers, groups, loading, closures, removal."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subulp import optim
+
+from .support import BF16, FP32, same_bits
+from .twins import MAKERS, assert_same, batches, loss_of, twins
+
+
+def linear() -> tuple[nn.Linear, optim.AdamW]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return model, optim.AdamW(model.parameters(), lr=0.1)
+
+
+def test_schedulers_count_steps_that_no_one_called() -> None:
+    """torch warns of schedulers that step before their optimizer: here it has."""
+    model, optimizer = linear()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with optim.fuse_backward(model, optimizer), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+            scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lr": 0.5},
+        {"lr": torch.tensor(0.5)},
+        {"betas": (0.5, 0.6)},
+        {"weight_decay": 0.3},
+        {"maximize": True},
+        {"eps": 1e-2},
+    ],
+    ids=str,
+)
+def test_changed_options_count_from_the_next_pass(change: dict) -> None:
+    plain, fused = twins(MAKERS["adamw"]("collage-plus"), BF16)
+    with optim.fuse_backward(*fused):
+        for i, batch in enumerate(batches(4, BF16)):
+            if i == 2:
+                for _, optimizer in (plain, fused):
+                    optimizer.param_groups[0].update(change)
+            loss_of(plain[0], batch).backward()
+            plain[1].step()
+            plain[1].zero_grad()
+            loss_of(fused[0], batch).backward()
+    assert_same(plain, fused)
+
+
+def test_momentum_that_joins_later() -> None:
+    plain, fused = twins(lambda p: optim.SGD(p, lr=1e-2, precision="collage-plus", seed=1), BF16)
+    with optim.fuse_backward(*fused):
+        for i, batch in enumerate(batches(4, BF16)):
+            for _, optimizer in (plain, fused):
+                optimizer.param_groups[0]["momentum"] = 0.9 if i >= 2 else 0.0
+            loss_of(plain[0], batch).backward()
+            plain[1].step()
+            plain[1].zero_grad()
+            loss_of(fused[0], batch).backward()
+    assert_same(plain, fused)
+
+
+def test_a_loaded_state_dict_continues() -> None:
+    plain, fused = twins(MAKERS["adamw"]("collage-plus"), BF16)
+    with optim.fuse_backward(*fused):
+        for i, batch in enumerate(batches(4, BF16)):
+            loss_of(plain[0], batch).backward()
+            plain[1].step()
+            plain[1].zero_grad()
+            loss_of(fused[0], batch).backward()
+            if i == 1:
+                fused[1].load_state_dict(copy.deepcopy(plain[1].state_dict()))
+                plain[1].load_state_dict(copy.deepcopy(fused[1].state_dict()))
+    assert_same(plain, fused)
+
+
+def test_memory_format_changed_while_fused() -> None:
+    results = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 4, 2).to(BF16)
+        optimizer = optim.AdamW(model.parameters(), precision="extra-bits-5")
+        handle = optim.fuse_backward(model, optimizer) if fused else None
+        for i in range(4):
+            if i == 2:
+                model.to(memory_format=torch.channels_last)
+            model(torch.ones(1, 3, 4, 4, dtype=BF16)).float().square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if handle is not None:
+            handle.remove()
+        results.append(optimizer.wide_value(model.weight))
+    assert same_bits(*results)
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_parameters_that_begin_to_train(max_norm: float | None) -> None:
+    """Frozen when the handle was made, thawed later, frozen again."""
+    plain, fused = twins(MAKERS["adamw"]("collage-plus"), BF16)
+    with optim.fuse_backward(*fused, max_norm=max_norm) as handle:
+        for i, batch in enumerate(batches(6, BF16)):
+            for model, _ in (plain, fused):
+                model.frozen.requires_grad_(1 < i < 4)
+            loss_of(plain[0], batch).backward()
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(plain[0].parameters(), max_norm)
+            plain[1].step()
+            plain[1].zero_grad()
+            if max_norm is None:
+                loss_of(fused[0], batch).backward()
+            else:
+                handle.backward(loss_of(fused[0], batch))
+            assert all(p.grad is None for p in fused[0].parameters())
+    assert_same(plain, fused)
+    assert fused[1].state[fused[0].frozen.weight]["step"] == 2
+
+
+def test_only_parameters_that_were_frozen_train() -> None:
+    model, optimizer = linear()
+    model.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    with optim.fuse_backward(model, optimizer):
+        assert not model.weight.requires_grad
+        model.requires_grad_(True)
+        model(torch.ones(1, 3)).sum().backward()
+    assert not torch.equal(model.weight, before["weight"])
+
+
+def test_gradients_of_before_are_refused() -> None:
+    """Loops that begin with zero_grad() leave them, and it does nothing while fused."""
+    model, optimizer = linear()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) has a gradient.*zero_grad\(\)"):
+        optim.fuse_backward(model, optimizer)
+    optimizer.zero_grad()
+    optim.fuse_backward(model, optimizer).remove()
+
+
+def test_new_groups_are_refused_while_fused() -> None:
+    model, optimizer = linear()
+    other = nn.Linear(2, 2)
+    with (
+        optim.fuse_backward(model, optimizer),
+        pytest.raises(RuntimeError, match="add_param_group while the step is fused"),
+    ):
+        optimizer.add_param_group({"params": other.parameters()})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": other.parameters()})
+
+
+def test_the_backward_pass_of_a_closure_is_the_step() -> None:
+    plain, fused = twins(MAKERS["adamw"]("kahan"), BF16)
+    with optim.fuse_backward(*fused):
+        for batch in batches(2, BF16):
+            for model, optimizer in (plain, fused):
+
+                def closure(model=model, optimizer=optimizer, batch=batch) -> Tensor:
+                    optimizer.zero_grad()
+                    loss = loss_of(model, batch)
+                    loss.backward()
+                    return loss
+
+                assert optimizer.step(closure) > 0
+    assert fused[1].state[fused[0].embed.weight]["step"] == 2
+    assert_same(plain, fused)
+
+
+def test_other_parameters_keep_their_gradients() -> None:
+    model, optimizer = linear()
+    other = nn.Linear(2, 2)
+    with optim.fuse_backward(nn.Sequential(model, other), optimizer):
+        other(model(torch.ones(1, 3))).sum().backward()
+    assert model.weight.grad is None
+    assert other.weight.grad is not None
+
+
+def test_removal_is_once_and_for_all() -> None:
+    model, optimizer = linear()
+    first = optim.fuse_backward(model, optimizer)
+    first.remove()
+    second = optim.fuse_backward(model, optimizer)
+    # Not the second one's.
+    first.remove()
+    model(torch.ones(1, 3)).sum().backward()
+    assert model.weight.grad is None
+    with pytest.raises(RuntimeError, match="the handle was removed: fuse again"):
+        first.backward(model(torch.ones(1, 3)).sum())
+    second.remove()
+    model(torch.ones(1, 3)).sum().backward()
+    assert model.weight.grad is not None
+
+
+@pytest.mark.parametrize("form", ["param", "fp32"])
+def test_half_an_accumulation_stays_in_the_gradients(form: str) -> None:
+    model, optimizer = linear()
+    with optim.fuse_backward(model, optimizer, accumulate=3, accumulate_in=form):
+        for _ in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype == FP32
+    assert torch.equal(model.weight.grad, torch.full((2, 3), 2.0))
+
+
+def test_linear_losses_are_refused_with_create_graph() -> None:
+    """Their gradients need no graph, but the pass was asked to make one."""
+    model, optimizer = linear()
+    with (
+        optim.fuse_backward(model, optimizer),
+        pytest.raises(RuntimeError, match="create_graph=True"),
+    ):
+        model(torch.ones(1, 3)).sum().backward(create_graph=True)
+
+
+def test_a_pass_that_failed_leaves_no_gradient_behind() -> None:
+    """What waited is forgotten, and the next pass steps with its own gradients alone."""
+    model, optimizer = linear()
+    other = copy.deepcopy(model)
+    plain = optim.AdamW(other.parameters(), lr=0.1)
+
+    def fail(grad: Tensor) -> Tensor:
+        raise KeyError("a hook of the user's")
+
+    with optim.fuse_backward(model, optimizer) as handle:
+        x = torch.ones(1, 3, requires_grad=True)
+        x.register_hook(fail)
+        with pytest.raises(KeyError):
+            handle.backward(model(x).sum())
+        assert not optimizer.state
+        handle.backward(model(torch.ones(1, 3)).square().sum())
+    other(torch.ones(1, 3)).square().sum().backward()
+    plain.step()
+    assert same_bits(model.weight.detach(), other.weight.detach())
