@@ -92,7 +92,7 @@ def _run(
             started = time.perf_counter()
             with memory if step == MEMORY_STEP else nullcontext():
                 loss = work.loss()
-                descend(work.loss_scale * loss)
+                descend(loss)
             losses.append(loss.item())
             del loss
             all_seconds.append(time.perf_counter() - started)
@@ -141,16 +141,22 @@ def _run(
 @contextmanager
 def _stepping(config: RunConfig, work: Workload) -> Iterator[Callable[[Tensor], None]]:
     """The backward pass and the optimizer step, one inside the other or one after the other."""
-    fused = optim.fuse_backward(work.model, work.optimizer) if config.fuse_backward else None
+    # A scaler that is off hands everything on as it is.
+    scaler = work.scaler or torch.amp.GradScaler(enabled=False)
+    fused = None
+    if config.fuse_backward:
+        fused = optim.fuse_backward(work.model, work.optimizer, scaler=work.scaler)
 
     def descend(loss: Tensor) -> None:
+        loss = scaler.scale(work.loss_scale * loss)
         if fused is None:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             fused.backward(loss)
         # Both do nothing while fused, but schedulers want to see the step.
-        work.optimizer.step()
+        scaler.step(work.optimizer)
         work.optimizer.zero_grad()
+        scaler.update()
 
     with fused or nullcontext():
         yield descend

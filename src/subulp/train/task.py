@@ -28,6 +28,7 @@ class Workload:
         loss: Draws the next batch and returns its mean loss.
         evaluate: The metrics of the model as it is, by name.
         loss_scale: Factor on the loss in the backward pass (default: 1).
+        scaler: Finds that factor itself (default: none).
         simulated: The storage is wider than the format that it stands for, so neither memory nor
             time means anything (default: ``False``).
     """
@@ -40,6 +41,7 @@ class Workload:
     loss: Callable[[], Tensor]
     evaluate: Callable[[], dict[str, float]]
     loss_scale: float = 1.0
+    scaler: torch.amp.GradScaler | None = None
     simulated: bool = False
 
 

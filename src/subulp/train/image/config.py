@@ -68,6 +68,10 @@ class ImageConfig(RunConfig):
     weight_decay: Annotated[float, OPTIMIZER] = 2e-4
     """SGD's decay of the kernels and matrices; vectors do not decay."""
 
+    grad_scaler: Annotated[bool, OPTIMIZER] = False
+    """Scale the loss as torch.amp.GradScaler does, which also skips steps that are not finite. The
+    paper trains without."""
+
     eval_epochs: Annotated[int, MEASURED] = 1
     """Epochs between evaluations on the whole validation part; the last step is always one."""
 

@@ -126,6 +126,7 @@ def build(
         lambda step: one_cycle(step, total, warmup=config.warmup, final=config.final_lr),
         loss,
         lambda: evaluate(model, logits, validation),
+        scaler=torch.amp.GradScaler(device.type) if config.grad_scaler else None,
         simulated=simulated_bits(precision) is not None,
     )
 
