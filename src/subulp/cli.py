@@ -31,6 +31,8 @@ app = App(
 )
 train = App(name="train", help="Train on real data under several precisions, and compare them.")
 app.command(train)
+data = App(name="data", help="Build data sets in the form that the tasks read.")
+app.command(data)
 # main() turns Ctrl-C into an exit code.
 app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
 
@@ -91,6 +93,43 @@ def _compare(config: RunConfig, output: Output) -> int:
     else:
         print_comparison(_output(), found.metrics, found.summaries)
     errors.print(f"wrote {found.directory}", highlight=False, soft_wrap=True)
+    return 0
+
+
+@data.command(name="dblp")
+def data_dblp(
+    file: Path,
+    *,
+    out: Path,
+    test_share: float = 0.5,
+    min_count: int = 1,
+    keep_case: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Build LF-Paper2Keywords from the DBLP-Citation-network V14: title and abstract to keywords.
+
+    Args:
+        file: The JSON of the citation network, plain or .gz: one array of papers, or a paper a
+            line.
+        out: Folder to make, for trn_X.txt, trn_X_Y.txt, tst_X.txt, tst_X_Y.txt and Y.txt.
+        test_share: Share of the papers that test; a hash of a paper's id decides.
+        min_count: Training papers that a keyword needs to be a label.
+        keep_case: Tell keywords apart by upper and lower case.
+    """
+    from .train.data.reading import reading  # noqa: PLC0415
+    from .train.data.xmc.dblp import build_dblp  # noqa: PLC0415
+
+    errors = Console(stderr=True)
+    with reading(file, errors) as on_read:
+        built = build_dblp(
+            file,
+            out,
+            test_share=test_share,
+            min_count=min_count,
+            keep_case=keep_case,
+            on_read=on_read,
+        )
+    print(built)
+    errors.print(f"wrote {out}", highlight=False, soft_wrap=True)
     return 0
 
 
