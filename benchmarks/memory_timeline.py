@@ -173,7 +173,7 @@ def main(
     shape = Shape.of(parameters, layers, batch_size)
     machine = describe()
     # As wide as the tables, also where the output is no terminal.
-    console = Console(width=110)
+    console = Console(width=120)
     console.print(f"{shape.parameters:,} parameters in {layers} layers, {machine['processor']}")
     rows = []
     for name in names:
