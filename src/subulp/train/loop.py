@@ -78,41 +78,50 @@ def _run(
     on_record: Callable[[Record], None],
 ) -> Summary:
     optimizer = work.optimizer
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, work.learning_rate)
+    schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(each, work.learning_rate)
+        for each in (optimizer, work.rows)
+        if each is not None
+    ]
     memory = track_memory(work.model, optimizer)
-    losses: list[float] = []
+    losses: list[tuple[int, float]] = []
     all_seconds: list[float] = []
     plain_seconds: list[float] = []
     metrics: dict[str, float] = {}
 
     with watch(optimizer, every=config.watch_every) as watched, _stepping(config, work) as descend:
         for step in range(1, work.steps + 1):
-            lr = float(scheduler.get_last_lr()[0])
+            lr = float(schedulers[0].get_last_lr()[0])
             seen = len(watched.history)
+            evaluated = step % work.eval_every == 0 or step == work.steps
+            watching = (step - 1) % config.watch_every == 0
+            logged = evaluated or watching or step % config.log_every == 0
             started = time.perf_counter()
             with memory if step == MEMORY_STEP else nullcontext():
-                loss = work.loss()
+                loss = work.loss(logged)
                 descend(loss)
-            losses.append(loss.item())
-            del loss
+                value = loss.item()
+                del loss
             all_seconds.append(time.perf_counter() - started)
-            if config.fuse_backward and config.nonfinite is None:
-                _check_loss(losses[-1], step)
-            scheduler.step()
+            if logged or work.rows is None:
+                losses.append((step, value))
+                if config.fuse_backward and config.nonfinite is None:
+                    _check_loss(value, step)
+            for scheduler in schedulers:
+                scheduler.step()
 
             measured = watched.history[seen:]
             if step != MEMORY_STEP and not measured:
                 plain_seconds.append(all_seconds[-1])
-            evaluated = step % work.eval_every == 0 or step == work.steps
             if evaluated:
                 metrics = work.evaluate()
-            if evaluated or measured or step % config.log_every == 0:
+            if logged:
                 on_record(
                     Record(
                         precision,
                         seed,
                         step,
-                        losses[-1],
+                        value,
                         lr,
                         all_seconds[-1],
                         metrics if evaluated else {},
@@ -120,13 +129,14 @@ def _run(
                     )
                 )
 
-    tail = losses[-max(1, work.steps // 10) :]
+    # At least the last step's.
+    tail = [value for step, value in losses if step > work.steps - max(1, work.steps // 10)]
     return Summary(
         precision=precision,
         seed=seed,
         metrics=metrics,
         train_loss=math.fsum(tail) / len(tail),
-        bytes_per_parameter=dict(optimizer.bytes_per_parameter()),
+        bytes_per_parameter=dict((work.bytes_per_parameter or optimizer.bytes_per_parameter)()),
         peak_bytes=memory.peak_bytes,
         category_peak_bytes=memory.category_peak_bytes,
         seconds_per_step=statistics.median(plain_seconds or all_seconds),

@@ -84,7 +84,7 @@ class Summary:
         precision: Strategy of the run.
         seed: Seed of the run.
         metrics: What the task measures on the validation part after the last step.
-        train_loss: Mean training loss of the last tenth of the steps.
+        train_loss: Mean training loss of the last tenth of the steps, of those that computed it.
         bytes_per_parameter: What the optimizer keeps of one parameter, by tensor, and the total.
         peak_bytes: Live bytes of a training step at the moment of the highest total: weights,
             gradients, states, activations, total.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..optim.base import Optimizer
+from ..optim.row_sgd import RowSGD
 from .config import RunConfig
 from .metrics import Metric
 
@@ -21,14 +22,17 @@ class Workload:
 
     Attributes:
         model: The narrow model.
-        optimizer: Of all its parameters.
+        optimizer: Of all its parameters, but for rows that update themselves.
         steps: Training steps.
         eval_every: Steps between evaluations; the last step is always one.
         learning_rate: Step (from 0) to a share of the groups' learning rates.
-        loss: Draws the next batch and returns its mean loss.
+        loss: Draws the next batch and returns its mean loss; told whether anybody will read the
+            value, which may be NaN otherwise.
         evaluate: The metrics of the model as it is, by name.
         loss_scale: Factor on the loss in the backward pass (default: 1).
         scaler: Finds that factor itself (default: none).
+        rows: Optimizer of the rows that update themselves (default: none).
+        bytes_per_parameter: Bytes by tensor and their total; without it those of ``optimizer``.
         simulated: The storage is wider than the format that it stands for, so neither memory nor
             time means anything (default: ``False``).
     """
@@ -38,10 +42,12 @@ class Workload:
     steps: int
     eval_every: int
     learning_rate: Callable[[int], float]
-    loss: Callable[[], Tensor]
+    loss: Callable[[bool], Tensor]
     evaluate: Callable[[], dict[str, float]]
     loss_scale: float = 1.0
     scaler: torch.amp.GradScaler | None = None
+    rows: RowSGD | None = None
+    bytes_per_parameter: Callable[[], dict[str, float]] | None = None
     simulated: bool = False
 
 

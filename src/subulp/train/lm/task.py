@@ -118,7 +118,7 @@ def build(
         for x, y in evaluation_batches(data.validation, EVALUATION_BATCH, config.context)
     ]
 
-    def loss() -> Tensor:
+    def loss(_: bool) -> Tensor:
         x, y = (t.to(device) for t in training.draw())
         return model.loss(x, y)
 
