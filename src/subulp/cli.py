@@ -15,6 +15,7 @@ from ._version import version
 from .train.config import MACHINE, RunConfig
 from .train.image.config import ImageConfig
 from .train.lm.config import LMConfig
+from .train.xmc.config import XMCConfig
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -70,6 +71,15 @@ def train_image(
     output: Annotated[Output, Parameter(name="*")] = Output(),
 ) -> int:
     """Train a ResNet-18 once for every precision and seed, and show what each precision lost."""
+    return _compare(config, output)
+
+
+@train.command(name="xmc")
+def train_xmc(
+    config: Annotated[XMCConfig, Parameter(name="*")] = XMCConfig(),  # noqa: B008 - frozen
+    output: Annotated[Output, Parameter(name="*")] = Output(),
+) -> int:
+    """Train a classifier over very many labels once for every storage of its rows and seed."""
     return _compare(config, output)
 
 

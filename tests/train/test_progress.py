@@ -5,7 +5,7 @@ from rich.console import Console
 from subulp.train.metrics import Record
 from subulp.train.progress import Bars, Lines, Plan, reporter
 
-PLAN = Plan((("master", 0), ("nearest", 0)), 6)
+PLAN = Plan((("master", 0), ("nearest", 0)), 6, ("val_loss", "accuracy"))
 
 
 def test_bars_on_a_terminal_lines_elsewhere():

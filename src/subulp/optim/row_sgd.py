@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class RowModule(Protocol):
     """A module whose rows an optimizer of this kind updates."""
 
-    row_optimizer: RowSGD | None
+    row_optimizer: Any
 
     @property
     def row_parameters(self) -> Sequence[nn.Parameter]:

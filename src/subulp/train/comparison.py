@@ -72,7 +72,9 @@ def compare(
     directory.write_config(config, device=device.type, jobs=jobs)
 
     records: list[Record] = []
-    progress = reporter(Plan(tuple(runs), task.steps(config, data))) if reporter else None
+    shown = tuple(metric.name for metric in task.METRICS)
+    plan = Plan(tuple(runs), task.steps(config, data), shown)
+    progress = reporter(plan) if reporter else None
 
     def keep(record: Record) -> None:
         records.append(record)

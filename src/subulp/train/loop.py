@@ -165,6 +165,8 @@ def _stepping(config: RunConfig, work: Workload) -> Iterator[Callable[[Tensor], 
             fused.backward(loss)
         # Both do nothing while fused, but schedulers want to see the step.
         scaler.step(work.optimizer)
+        if work.rows is not None:
+            work.rows.step()
         work.optimizer.zero_grad()
         scaler.update()
 

@@ -28,10 +28,12 @@ class Plan:
     Attributes:
         runs: Precision and seed of each run.
         steps: Training steps of each.
+        shown: Names of the metrics that progress tells of.
     """
 
     runs: tuple[tuple[str, int], ...]
     steps: int
+    shown: tuple[str, ...] = ()
 
     def name(self, precision: str, seed: int) -> str:
         """A run as people are told of it: without the seed where all have the same."""
@@ -131,7 +133,7 @@ class Lines:
         if not record.metrics:
             return
         measured = ", ".join(
-            f"{name.replace('_', ' ')} {value:.4g}" for name, value in record.metrics.items()
+            f"{name.replace('_', ' ')} {record.metrics[name]:.4g}" for name in self._plan.shown
         )
         self._console.print(
             f"{self._plan.name(record.precision, record.seed)}: step {record.step}/"

@@ -1,0 +1,107 @@
+"""What an extreme-classification comparison is made of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from ..config import COMPARED, MEASURED, MODEL, NAMES, OPTIMIZER, RunConfig, check_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class XMCConfig(RunConfig):
+    """A text encoder and a classifier over very many labels, trained once for every precision and
+    seed, on the same texts in the same order.
+
+    Raises:
+        ValueError: A field is out of range, or two fields contradict each other.
+    """
+
+    task: ClassVar[str] = "xmc"
+
+    precision: Annotated[tuple[str, ...], NAMES] = ("fp32", "bf16", "fp8")
+    """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3), e5m2,
+    or eEmM with E exponent and M mantissa bits, simulated; renee, FP16-FP32 mixed precision with
+    master weights and momentum. With +nearest rows are rounded to nearest instead of
+    stochastically."""
+
+    data: Annotated[Path | None, COMPARED] = None
+    """Folder of a data set of the Extreme Classification Repository; without it, the bundled
+    reverse dictionary of 10,222 words."""
+
+    label_texts: Annotated[bool | None, COMPARED] = None
+    """Train on the labels' texts too; without it, where there are any."""
+
+    encoder: Annotated[str, MODEL] = "bag"
+    """bag: words and word pairs, summed up; or the folder of a Hugging Face transformer."""
+
+    width: Annotated[int, MODEL] = 256
+    """Size of a text's vector in the bag encoder."""
+
+    layers: Annotated[int, MODEL] = 1
+    """Residual layers of the bag encoder."""
+
+    max_terms: Annotated[int, MODEL] = 500_000
+    """Words and word pairs that the bag encoder knows at most, the most frequent ones."""
+
+    max_length: Annotated[int, MODEL] = 128
+    """Tokens of a text that a transformer reads."""
+
+    dropout: Annotated[float, MODEL] = 0.5
+    """Share of a text's vector that is dropped while training."""
+
+    weight_dropout: Annotated[float, MODEL] = 0.0
+    """Share of the classifier's weights that a step leaves out."""
+
+    chunks: Annotated[int, MODEL] = 4
+    """Parts that the labels are visited in."""
+
+    head_fraction: Annotated[float, MODEL] = 0.0
+    """Share of the labels, the most frequent ones, whose rows carry a BF16 remainder."""
+
+    scale: Annotated[Literal["none", "table"], MODEL] = "none"
+    """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
+    ones."""
+
+    epochs: Annotated[int, OPTIMIZER] = 5
+    """Times that each run sees the training texts."""
+
+    batch_size: Annotated[int, OPTIMIZER] = 128
+    """Texts of a step."""
+
+    encoder_lr: Annotated[float, OPTIMIZER] = 2e-3
+    """Highest learning rate of the encoder's AdamW."""
+
+    head_lr: Annotated[float, OPTIMIZER] = 0.2
+    """Highest learning rate of the classifier's SGD, for a loss that is summed over the batch."""
+
+    encoder_weight_decay: Annotated[float, OPTIMIZER] = 0.01
+    """AdamW's decoupled decay of the encoder's matrices; vectors do not decay."""
+
+    head_weight_decay: Annotated[float, OPTIMIZER] = 0.0
+    """Decay of the classifier's rows, times the learning rate."""
+
+    warmup: Annotated[float, OPTIMIZER] = 0.1
+    """Share of the steps in which the learning rates rise linearly."""
+
+    final_lr: Annotated[float, OPTIMIZER] = 0.0
+    """Learning rates at the last step, as a share of the highest; they fall along a cosine."""
+
+    propensity: Annotated[Literal["default", "wikipedia", "amazon"], MEASURED] = "default"
+    """Constants of the propensity-scored measures."""
+
+    eval_epochs: Annotated[int, MEASURED] = 1
+    """Epochs between evaluations on the whole test part; the last step is always one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            *("width", "layers", "max_terms", "max_length", "chunks"),
+            *("epochs", "batch_size", "eval_epochs"),
+        ):
+            check_range(name, getattr(self, name), 1)
+        for name in ("warmup", "final_lr", "head_fraction"):
+            check_range(name, getattr(self, name), 0, 1)
+        for name in ("dropout", "weight_dropout"):
+            check_range(name, getattr(self, name), 0, 1, top_included=False)
+        for name in ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay"):
+            check_range(name, getattr(self, name), 0)

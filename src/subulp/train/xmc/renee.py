@@ -1,0 +1,109 @@
+"""The baseline of the ELMO paper: mixed FP16-FP32 precision, master weights and momentum.
+
+Renee (Jain et al., 2023), as section 4.4 of the ELMO paper accounts for it: FP32 weights and
+momentum, an FP16 copy of the weights for the products, all logits at once in FP16, a gradient of
+the weights in FP16 that is widened to FP32, and a factor on the loss against underflow.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+MOMENTUM = 0.9
+LOSS_SCALE = 2.0**10
+
+
+class ReneeClassifier(nn.Module):
+    """A classifier over all labels at once, with the loss's gradient written out.
+
+    Like :class:`subulp.nn.ExtremeClassifier` it updates itself in the forward pass, from the
+    learning rate of :class:`subulp.optim.RowSGD`. Products are computed in FP32 from FP16 operands
+    where FP16 units are missing.
+
+    Args:
+        dim: Size of an embedding.
+        num_labels: Number of labels.
+        seed: Of the initial weights, the same as those of ``ExtremeClassifier``.
+    """
+
+    def __init__(self, dim: int, num_labels: int, seed: int) -> None:
+        super().__init__()
+        bound = math.sqrt(6 / (dim + num_labels))
+        weight = torch.empty(num_labels, dim)
+        weight.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("momentum", torch.zeros_like(weight))
+        self.row_optimizer: Any = None
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels."""
+        return self.weight.shape[0]
+
+    @property
+    def row_parameters(self) -> list[nn.Parameter]:
+        """The weights, for :class:`subulp.optim.RowSGD`."""
+        return [self.weight]
+
+    def forward(
+        self, embeddings: Tensor, label_rows: Tensor, label_cols: Tensor, *, loss: bool = False
+    ) -> Tensor:
+        """As of ``ExtremeClassifier``, with the loss summed over instances and labels."""
+        value: Tensor = _Step.apply(  # type: ignore[no-untyped-call]
+            embeddings, self, label_rows, label_cols, loss
+        )
+        return value
+
+    @torch.no_grad()
+    def topk(self, embeddings: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
+        """The k highest logits, FP32 ``(batch, k)``, and their labels."""
+        scores = _product(embeddings.half(), self.weight.half().t())
+        best = scores.float().topk(k, dim=1)
+        return best.values, best.indices
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, head: ReneeClassifier, rows: Tensor, cols: Tensor, loss: bool
+    ) -> Tensor:
+        weight, narrow = head.weight.half(), x.detach().half()
+        logits = _product(narrow, weight.t())
+        value = torch.full((), math.nan)
+        if loss:
+            total = nn.functional.softplus(logits.float()).sum()
+            value = total - logits[rows, cols].float().sum()
+        gradient = logits.sigmoid_()
+        gradient[rows, cols] -= 1
+        gradient.mul_(LOSS_SCALE)
+        grad_x = _product(gradient, weight).float() / LOSS_SCALE
+        grad_weight = _product(gradient.t(), narrow).float().div_(LOSS_SCALE)
+        finite = bool(torch.isfinite(grad_weight).all() and torch.isfinite(grad_x).all())
+        group = head.row_optimizer.group_of(head.weight)
+        head.row_optimizer.next_step(head.weight)
+        if finite:
+            # Mixed precision leaves out a step that overflowed.
+            grad_weight.add_(head.weight, alpha=group["weight_decay"])
+            momentum = head.get_buffer("momentum")
+            momentum.mul_(MOMENTUM).add_(grad_weight, alpha=1 - MOMENTUM)
+            head.weight.sub_(momentum, alpha=group["lr"])
+        ctx.save_for_backward((grad_x if finite else torch.zeros_like(grad_x)).to(x.dtype))
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_x,) = ctx.saved_tensors
+        return grad_x * grad.to(grad_x.dtype), None, None, None, None
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """FP16 operands, FP32 sums, FP16 result."""
+    if a.is_cuda:
+        return a @ b
+    return (a.float() @ b.float()).half()

@@ -1,0 +1,253 @@
+"""The extreme classifier's data, model and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ... import optim
+from ...nn import ExtremeClassifier
+from ...optim.row_sgd import RowSGD
+from ..data.xmc.dataset import Part, TextPart, XMCData
+from ..data.xmc.read import load_bundled, read_xmc
+from ..metrics import Metric
+from ..schedule import one_cycle
+from ..task import Workload
+from .config import XMCConfig
+from .encoder import BagEncoder, Bags
+from .features import Vocabulary
+from .metrics import PROPENSITIES, RankingMetrics, remove_pairs
+from .renee import ReneeClassifier
+from .storage import HeadStorage, parse_precision
+
+METRICS = (
+    Metric("P@1", "P@1\n%", "{:.2f}", "P@1", "%"),
+    Metric("P@3", "P@3\n%", "{:.2f}", "P@3", "%"),
+    Metric("P@5", "P@5\n%", "{:.2f}", "P@5", "%"),
+    Metric("PSP@1", "PSP@1\n%", "{:.2f}", "PSP@1", "%"),
+    Metric("PSP@5", "PSP@5\n%", "{:.2f}", "PSP@5", "%"),
+    Metric("nDCG@5", "nDCG@5\n%", "{:.2f}", "nDCG@5", "%", versus="difference"),
+)
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class XMCText:
+    """A data set of texts and what its encoder needs.
+
+    Attributes:
+        data: The data set.
+        train: Its training part, with the label texts if they train too.
+        vocabulary: The terms of ``train``.
+    """
+
+    data: XMCData
+    train: TextPart
+    vocabulary: Vocabulary
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Inverse document frequency of each term."""
+        return torch.from_numpy(self.vocabulary.inverse_document_frequency())
+
+    def bags(self, part: Part, indices: np.ndarray) -> Bags:
+        """Texts of a part as bags."""
+        assert isinstance(part, TextPart)
+        ids, offsets = self.vocabulary.encode(part.texts(indices))
+        return Bags(torch.from_numpy(ids), torch.from_numpy(offsets))
+
+
+def load(config: XMCConfig) -> XMCText:
+    """The data of ``config``, after a check that every precision is possible."""
+    for precision in config.precision:
+        parse_precision(precision)
+    data = load_bundled() if config.data is None else read_xmc(config.data)
+    if not isinstance(data.train, TextPart):
+        raise ValueError(
+            f"data={data.name} is a bag of words without texts: the encoder reads texts"
+        )
+    if config.chunks > data.num_labels:
+        raise ValueError(
+            f"chunks={config.chunks} is above the {data.num_labels} labels of data={data.name}"
+        )
+    wanted = config.label_texts
+    train = data.train
+    if wanted or (wanted is None and data.label_texts is not None):
+        train = data.with_label_texts()
+    if len(train) < config.batch_size:
+        raise ValueError(
+            f"batch_size={config.batch_size} is above the {len(train)} training texts of "
+            f"data={data.name}: give at most as many"
+        )
+    return XMCText(data, train, Vocabulary.build(train.source, max_terms=config.max_terms))
+
+
+def steps(config: XMCConfig, data: XMCText) -> int:
+    """Whole batches of all epochs."""
+    return config.epochs * (len(data.train) // config.batch_size)
+
+
+def build_encoder(
+    config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
+) -> tuple[BagEncoder, optim.AdamW]:
+    """The encoder and its optimizer: BF16 with Kahan summation, FP32 under ``fp32`` and ``renee``.
+
+    The initial weights are made in FP32 from the seed alone.
+    """
+    torch.manual_seed(seed)
+    encoder = BagEncoder(data.weights, config.width, config.layers, config.dropout).to(device)
+    wide = precision in ("fp32", "renee")
+    if not wide:
+        for parameter in encoder.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in encoder.parameters() if p.dim() >= 2]},
+        {"params": [p for p in encoder.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = optim.AdamW(
+        groups,
+        lr=config.encoder_lr,
+        weight_decay=config.encoder_weight_decay,
+        precision="fp32" if wide else "kahan",
+        nonfinite=config.gradient_policy,
+        seed=seed,
+    )
+    return encoder, optimizer
+
+
+def build_head(
+    config: XMCConfig, data: XMCText, storage: HeadStorage | None, dim: int, seed: int
+) -> ExtremeClassifier | ReneeClassifier:
+    """The classifier of a storage, ``None`` for the baseline."""
+    if storage is None:
+        return ReneeClassifier(dim, data.data.num_labels, seed)
+    return ExtremeClassifier(
+        dim,
+        data.data.num_labels,
+        storage=storage.storage,
+        chunks=config.chunks,
+        head_fraction=config.head_fraction,
+        label_counts=torch.from_numpy(data.data.label_counts) if config.head_fraction else None,
+        dropout=config.weight_dropout,
+        rounding=storage.rounding,
+        scale="table" if config.scale == "table" else None,
+        reduction="sum",
+        seed=seed,
+    )
+
+
+def build(
+    config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
+) -> Workload:
+    """A run of one precision and seed."""
+    storage = parse_precision(precision)
+    encoder, optimizer = build_encoder(config, data, precision, seed, device)
+    head = build_head(config, data, storage, encoder.dim, seed).to(device)
+    rows = RowSGD(head, lr=config.head_lr, weight_decay=config.head_weight_decay)
+    model = nn.ModuleDict({"encoder": encoder, "head": head})
+    batches = Batches(len(data.train), config.batch_size, seed)
+    total = steps(config, data)
+
+    def loss(value: bool) -> Tensor:
+        chosen = batches.draw()
+        instances, labels = (torch.from_numpy(a).to(device) for a in data.train.pairs(chosen))
+        bags = Bags(*(t.to(device) for t in data.bags(data.train, chosen)))
+        summed: Tensor = head(encoder(bags), instances, labels, loss=value)
+        # The rows step by the sum, the encoder and what is reported by the mean.
+        return summed / config.batch_size
+
+    return Workload(
+        model,
+        optimizer,
+        total,
+        config.eval_epochs * (len(data.train) // config.batch_size),
+        lambda step: one_cycle(step, total, warmup=config.warmup, final=config.final_lr),
+        loss,
+        lambda: evaluate(config, data, model),
+        rows=rows,
+        bytes_per_parameter=lambda: head_bytes(head, storage),
+        simulated=storage is not None and storage.simulated,
+    )
+
+
+def head_bytes(
+    head: ExtremeClassifier | ReneeClassifier, storage: HeadStorage | None
+) -> dict[str, float]:
+    """Bytes that training keeps of one weight of the classifier."""
+    if isinstance(head, ReneeClassifier):
+        kept = {"parameter": 4.0, "fp16 copy": 2.0, "gradient": 4.0, "momentum": 4.0}
+    else:
+        assert storage is not None
+        kept = {"parameter": storage.bits / 8}
+        remainder = head.table.remainder
+        if remainder is not None:
+            kept["remainder"] = remainder.nbytes / head.table.codes.numel()
+    return {**kept, "total": sum(kept.values())}
+
+
+@torch.no_grad()
+def evaluate(config: XMCConfig, data: XMCText, model: nn.ModuleDict) -> dict[str, float]:
+    """Every measure of the test part, in percent."""
+    encoder, head = model["encoder"], model["head"]
+    assert isinstance(head, ExtremeClassifier | ReneeClassifier)
+    test = data.data.test
+    measures = RankingMetrics(
+        data.data.label_counts, len(data.data.train), PROPENSITIES[config.propensity]
+    )
+    device = next(encoder.parameters()).device
+    model.eval()
+    for start in range(0, len(test), EVALUATION_BATCH):
+        chosen = np.arange(start, min(start + EVALUATION_BATCH, len(test)))
+        bags = Bags(*(t.to(device) for t in data.bags(test, chosen)))
+        measures.update(
+            _ranking(data.data, head.topk, encoder(bags), chosen, measures.longest),
+            *test.pairs(chosen),
+        )
+    model.train()
+    return measures.result()
+
+
+def _ranking(
+    data: XMCData,
+    topk: Callable[[Tensor, int], tuple[Tensor, Tensor]],
+    x: Tensor,
+    chosen: np.ndarray,
+    k: int,
+) -> np.ndarray:
+    """The best labels of a batch, those left out that its filter pairs name."""
+    filtered = data.test.filter_pairs
+    if filtered is None:
+        return topk(x, min(k, data.num_labels))[1].cpu().numpy()
+    rows, cols = filtered.pairs(chosen)
+    most = int(np.bincount(rows, minlength=1).max()) if len(rows) else 0
+    top = topk(x, min(k + most, data.num_labels))[1].cpu().numpy()
+    return remove_pairs(top, rows, cols, data.num_labels)[:, :k]
+
+
+class Batches:
+    """Instances of training batches in an order that the seed alone decides.
+
+    Args:
+        count: Instances.
+        batch_size: Instances of a batch; those that do not fill an epoch's last are left out.
+        seed: Seed of the permutations.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self._count, self._batch_size = count, batch_size
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def draw(self) -> np.ndarray:
+        """int64 ``(batch_size,)``."""
+        if len(self._order) < self._batch_size:
+            self._order = torch.randperm(self._count, generator=self._generator)
+        chosen, self._order = self._order.tensor_split([self._batch_size])
+        return chosen.numpy()
