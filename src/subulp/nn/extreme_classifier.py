@@ -357,8 +357,8 @@ def _scale(scale: Scale, bound: float) -> float:
         return 1.0
     if scale != "table":
         return float(scale)
-    # Weights grow: initial ones at 1/8 of the format's range of normal numbers leave room above and
-    # keep all but one in thousands normal.
+    # Initial weights reach to between 1/4 and 1/2: in E4M3 less than one in a hundred is zero, and
+    # there is room for nine hundred times as much.
     return 2.0 ** (math.frexp(bound)[1] + 1)
 
 

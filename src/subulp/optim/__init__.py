@@ -4,6 +4,16 @@ from .adam import Adam, AdamW
 from .fuse import fuse_backward
 from .fused_backward import FusedBackward
 from .precision import ExtraBits, parse_precision
+from .row_sgd import RowSGD
 from .sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "ExtraBits", "FusedBackward", "fuse_backward", "parse_precision"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "ExtraBits",
+    "FusedBackward",
+    "RowSGD",
+    "fuse_backward",
+    "parse_precision",
+]
