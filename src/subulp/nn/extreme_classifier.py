@@ -50,7 +50,7 @@ class ExtremeClassifier(nn.Module):
     Args:
         dim: Size of an embedding.
         num_labels: Number of labels.
-        storage: Format of the rows: ``"e4m3"``, ``"bf16"``, ``"fp16"``, ``"fp32"``, ``"e5m2"``, or
+        storage: Format of the rows: ``"e4m3"``, ``"bf16"``, ``"fp16"``, ``"fp32"``, or
             a pair (exponent bits, mantissa bits) that is simulated (default: ``"e4m3"``).
         chunks: Parts that the labels are visited in, which bounds the memory of logits
             (default: 8).

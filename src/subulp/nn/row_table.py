@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..numerics import BF16, E4M3, E5M2, FP16, FP32, Format, round_to
+from ..numerics import BF16, E4M3, FP16, FP32, Format, round_to
 from ..numerics.formats import simulated
 from ..ops.convert import decode, encode
 
 Storage = str | tuple[int, int] | Format
 
-_FORMATS = {f.name: f for f in (FP32, BF16, FP16, E4M3, E5M2)}
+_FORMATS = {f.name: f for f in (FP32, BF16, FP16, E4M3)}
 
 # FP32 values that are made or read at a time, so that no FP32 copy of the table ever exists.
 _SLICE = 1 << 22
@@ -28,7 +28,7 @@ def parse_storage(storage: Storage) -> Format:
     """The format that a ``storage=`` argument names.
 
     Args:
-        storage: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"e4m3"``, ``"e5m2"``; or a pair (exponent
+        storage: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"e4m3"``; or a pair (exponent
             bits, mantissa bits), simulated in FP32 storage.
 
     Raises:

@@ -19,8 +19,8 @@ class XMCConfig(RunConfig):
     task: ClassVar[str] = "xmc"
 
     precision: Annotated[tuple[str, ...], NAMES] = ("fp32", "bf16", "fp8")
-    """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3), e5m2,
-    or eEmM with E exponent and M mantissa bits, simulated; renee, FP16-FP32 mixed precision with
+    """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3), or
+    eEmM with E exponent and M mantissa bits, simulated; renee, FP16-FP32 mixed precision with
     master weights and momentum. With +nearest rows are rounded to nearest instead of
     stochastically."""
 

@@ -16,7 +16,6 @@ _NAMED: dict[str, Storage] = {
     "fp16": "fp16",
     "fp8": "e4m3",
     "e4m3": "e4m3",
-    "e5m2": "e5m2",
 }
 _SIMULATED = re.compile(r"e(\d)m(\d+)")
 
@@ -51,7 +50,7 @@ def parse_precision(precision: str) -> HeadStorage | None:
     name, plus, rounding = precision.partition("+")
     if (plus and rounding != "nearest") or (name not in _NAMED and not _SIMULATED.fullmatch(name)):
         raise ValueError(
-            f"precision={precision!r} is unknown: use fp32, bf16, fp16, fp8, e5m2, renee, or eEmM "
+            f"precision={precision!r} is unknown: use fp32, bf16, fp16, fp8, renee, or eEmM "
             "with E exponent and M mantissa bits; all but renee also with +nearest"
         )
     chosen: Rounding = "nearest" if plus else "stochastic"
