@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from subulp import optim
+from subulp.optim import fused_backward
+from subulp.optim.bucket import Bucket
 
 from .support import BF16, FP32, same_bits
 from .twins import MAKERS, assert_same, batches, loss_of, twins
@@ -226,20 +228,55 @@ def test_linear_losses_are_refused_with_create_graph() -> None:
 
 def test_a_pass_that_failed_leaves_no_gradient_behind() -> None:
     """What waited is forgotten, and the next pass steps with its own gradients alone."""
-    model, optimizer = linear()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     other = copy.deepcopy(model)
-    plain = optim.AdamW(other.parameters(), lr=0.1)
+    optimizer, plain = (optim.AdamW(m.parameters(), lr=0.1) for m in (model, other))
 
     def fail(grad: Tensor) -> Tensor:
         raise KeyError("a hook of the user's")
 
+    x = torch.ones(1, 3)
     with optim.fuse_backward(model, optimizer) as handle:
-        x = torch.ones(1, 3, requires_grad=True)
-        x.register_hook(fail)
+        h = model[0](x)
+        h.register_hook(fail)
         with pytest.raises(KeyError):
-            handle.backward(model(x).sum())
+            # The gradients of the second layer are complete by then.
+            handle.backward(model[1](h).sum())
         assert not optimizer.state
-        handle.backward(model(torch.ones(1, 3)).square().sum())
-    other(torch.ones(1, 3)).square().sum().backward()
+        handle.backward(model[0](x).square().sum())
+    other[0](x).square().sum().backward()
     plain.step()
-    assert same_bits(model.weight.detach(), other.weight.detach())
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert same_bits(p.detach(), q.detach())
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with groups that wait apart, of which only the largest is stepped at the limit."""
+    limit = 2000
+    monkeypatch.setattr(fused_backward, "_WAITING_BYTES", limit)
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(60)])
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = optim.SGD([{"params": matrices}, {"params": vectors}], lr=0.1)
+    flushed, waiting = [], []
+
+    class Observer:
+        def begin_step(self) -> None: ...
+
+        def begin_update(self, bucket: Bucket) -> None:
+            flushed.append(bucket)
+            waiting.append(bucket.nbytes + sum(b.nbytes for b in handle._waiting.values()))
+
+        def end_update(self, bucket: Bucket) -> None: ...
+
+        def end_step(self) -> None: ...
+
+    optimizer._observers = (Observer(),)
+    with optim.fuse_backward(model, optimizer) as handle:
+        model(torch.ones(1, 6)).sum().backward()
+    largest = 6 * 6 * 4
+    assert max(waiting) <= limit + largest
+    assert len(flushed) < 15
+    assert sum(len(bucket.params) for bucket in flushed) == 120

@@ -231,6 +231,20 @@ def test_clipping_sees_unscaled_gradients(dtype: torch.dtype, options: dict[str,
     assert_same(plain, fused)
 
 
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_a_fused_overflow_leaves_the_step_out_whatever_the_policy(policy: str) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = optim.AdamW(model.parameters(), nonfinite=policy)
+    scaler = new_scaler()
+    before = copy.deepcopy(model.state_dict())
+    with optim.fuse_backward(model, optimizer, scaler=scaler) as handle:
+        handle.backward(scaler.scale(model(torch.full((2, 3), torch.inf)).sum()))
+    scaler.update()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert optimizer.skipped_steps == 1
+    assert scaler.get_scale() == 2.0**9
+
+
 def test_an_overflow_of_an_earlier_pass_counts() -> None:
     """Accumulated as two components, an infinity is still none that a step may take."""
     _, (model, optimizer) = twins(MAKERS["adamw"]("nearest"), FP16)

@@ -128,11 +128,8 @@ class Buffers(Accumulator):
 
     def zero(self, p: Tensor) -> Tensor:
         """A total of nothing, in the format of others."""
-        return (
-            torch.zeros_like(p, dtype=torch.float32, requires_grad=False)
-            if self._wide
-            else super().zero(p)
-        )
+        zero = super().zero(p)
+        return zero.to(torch.float32) if self._wide else zero
 
     def holds(self, p: Tensor) -> bool:
         """Whether there is a buffer."""

@@ -110,7 +110,7 @@ class Adam(Optimizer):
     def _fold(self, bucket: Bucket, number: int) -> None:
         """Take one of several gradients of the coming step into the moments.
 
-        Plain PyTorch; the fused step takes the last gradient. Weight decay comes with that one.
+        Plain PyTorch; the fused step takes the last gradient, and weight decay with it.
 
         Args:
             bucket: Parameters and their gradients.
@@ -118,7 +118,6 @@ class Adam(Optimizer):
         """
         arguments = self._arguments(bucket)
         arguments["steps"] = [step + 1 for step in arguments["steps"]]
-        arguments["weight_decay"] = 0.0
         # Rounding a moment several times in a step takes fresh random bits each time.
         arguments["seed"] = (arguments["seed"] + (number + 1) * _SEED_STRIDE) & 0xFFFFFFFF
         reference.fold(self._job(bucket, arguments))

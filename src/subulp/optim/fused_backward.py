@@ -7,7 +7,7 @@ global-norm clipping takes a second backward pass and no gradient memory, accumu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -109,8 +109,6 @@ class FusedBackward:
         try:
             if self._look_ahead(roots):
                 self._run(roots, retain_graph)
-            else:
-                self._accumulator.reset()
         finally:
             self._factor = self._coefficient = None
 
@@ -241,12 +239,7 @@ class FusedBackward:
     @torch.no_grad()
     def _end(self) -> None:
         if self._accumulator.last:
-            for p in self._params:
-                if id(p) not in self._completed and self._accumulator.holds(p):
-                    self._finish(p)
-            if self._reduction is not None:
-                for q, grad in self._reduction.rest(self._accumulator.zero):
-                    self._take(q, grad)
+            self._finish_untouched()
         if self._ahead is not None:
             return
         while self._waiting:
@@ -257,17 +250,23 @@ class FusedBackward:
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         self._accumulator.advance()
 
+    def _finish_untouched(self) -> None:
+        """Parameters that the last pass did not reach, but an earlier one or another rank."""
+        for p in self._params:
+            if id(p) not in self._completed and self._accumulator.holds(p):
+                self._finish(p)
+        if self._reduction is not None:
+            for q, grad in self._reduction.rest(self._accumulator.zero):
+                self._take(q, grad)
+
     def _finish(self, p: Tensor) -> None:
         """The gradient that a parameter steps with is there, from this rank."""
         total = self._accumulator.total(p, keep=self._ahead is not None)
-        for q, grad in self._reduced(p, total):
-            self._take(q, grad)
-
-    def _reduced(self, p: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         if self._reduction is None:
-            yield p, grad
-        else:
-            yield from self._reduction.complete(p, grad)
+            self._take(p, total)
+            return
+        for q, grad in self._reduction.complete(p, total):
+            self._take(q, grad)
 
     def _take(self, p: Tensor, grad: Tensor) -> None:
         if self._ahead is not None:
@@ -313,6 +312,7 @@ class FusedBackward:
         if self._scaling is not None:
             self._scaling.report(finite=not bad)
         if bad:
+            self._accumulator.reset()
             self._leave_out(bad)
             return False
         if clip is not None:
@@ -329,7 +329,6 @@ class FusedBackward:
         for p in bad:
             # A scaler looks for overflows on purpose: no error.
             if self._scaling is None and groups[self._places[id(p)].group]["nonfinite"] == "raise":
-                self._accumulator.reset()
                 raise self._optimizer._nonfinite_error(p)
         self._optimizer._count_skipped_step()
 
