@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from subulp import diagnostics, optim
+from subulp.optim import fused_backward
 
 PRECISIONS = (
     "nearest",
@@ -207,6 +208,29 @@ def test_steps_of_a_gradient_scaler(fused: bool) -> None:
     assert [entry["step"] for entry in w.history] == [1, 3]
     for entry, norm in zip(w.history, norms[::2], strict=True):
         assert entry["update_norm"] == pytest.approx(norm, rel=1e-2)
+
+
+def test_a_pass_that_failed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had updated by then does not count with the next step."""
+    monkeypatch.setattr(fused_backward, "_WAITING_BYTES", 0)
+    model = small_model(torch.float32)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+
+    def fail(grad: torch.Tensor) -> torch.Tensor:
+        raise KeyError("a hook of the user's")
+
+    x = torch.ones(1, 8)
+    with diagnostics.watch(optimizer) as w, optim.fuse_backward(model, optimizer) as handle:
+        h = model[0](x)
+        h.register_hook(fail)
+        with pytest.raises(KeyError):
+            handle.backward(model[1:](h).sum())
+        assert len(optimizer.state) == 4
+        assert w.history == []
+        handle.backward(model[0](x).sum())
+    # All ones: eight of the bias, and a row of eight for each.
+    assert w.history[0]["update_norm"] == pytest.approx((8 + 64) ** 0.5)
+    assert w.history[0]["step"] == 2
 
 
 def test_two_watches() -> None:
