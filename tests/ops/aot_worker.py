@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from triton import knobs
 
+from subulp.numerics import format_of
 from subulp.ops import adam, sgd
 from subulp.ops.adam import triton as adam_triton
 from subulp.ops.all_finite import triton as all_finite_triton
+from subulp.ops.head import triton as head_triton
 from subulp.ops.sgd import triton as sgd_triton
 
+from .head_jobs import job as head_job
 from .support import Setup, arguments, fresh_state
 
 
@@ -42,6 +45,11 @@ def compile_step(setup: Setup, capability: int, whole: bool) -> Compiled:
 
 def compile_all_finite(dtype: torch.dtype, capability: int, whole: bool) -> Compiled:
     return _inspect(all_finite_triton.compile_for(capability, dtype, whole=whole))
+
+
+def compile_head(dtype: torch.dtype, capability: int, aligned: bool) -> Compiled:
+    job = head_job(format_of(dtype), weight_decay=0.1)
+    return _inspect(head_triton.compile_for(capability, job, aligned=aligned))
 
 
 def _inspect(kernel: Any) -> Compiled:

@@ -42,11 +42,15 @@ def compiler(tmp_path_factory) -> Iterator[ProcessPoolExecutor]:
 
 
 def check(compiled) -> None:
+    check_registers(compiled)
+    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", compiled.ptx)
+    assert not forbidden, "not IEEE arithmetic, or contracted"
+
+
+def check_registers(compiled) -> None:
     # Spilled registers lie on the stack.
     assert compiled.resources["STACK"] == 0
     assert compiled.resources["LOCAL"] == 0
-    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", compiled.ptx)
-    assert not forbidden, "not IEEE arithmetic, or contracted"
 
 
 @CLASSES
@@ -71,3 +75,12 @@ def test_all_finite(compiler, dtype, whole):
     check(compiled)
     if whole:
         assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize("dtype", [FP32, BF16, FP16, E4M3], ids=short)
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "ragged"])
+def test_head(compiler, dtype, capability, aligned):
+    compiled = compiler.submit(aot_worker.compile_head, dtype, capability, aligned).result()
+    # The product is a sum of fused multiply-adds; the rounded operations after it are not.
+    check_registers(compiled)

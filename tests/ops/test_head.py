@@ -9,38 +9,15 @@ import torch
 
 from subulp.numerics import BF16, E4M3, FP16, FP32, format_of, random_bits, round_to
 from subulp.numerics.formats import simulated
-from subulp.ops.head import HeadJob, RandomAddress, cpu, reference, tiles
+from subulp.ops.head import HeadJob, cpu, reference, tiles
+from subulp.ops.head import triton as triton_head
 from subulp.ops.sgd import cpu as sgd_cpu
 from subulp.ops.sgd import reference as sgd_reference
 
+from .head_jobs import D, L, job
+from .support import interpreted
+
 FORMATS = [FP32, BF16, FP16, E4M3, simulated(4, 3), simulated(3, 5)]
-B, D, L = 7, 24, 103
-
-
-def job(fmt=E4M3, *, labels=L, dim=D, batch=B, precise=0, seed=0, **changes) -> HeadJob:
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.randn(labels, dim, generator=generator) * 0.1
-    rows = round_to(weights, fmt).to(fmt.dtype or torch.float32)
-    remainder = None
-    if precise:
-        remainder = (weights - rows.float())[:precise].bfloat16()
-    pairs = torch.unique(torch.randint(labels * batch, (40,), generator=generator))
-    made = HeadJob(
-        rows=rows,
-        format=fmt,
-        remainder=remainder,
-        x=torch.randn(batch, dim, generator=generator),
-        grad_x=torch.randn(batch, dim, generator=generator),
-        positive_instances=pairs % batch,
-        positive_labels=pairs // batch,
-        gain=1.0 / batch,
-        lr=0.25,
-        weight_decay=0.0,
-        rounding="stochastic",
-        random=RandomAddress(seed=5, stream=0, step=3, offset=11 * dim),
-        loss=torch.zeros((), dtype=torch.float64),
-    )
-    return replace(made, **changes)
 
 
 def copy(j: HeadJob) -> HeadJob:
@@ -151,6 +128,35 @@ def test_tiles_do_not_show(fmt, precise, dropout):
         assert torch.equal(j.rows.float(), results[0].rows.float())
         assert precise == 0 or torch.equal(j.remainder, results[0].remainder)
         torch.testing.assert_close(j.grad_x, results[0].grad_x, rtol=1e-5, atol=1e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("fmt", FORMATS[:4], ids=str)
+@pytest.mark.parametrize("dim", [24, 21], ids=["aligned", "ragged"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("changes", [{}, {"weight_decay": 0.3, "scale": 0.25}], ids=str)
+def test_the_fused_triton_kernel_is_the_reference(fmt, dim, rounding, changes):
+    """Products that are rounded once, so that every stored bit must be the same."""
+    first = job(fmt, dim=dim, labels=70, batch=1, gain=1.0, rounding=rounding, **changes)
+    first.x.zero_()[0, [1, dim - 2]] = torch.tensor([1.0, -0.5])
+    second = copy(first)
+    reference.run(first)
+    triton_head.run(second)
+    assert torch.equal(first.rows.float(), second.rows.float())
+    torch.testing.assert_close(first.grad_x, second.grad_x, rtol=1e-5, atol=1e-6)
+    assert float(first.loss) == pytest.approx(float(second.loss), rel=1e-12)
+
+
+@interpreted
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.2}, {"precise": 30}], ids=str)
+def test_triton_sums_over_a_batch(changes):
+    """More instances than a block of the kernel, and what has no fused kernel."""
+    first = job(FP32, dim=21, labels=70, batch=40, **changes)
+    second = copy(first)
+    reference.run(first)
+    triton_head.run(second)
+    torch.testing.assert_close(first.rows, second.rows, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first.grad_x, second.grad_x, rtol=1e-5, atol=1e-6)
 
 
 def test_threads_do_not_show():

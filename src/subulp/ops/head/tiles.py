@@ -30,18 +30,29 @@ class _Tile:
     gradient: Tensor
 
 
-def run(job: HeadJob, tile_rows: int, step_sgd: Callable[[StepJob], None]) -> None:
+FusedUpdate = Callable[[HeadJob, int, Tensor, Tensor], None]
+"""Job, first row, rows and logit gradients: steps the rows without their gradient."""
+
+
+def run(
+    job: HeadJob,
+    tile_rows: int,
+    step_sgd: Callable[[StepJob], None],
+    fused_update: FusedUpdate | None = None,
+) -> None:
     """Do ``job``.
 
     Args:
         job: What to do.
         tile_rows: Rows of a tile.
         step_sgd: The backend's :mod:`subulp.ops.sgd`, without the dispatcher.
+        fused_update: Gradient product and update in one, where the backend has it.
     """
     labels, dim = job.rows.shape
     size = min(tile_rows, labels)
     weight = torch.empty(size, dim, device=job.device)
-    gradient = torch.empty_like(weight) if job.train else weight
+    own = job.train and fused_update is None
+    gradient = torch.empty_like(weight) if own else weight
     logits = torch.empty(size, job.x.shape[0], device=job.device)
     partial = torch.empty_like(job.x)
     # Positives are sorted by label: those of a tile are a run of them.
@@ -58,6 +69,9 @@ def run(job: HeadJob, tile_rows: int, step_sgd: Callable[[StepJob], None]) -> No
             continue
         # Not addmm: a product that starts from a large sum rounds every one of its terms to it.
         job.grad_x.add_(torch.mm(g.t(), tile.weight, out=partial))
+        if fused_update is not None:
+            fused_update(job, start, job.rows[start:stop], g)
+            continue
         torch.mm(g, job.x, out=tile.gradient)
         if kept is not None:
             tile.gradient.mul_(kept)

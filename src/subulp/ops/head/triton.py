@@ -1,0 +1,200 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Head step in Triton: the gradient product and the update of a block of rows in one kernel.
+
+ELMO, algorithm 1, ``fuse_update``: weights are read, stepped and written where the product of logit
+gradients and inputs has just been summed up, so that no gradient of them reaches memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .. import triton_codec as codec
+from .. import triton_launch
+from .. import triton_random as random_bits
+from ..job import as_fp32
+from ..sgd import triton as sgd
+from . import HeadJob, tiles
+
+TILE_BYTES = 256 * 1024 * 1024
+"""FP32 bytes of a tile's weights: on a GPU a tile is there to bound memory, not to fit a cache."""
+
+BLOCKS = {"BLOCK_LABELS": 64, "BLOCK_DIM": 64, "BLOCK_BATCH": 16}
+
+
+def run(job: HeadJob) -> None:
+    """Do ``job``.
+
+    Raises:
+        RuntimeError: The kernels do not run on the device of the rows.
+    """
+    triton_launch.check_device(update_kernel, job.device)
+    size = max(1, TILE_BYTES // (4 * job.rows.shape[1]))
+    # Dropout masks the gradient between product and update; the others have no kernel of their own.
+    plain = job.dropout == 0.0 and job.remainder is None and job.format.dtype is not None
+    tiles.run(job, size, sgd.run, fused_update if plain else None)
+
+
+def fused_update(job: HeadJob, first: int, rows: Tensor, g: Tensor) -> None:
+    """``rows -= lr * (g @ x + weight_decay * rows)``, rounded, in place.
+
+    Args:
+        job: The chunk's step.
+        first: The rows' place in the chunk.
+        rows: ``(labels, dim)`` stored values.
+        g: FP32 ``(labels, batch)``, the gradient of the logits.
+    """
+    labels, dim = rows.shape
+    offset = job.random.offset + first * dim
+    grid = (triton.cdiv(labels, BLOCKS["BLOCK_LABELS"]), triton.cdiv(dim, BLOCKS["BLOCK_DIM"]))
+    # In memory: the width of a scalar argument depends on its value.
+    numbers = [job.random.stream << 32 | job.random.seed, job.random.step, offset]
+    address = torch.tensor(numbers, dtype=torch.int64, device=job.device)
+    scope = torch.cuda.device(job.device) if job.device.type == "cuda" else contextlib.nullcontext()
+    with scope:
+        update_kernel[grid](
+            rows.view(_WORDS[rows.dtype.itemsize]),
+            g,
+            job.x,
+            labels,
+            dim,
+            job.x.shape[0],
+            as_fp32(job.lr),
+            as_fp32(job.weight_decay),
+            1.0 / job.scale,
+            address,
+            **options(job, aligned=dim % 8 == 0 and offset % 8 == 0),
+            enable_fp_fusion=False,
+        )
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def options(job: HeadJob, *, aligned: bool) -> dict[str, Any]:
+    """Constexpr arguments and compiler options of a launch."""
+    return {
+        "FORMAT": job.format.name,
+        "RANDOM": job.rounding == "stochastic" and job.format.name != "fp32",
+        "DECAY": job.weight_decay != 0.0,
+        "ALIGNED": aligned,
+        **BLOCKS,
+        # Fewer elements a thread leave registers to the random bits.
+        "num_warps": 8,
+    }
+
+
+def compile_for(capability: int, job: HeadJob, *, aligned: bool) -> Any:
+    """Compile the kernel ahead of time, see :func:`.triton_launch.compile_for`."""
+    word = {1: "*u8", 2: "*i16", 4: "*i32"}[job.rows.dtype.itemsize]
+    types = {"rows": word, "g": "*fp32", "x": "*fp32"}
+    types |= dict.fromkeys(("labels", "dim", "batch"), "i32")
+    types |= dict.fromkeys(("lr", "weight_decay", "unit"), "fp32")
+    types["address"] = "*i64"
+    return triton_launch.compile_for(
+        update_kernel, capability, types, **options(job, aligned=aligned)
+    )
+
+
+@triton.jit
+def update_kernel(
+    rows,
+    g,
+    x,
+    labels,
+    dim,
+    batch,
+    lr,
+    weight_decay,
+    unit,
+    address,
+    FORMAT: tl.constexpr,
+    RANDOM: tl.constexpr,
+    DECAY: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_LABELS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_BATCH: tl.constexpr,
+):
+    label = tl.program_id(0) * BLOCK_LABELS + tl.arange(0, BLOCK_LABELS)
+    place = tl.program_id(1) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
+    gradient = tl.zeros((BLOCK_LABELS, BLOCK_DIM), tl.float32)
+    for start in range(0, batch, BLOCK_BATCH):
+        instance = start + tl.arange(0, BLOCK_BATCH)
+        g_block = tl.load(
+            g + label[:, None].to(tl.int64) * batch + instance[None, :],
+            mask=(label < labels)[:, None] & (instance < batch)[None, :],
+            other=0.0,
+        )
+        x_block = tl.load(
+            x + instance[:, None].to(tl.int64) * dim + place[None, :],
+            mask=(instance < batch)[:, None] & (place < dim)[None, :],
+            other=0.0,
+        )
+        gradient = tl.dot(g_block, x_block, gradient, input_precision="ieee")
+
+    at = label[:, None].to(tl.int64) * dim + place[None, :]
+    inside = (label < labels)[:, None] & (place < dim)[None, :]
+    code = tl.load(rows + at, mask=inside, other=0)
+    code = code.to(tl.uint32) & ((1 << codec.width(FORMAT)) - 1)
+    theta = codec.value(code, FORMAT)
+    # A stored value is 1 / scale of its weight, and so is its gradient's step.
+    gradient = gradient * unit
+    if DECAY:
+        gradient = gradient + theta * weight_decay
+    wide = theta - gradient * lr
+    if RANDOM:
+        first = tl.program_id(1) * BLOCK_DIM
+        key, step = tl.load(address).to(tl.uint64), tl.load(address + 1).to(tl.uint32)
+        bits = row_bits(
+            tl.load(address + 2) + label[:, None].to(tl.int64) * dim + first,
+            key,
+            step,
+            codec.random_width(FORMAT),
+            ALIGNED,
+            BLOCK_LABELS,
+            BLOCK_DIM,
+        )
+        new = codec.stochastic(wide, bits, FORMAT)
+    else:
+        new = codec.nearest(wide, FORMAT)
+    tl.store(rows + at, new.to(rows.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def row_bits(
+    first,
+    key,
+    step,
+    width: tl.constexpr,
+    aligned: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Random bits, uint32 (rows, columns), of runs of elements that begin at ``first`` (rows, 1).
+
+    ``aligned``: every run begins with a new counter, which then serves 4 or 8 elements.
+    """
+    per_counter: tl.constexpr = 128 // width
+    if aligned:
+        counter = first // per_counter + tl.arange(0, columns // per_counter)[None, :]
+        w0, w1, w2, w3 = random_bits._words(counter, key, step)
+        words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+        if width == 16:
+            words = tl.join(words << 16, words & 0xFFFF0000)
+        bits = tl.reshape(words, (rows, columns))
+    else:
+        index = first + tl.arange(0, columns)[None, :]
+        w0, w1, w2, w3 = random_bits._words(index // per_counter, key, step)
+        place = index % per_counter
+        word = place * width // 32
+        bits = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
+        if width == 16:
+            bits = tl.where(place % 2 == 0, bits << 16, bits & 0xFFFF0000)
+    return bits
