@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
@@ -141,6 +142,58 @@ def data_dblp(
     print(built)
     errors.print(f"wrote {out}", highlight=False, soft_wrap=True)
     return 0
+
+
+@app.command
+def predict(
+    run: Path,
+    file: Path,
+    *,
+    precision: str | None = None,
+    seed: int | None = None,
+    k: int = 5,
+    format: Literal["jsonl", "tsv"] = "jsonl",
+    out: Path | None = None,
+    batch_size: int = 256,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> int:
+    """Write the most probable labels of each line of a file, as a model of `train xmc` sees them.
+
+    Args:
+        run: The run directory.
+        file: A text a line, UTF-8, plain or .gz.
+        precision: Which of the run's models; needed where there are several.
+        seed: Which of the run's models; needed where there are several.
+        k: Labels of a line.
+        format: jsonl, an object a line; or tsv, a header and a row a label.
+        out: File to write, which is replaced; without it, standard output.
+        batch_size: Texts at a time.
+        device: Where to predict; auto takes a GPU if there is one.
+    """
+    from .train.loop import resolve_device  # noqa: PLC0415
+    from .train.xmc.predict import predict_file  # noqa: PLC0415
+    from .train.xmc.saved import choose_model, load_model  # noqa: PLC0415
+
+    model = load_model(run, choose_model(run, precision, seed), resolve_device(device))
+    with _written(out, file) as target:
+        lines = predict_file(model, file, target, k=k, form=format, batch=batch_size)
+    if out is not None:
+        Console(stderr=True).print(f"wrote {out}: {lines:,} lines", highlight=False, soft_wrap=True)
+    return 0
+
+
+@contextmanager
+def _written(out: Path | None, source: Path) -> Iterator[BinaryIO]:
+    """The file to write, whole or not there; standard output without one."""
+    from .train.files import replacing  # noqa: PLC0415
+
+    if out is None:
+        yield sys.stdout.buffer
+        return
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ValueError(f"out={out} is the file that is read: give another name")
+    with replacing(out) as unfinished, unfinished.open("wb") as file:
+        yield file
 
 
 @app.command

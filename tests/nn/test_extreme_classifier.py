@@ -368,3 +368,17 @@ def test_the_seed_follows_torch():
         results.append(weights(nn.ExtremeClassifier(D, L, storage="fp32")))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_state_dict_brings_the_precise_labels_with_it(device):
+    counts = torch.arange(L)
+    trained, _ = make("e4m3", head_fraction=0.3, label_counts=counts)
+    fresh = nn.ExtremeClassifier(D, L, head_fraction=0.3, seed=9, device=device)
+    fresh.load_state_dict(trained.state_dict(), assign=device == "meta")
+    everything = torch.arange(L)
+    assert torch.equal(fresh.weight(everything), weights(trained))
+    assert torch.equal(fresh.label_of, trained.label_of)
+    # Which labels are precise is known now: it trains.
+    optim.RowSGD(fresh, lr=0.1)
+    assert torch.isfinite(fresh(*batch(), loss=True))

@@ -84,7 +84,7 @@ def test_a_dead_worker_is_reported(small, tmp_path, monkeypatch):
         compare(config, out=tmp_path / "out", jobs=2)
 
 
-def _die(config, pipe):
+def _die(config, models, pipe):
     pipe.recv()
     os._exit(3)
 

@@ -8,7 +8,7 @@ of labels at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -69,7 +69,8 @@ class ExtremeClassifier(nn.Module):
             in the paper's algorithm 1 (default: ``"mean"``).
         seed: Of the initial weights, of rounding and of dropout; ``None`` follows
             ``torch.manual_seed`` (default: ``None``).
-        device: Where the rows lie (default: torch's).
+        device: Where the rows lie; on ``"meta"`` there are none until ``load_state_dict`` brings
+            them with ``assign=True`` (default: torch's).
 
     Attributes:
         table: The rows, in storage order: precise ones first.
@@ -100,7 +101,7 @@ class ExtremeClassifier(nn.Module):
     ) -> None:
         super().__init__()
         _check(dim, num_labels, chunks, head_fraction, dropout, rounding, reduction)
-        self.chunks, self.dropout = chunks, dropout
+        self.chunks, self.dropout, self.head_fraction = chunks, dropout, head_fraction
         self.rounding, self.reduction = rounding, reduction
         self.row_optimizer: RowOptimizer | None = None
         if seed is None:
@@ -316,6 +317,17 @@ class ExtremeClassifier(nn.Module):
     def weight(self, labels: Tensor) -> Tensor:
         """FP32 weights of some labels, remainders added: ``(count, dim)``."""
         return self.table.gather(self._rows(labels))
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # Which labels have the remainders belongs to what was trained.
+        for name in ("row_of", "label_of"):
+            saved = state_dict.get(prefix + name)
+            if saved is not None and getattr(self, name) is None:
+                setattr(self, name, torch.empty_like(saved, device=self.table.codes.device))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._needs_counts &= self.label_of is None
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""

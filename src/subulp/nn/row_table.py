@@ -157,6 +157,8 @@ class RowTable(nn.Module):
     @torch.no_grad()
     def fill_uniform(self, bound: float, generator: torch.Generator | None = None) -> None:
         """Draw every weight from ``[-bound, bound)``: the same ones in any storage."""
+        if self.codes.is_meta:
+            return
         for start, stop in self.slices():
             drawn = torch.empty(stop - start, self.dim)
             drawn.uniform_(-bound, bound, generator=generator)

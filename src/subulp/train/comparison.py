@@ -12,7 +12,7 @@ from .loop import resolve_device
 from .metrics import Metric, Record, Summary
 from .parallel import default_jobs, run_all
 from .progress import Plan, Reporter
-from .run_directory import DESCENT_PLOT, LOSS_PLOT, RunDirectory, summary_object
+from .run_directory import DESCENT_PLOT, LOSS_PLOT, MODELS, RunDirectory, summary_object
 from .task import task_of
 
 
@@ -83,7 +83,7 @@ def compare(
             progress.on_record(record)
 
     with progress or nullcontext():
-        summaries = run_all(config, data, runs, jobs, keep)
+        summaries = run_all(config, data, runs, jobs, keep, directory.path / MODELS)
     # Runs that train at the same time interleave their records.
     records.sort(key=lambda record: runs.index((record.precision, record.seed)))
     directory.write_summary(summary_object(config.task, summaries))

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ def run(
     precision: str,
     seed: int,
     on_record: Callable[[Record], None] = lambda record: None,
+    models: Path | None = None,
 ) -> Summary:
     """Train one model and measure it.
 
@@ -42,6 +44,7 @@ def run(
         precision: The run's strategy.
         seed: The run's seed.
         on_record: Called with every logged step as it happens (default: does nothing).
+        models: Folder for the trained model, if the task saves any (default: not saved).
 
     Raises:
         ValueError: The strategy is unknown or not available for the task.
@@ -52,9 +55,12 @@ def run(
     with _threads(config.threads), torch.random.fork_rng(_cuda_devices(device)):
         try:
             workload = task_of(config).build(config, data, precision, seed, device)
-            return _run(config, workload, precision, seed, on_record)
+            summary = _run(config, workload, precision, seed, on_record)
         except FloatingPointError as error:
             raise FloatingPointError(f"precision={precision}, seed={seed}: {error}") from error
+        if models is not None and workload.save is not None:
+            workload.save(models / f"{precision}-seed-{seed}")
+        return summary
 
 
 def resolve_device(name: str) -> torch.device:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from .config import RunConfig
@@ -34,7 +35,12 @@ def default_jobs(runs: int) -> int:
 
 
 def run_all(
-    config: RunConfig, data: Any, runs: Runs, jobs: int, on_record: Callable[[Record], None]
+    config: RunConfig,
+    data: Any,
+    runs: Runs,
+    jobs: int,
+    on_record: Callable[[Record], None],
+    models: Path | None = None,
 ) -> list[Summary]:
     """Do all ``runs``, ``jobs`` of them at a time.
 
@@ -44,6 +50,7 @@ def run_all(
         runs: What to do, in this order.
         jobs: Number of worker processes; 1 runs everything in the calling process.
         on_record: Called in the calling process with every logged step, in the order of arrival.
+        models: Folder for the trained models, if the task saves any (default: not saved).
 
     Returns:
         The summaries, in the order of ``runs``.
@@ -53,10 +60,10 @@ def run_all(
         Exception: Whatever a run raised; other runs are stopped.
     """
     if jobs == 1:
-        return [run(config, data, precision, seed, on_record) for precision, seed in runs]
+        return [run(config, data, precision, seed, on_record, models) for precision, seed in runs]
     summaries: dict[int, Summary] = {}
     waiting = list(enumerate(runs))
-    with _workers(config, min(jobs, len(runs))) as workers:
+    with _workers(config, models, min(jobs, len(runs))) as workers:
         busy: dict[Connection, _Worker] = {}
         for worker in workers:
             _give(worker, waiting.pop(0), busy)
@@ -108,14 +115,14 @@ def _give(
 
 
 @contextmanager
-def _workers(config: RunConfig, count: int) -> Iterator[list[_Worker]]:
+def _workers(config: RunConfig, models: Path | None, count: int) -> Iterator[list[_Worker]]:
     # Fork would copy torch's threads in an unknown state.
     context = get_context("spawn")
     workers: list[_Worker] = []
     try:
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(config, theirs), daemon=True)
+            process = context.Process(target=_work, args=(config, models, theirs), daemon=True)
             with _interrupts_ignored():
                 process.start()
             theirs.close()
@@ -142,7 +149,7 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(config: RunConfig, pipe: Connection) -> None:
+def _work(config: RunConfig, models: Path | None, pipe: Connection) -> None:
     """Body of a worker: trains what it is sent until the parent closes the pipe."""
     data = task_of(config).load(config)
     while True:
@@ -151,7 +158,7 @@ def _work(config: RunConfig, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            pipe.send(run(config, data, precision, seed, pipe.send))
+            pipe.send(run(config, data, precision, seed, pipe.send, models))
         except Exception as error:
             error.add_note(f"in a worker process:\n{traceback.format_exc()}")
             pipe.send(error)

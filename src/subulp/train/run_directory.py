@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +21,12 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 LOSS_PLOT = "loss.png"
 DESCENT_PLOT = "descent_quality.png"
+MODELS = "models"
 _OWN_FILES = (CONFIG, METRICS, SUMMARY, LOSS_PLOT, DESCENT_PLOT)
 
 
 class RunDirectory:
-    """``config.json``, ``metrics.jsonl``, ``summary.json`` and the plots of one comparison.
+    """``config.json``, ``metrics.jsonl``, ``summary.json``, plots and models of one comparison.
 
     Attributes:
         path: The folder.
@@ -52,7 +54,7 @@ class RunDirectory:
         if out.exists() and not out.is_dir():
             raise FileExistsError(f"out={out} is a file: give a new folder")
         if out.is_dir() and any(out.iterdir()):
-            if not _holds_a_run(out):
+            if task_of_run(out) is None:
                 raise FileExistsError(
                     f"out={out} is not empty and holds no run: give a new or an empty folder"
                 )
@@ -64,6 +66,7 @@ class RunDirectory:
             # Only what a run writes: a note that the user left there is not ours to delete.
             for name in _OWN_FILES:
                 (out / name).unlink(missing_ok=True)
+            shutil.rmtree(out / MODELS, ignore_errors=True)
         try:
             out.mkdir(parents=True, exist_ok=True)
         except PermissionError:
@@ -100,12 +103,13 @@ def summary_object(task: str, summaries: list[Summary]) -> dict[str, Any]:
     return {"task": task, "runs": summaries}
 
 
-def _holds_a_run(path: Path) -> bool:
+def task_of_run(path: Path) -> str | None:
+    """The task whose run a folder holds; ``None`` if it holds none."""
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "task" in config
+        return None
+    return str(config["task"]) if isinstance(config, dict) and "task" in config else None
 
 
 def _unused(path: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +34,7 @@ class Workload:
         scaler: Finds that factor itself (default: none).
         rows: Optimizer of the rows that update themselves (default: none).
         bytes_per_parameter: Bytes by tensor and their total; without it those of ``optimizer``.
+        save: Writes the trained model to files whose names begin with a path (default: none).
         simulated: The storage is wider than the format that it stands for, so neither memory nor
             time means anything (default: ``False``).
     """
@@ -48,6 +50,7 @@ class Workload:
     scaler: torch.amp.GradScaler | None = None
     rows: RowSGD | None = None
     bytes_per_parameter: Callable[[], dict[str, float]] | None = None
+    save: Callable[[Path], None] | None = None
     simulated: bool = False
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,11 @@ from ..metrics import Metric
 from ..schedule import one_cycle
 from ..task import Workload
 from .config import XMCConfig
-from .encoder import BagEncoder, Bags
-from .features import Vocabulary
+from .encoder import BagEncoder
 from .metrics import PROPENSITIES, RankingMetrics, remove_pairs
+from .reader import Batch, Reader, make_reader, to_device
 from .renee import ReneeClassifier
+from .saved import save_model
 from .storage import HeadStorage, parse_precision
 
 METRICS = (
@@ -45,23 +45,17 @@ class XMCText:
     Attributes:
         data: The data set.
         train: Its training part, with the label texts if they train too.
-        vocabulary: The terms of ``train``.
+        reader: Makes batches of texts, and the encoder that takes them.
     """
 
     data: XMCData
     train: TextPart
-    vocabulary: Vocabulary
+    reader: Reader
 
-    @cached_property
-    def weights(self) -> Tensor:
-        """Inverse document frequency of each term."""
-        return torch.from_numpy(self.vocabulary.inverse_document_frequency())
-
-    def bags(self, part: Part, indices: np.ndarray) -> Bags:
-        """Texts of a part as bags."""
+    def batch(self, part: Part, indices: np.ndarray, device: torch.device) -> Batch:
+        """Texts of a part as the encoder takes them."""
         assert isinstance(part, TextPart)
-        ids, offsets = self.vocabulary.encode(part.texts(indices))
-        return Bags(torch.from_numpy(ids), torch.from_numpy(offsets))
+        return to_device(self.reader.read(part.texts(indices)), device)
 
 
 def load(config: XMCConfig) -> XMCText:
@@ -86,7 +80,7 @@ def load(config: XMCConfig) -> XMCText:
             f"batch_size={config.batch_size} is above the {len(train)} training texts of "
             f"data={data.name}: give at most as many"
         )
-    return XMCText(data, train, Vocabulary.build(train.source, max_terms=config.max_terms))
+    return XMCText(data, train, make_reader(config, train))
 
 
 def steps(config: XMCConfig, data: XMCText) -> int:
@@ -102,7 +96,7 @@ def build_encoder(
     The initial weights are made in FP32 from the seed alone.
     """
     torch.manual_seed(seed)
-    encoder = BagEncoder(data.weights, config.width, config.layers, config.dropout).to(device)
+    encoder = data.reader.encoder().to(device)
     wide = precision in ("fp32", "renee")
     if not wide:
         for parameter in encoder.parameters():
@@ -158,8 +152,8 @@ def build(
     def loss(value: bool) -> Tensor:
         chosen = batches.draw()
         instances, labels = (torch.from_numpy(a).to(device) for a in data.train.pairs(chosen))
-        bags = Bags(*(t.to(device) for t in data.bags(data.train, chosen)))
-        summed: Tensor = head(encoder(bags), instances, labels, loss=value)
+        batch = data.batch(data.train, chosen, device)
+        summed: Tensor = head(encoder(batch), instances, labels, loss=value)
         # The rows step by the sum, the encoder and what is reported by the mean.
         return summed / config.batch_size
 
@@ -173,6 +167,7 @@ def build(
         lambda: evaluate(config, data, model),
         rows=rows,
         bytes_per_parameter=lambda: head_bytes(head, storage),
+        save=lambda path: save_model(path, model, data.reader, data.data.label_texts),
         simulated=storage is not None and storage.simulated,
     )
 
@@ -205,9 +200,9 @@ def evaluate(config: XMCConfig, data: XMCText, model: nn.ModuleDict) -> dict[str
     model.eval()
     for start in range(0, len(test), EVALUATION_BATCH):
         chosen = np.arange(start, min(start + EVALUATION_BATCH, len(test)))
-        bags = Bags(*(t.to(device) for t in data.bags(test, chosen)))
+        x = encoder(data.batch(test, chosen, device))
         measures.update(
-            _ranking(data.data, head.topk, encoder(bags), chosen, measures.longest),
+            _ranking(data.data, head.topk, x, chosen, measures.longest),
             *test.pairs(chosen),
         )
     model.train()

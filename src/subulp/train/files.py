@@ -1,0 +1,34 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` for a file or folder that becomes ``path`` when the block ends well.
+
+    Whatever ends the block early, ``path`` is what it was before. A killed process leaves the file
+    under the other name, which nothing reads.
+
+    Args:
+        path: The file, or the folder, which must then not exist or be empty.
+
+    Raises:
+        FileNotFoundError: The folder of ``path`` is missing.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: {path.parent} is not a folder")
+    # Several processes may write the same path: each its own copy, and the last one stays.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except BaseException:
+        if unfinished.is_file():
+            unfinished.unlink()
+        raise
