@@ -81,6 +81,10 @@ def train_xmc(
     output: Annotated[Output, Parameter(name="*")] = Output(),
 ) -> int:
     """Train a classifier over very many labels once for every storage of its rows and seed."""
+    if config.preset is not None:
+        from .train.xmc.presets import describe  # noqa: PLC0415
+
+        print(describe(config.preset), file=sys.stderr)
     return _compare(config, output)
 
 

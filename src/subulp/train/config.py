@@ -8,7 +8,7 @@ configurations, not strings: a subclass's are looked up in its own module, which
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from cyclopts import Group, Parameter, Token
 
@@ -17,6 +17,36 @@ MODEL = Parameter(group=Group("Model", sort_key=1))
 OPTIMIZER = Parameter(group=Group("Optimizer", sort_key=2))
 MEASURED = Parameter(group=Group("Measurements", sort_key=3))
 MACHINE = Parameter(group=Group("Machine", sort_key=4))
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Default:
+    """What a field has that nobody gave a value.
+
+    Attributes:
+        value: Its value if nothing else decides.
+    """
+
+    value: Any
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    __repr__ = __str__
+
+
+def overridable(value: T) -> T:
+    """A default that a preset may replace: it can be told from the same value given by hand.
+
+    The configuration's ``__post_init__`` puts a value in its place, so fields have their type.
+    """
+    return cast(T, Default(value))
+
+
+def _list_text(values: Sequence[object] | Default) -> str:
+    return ",".join(map(str, values.value if isinstance(values, Default) else values))
 
 
 def _names(type_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
@@ -43,7 +73,7 @@ def _a_list(
         converter=converter,
         negative=(),
         group=COMPARED.group,
-        show_default=lambda values: ",".join(map(str, values)),
+        show_default=_list_text,
     )
 
 

@@ -14,7 +14,11 @@ def one_cycle(step: int, steps: int, *, warmup: float, final: float) -> float:
         warmup: Share of the steps in which the rate rises.
         final: Share of the highest rate at the last step.
     """
-    rising = int(warmup * steps)
+    return rise_and_fall(step, steps, rising=int(warmup * steps), final=final)
+
+
+def rise_and_fall(step: int, steps: int, *, rising: int, final: float) -> float:
+    """:func:`one_cycle` with the number of steps in which the rate rises."""
     if step < rising:
         return (step + 1) / rising
     falling = max(1, steps - 1 - rising)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,22 +21,11 @@ from subulp.train.xmc.config import XMCConfig
 from subulp.train.xmc.saved import RunName, choose_model, load_model, saved_models
 from subulp.train.xmc.task import build, load
 
+from .support import WORDS, write_data
+
 CPU = torch.device("cpu")
 PRECISIONS = ("fp32", "renee", "fp8", "e3m4+nearest")
-WORDS = ("red", "green", "blue", "old", "new", "big", "small", "round")
 TEXTS = ["a red round thing", "", "big\tblue", "größer", "unknown words only", "old new"]
-
-
-def write_data(path, names=(*WORDS, "never seen")):
-    generator = np.random.default_rng(0)
-    for part, count in (("trn", 48), ("tst", 12)):
-        pairs = np.array([generator.choice(8, 2, replace=False) for _ in range(count)])
-        texts = [f"{WORDS[a]} {WORDS[b]} thing" for a, b in pairs]
-        (path / f"{part}_X.txt").write_text("\n".join(texts) + "\n")
-        rows = [f"{min(p)}:1 {max(p)}:1" for p in pairs]
-        (path / f"{part}_X_Y.txt").write_text("\n".join([f"{count} 9", *rows]) + "\n")
-    if names:
-        (path / "Y.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

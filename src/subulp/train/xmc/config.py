@@ -1,10 +1,25 @@
 """What an extreme-classification comparison is made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from ..config import COMPARED, MEASURED, MODEL, NAMES, OPTIMIZER, RunConfig, check_range
+from cyclopts import Parameter
+
+from ..config import (
+    COMPARED,
+    MEASURED,
+    MODEL,
+    NAMES,
+    OPTIMIZER,
+    Default,
+    RunConfig,
+    check_range,
+    overridable,
+)
+from .presets import PropensityName, preset
+
+_WITHOUT_DEFAULT = Parameter(show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +33,11 @@ class XMCConfig(RunConfig):
 
     task: ClassVar[str] = "xmc"
 
-    precision: Annotated[tuple[str, ...], NAMES] = ("fp32", "bf16", "fp8")
+    preset: Annotated[str | None, COMPARED] = None
+    """A row of the ELMO paper's Table 9, such as amazon-3m-fp8: what it sets is the default of
+    other options. An unknown name lists all. It needs --encoder."""
+
+    precision: Annotated[tuple[str, ...], NAMES] = overridable(("fp32", "bf16", "fp8"))
     """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3), or
     eEmM with E exponent and M mantissa bits, simulated; renee, FP16-FP32 mixed precision with
     master weights and momentum. With +nearest rows are rounded to nearest instead of
@@ -28,10 +47,10 @@ class XMCConfig(RunConfig):
     """Folder of a data set of the Extreme Classification Repository; without it, the bundled
     reverse dictionary of 10,222 words."""
 
-    label_texts: Annotated[bool | None, COMPARED] = None
+    label_texts: Annotated[bool | None, COMPARED, _WITHOUT_DEFAULT] = overridable(None)
     """Train on the labels' texts too; without it, where there are any."""
 
-    encoder: Annotated[str, MODEL] = "bag"
+    encoder: Annotated[str, MODEL] = overridable("bag")
     """bag: words and word pairs, summed up; or the folder of a Hugging Face transformer."""
 
     width: Annotated[int, MODEL] = 256
@@ -43,10 +62,10 @@ class XMCConfig(RunConfig):
     max_terms: Annotated[int, MODEL] = 500_000
     """Words and word pairs that the bag encoder knows at most, the most frequent ones."""
 
-    max_length: Annotated[int, MODEL] = 128
+    max_length: Annotated[int, MODEL] = overridable(128)
     """Tokens of a text that a transformer reads."""
 
-    dropout: Annotated[float, MODEL] = 0.5
+    dropout: Annotated[float, MODEL] = overridable(0.5)
     """Share of a text's vector that is dropped while training."""
 
     weight_dropout: Annotated[float, MODEL] = 0.0
@@ -62,46 +81,87 @@ class XMCConfig(RunConfig):
     """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
     ones."""
 
-    epochs: Annotated[int, OPTIMIZER] = 5
+    epochs: Annotated[int, OPTIMIZER] = overridable(5)
     """Times that each run sees the training texts."""
 
-    batch_size: Annotated[int, OPTIMIZER] = 128
+    batch_size: Annotated[int, OPTIMIZER] = overridable(128)
     """Texts of a step."""
 
-    encoder_lr: Annotated[float, OPTIMIZER] = 2e-3
+    encoder_lr: Annotated[float, OPTIMIZER] = overridable(2e-3)
     """Highest learning rate of the encoder's AdamW."""
 
-    head_lr: Annotated[float, OPTIMIZER] = 0.2
+    head_lr: Annotated[float, OPTIMIZER] = overridable(0.2)
     """Highest learning rate of the classifier's SGD, for a loss that is summed over the batch."""
 
-    encoder_weight_decay: Annotated[float, OPTIMIZER] = 0.01
+    encoder_weight_decay: Annotated[float, OPTIMIZER] = overridable(0.01)
     """AdamW's decoupled decay of the encoder's matrices; vectors do not decay."""
 
-    head_weight_decay: Annotated[float, OPTIMIZER] = 0.0
+    head_weight_decay: Annotated[float, OPTIMIZER] = overridable(0.0)
     """Decay of the classifier's rows, times the learning rate."""
 
-    warmup: Annotated[float, OPTIMIZER] = 0.1
+    warmup: Annotated[float | None, OPTIMIZER] = overridable(0.1)
     """Share of the steps in which the learning rates rise linearly."""
+
+    warmup_steps: Annotated[int | None, OPTIMIZER, _WITHOUT_DEFAULT] = overridable(None)
+    """The same as a number of steps; give one of the two."""
 
     final_lr: Annotated[float, OPTIMIZER] = 0.0
     """Learning rates at the last step, as a share of the highest; they fall along a cosine."""
 
-    propensity: Annotated[Literal["default", "wikipedia", "amazon"], MEASURED] = "default"
+    propensity: Annotated[PropensityName, MEASURED] = overridable("default")  # noqa: RUF009
     """Constants of the propensity-scored measures."""
 
     eval_epochs: Annotated[int, MEASURED] = 1
     """Epochs between evaluations on the whole test part; the last step is always one."""
 
     def __post_init__(self) -> None:
+        self._resolve()
         super().__post_init__()
         for name in (
             *("width", "layers", "max_terms", "max_length", "chunks"),
             *("epochs", "batch_size", "eval_epochs"),
         ):
             check_range(name, getattr(self, name), 1)
-        for name in ("warmup", "final_lr", "head_fraction"):
+        for name in ("final_lr", "head_fraction"):
             check_range(name, getattr(self, name), 0, 1)
+        if self.warmup is not None:
+            check_range("warmup", self.warmup, 0, 1)
+        if self.warmup_steps is not None:
+            check_range("warmup_steps", self.warmup_steps, 0)
         for name in ("dropout", "weight_dropout"):
             check_range(name, getattr(self, name), 0, 1, top_included=False)
         for name in ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay"):
             check_range(name, getattr(self, name), 0)
+
+    def rising_steps(self, total: int) -> int:
+        """Steps in which the learning rates rise, of ``total``."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return 0 if self.warmup is None else int(self.warmup * total)
+
+    def _resolve(self) -> None:
+        """Give every field the value that was given, else the preset's, else its default."""
+        settings = {} if self.preset is None else preset(self.preset).settings()
+        if self.preset is not None and isinstance(self.encoder, Default):
+            raise ValueError(
+                f"preset={self.preset} trains the transformer {preset(self.preset).encoder}, which "
+                "is never downloaded: give its folder with --encoder DIR, or --encoder bag"
+            )
+        if self._given("warmup") and self._given("warmup_steps"):
+            raise ValueError(
+                f"warmup={self.warmup} and warmup_steps={self.warmup_steps} contradict each other: "
+                "give one of the two"
+            )
+        if self._given("warmup"):
+            settings["warmup_steps"] = None
+        elif self._given("warmup_steps") or "warmup_steps" in settings:
+            settings["warmup"] = None
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Default):
+                chosen = settings.get(field.name, value.value)
+                object.__setattr__(self, field.name, chosen)  # The class is frozen.
+
+    def _given(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and not isinstance(value, Default)

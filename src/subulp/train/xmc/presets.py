@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 Precision = Literal["bf16", "fp8"]
 Encoder = Literal["bert-base", "distil-bert", "distil-roberta"]
@@ -53,6 +53,13 @@ class Preset:
     def name(self) -> str:
         """What ``--preset`` calls it."""
         return f"{self.data_set.lower()}-{self.precision}"
+
+    def settings(self) -> dict[str, Any]:
+        """The fields of the task's configuration that it sets."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        # Names of the data set and of the transformer, which are nowhere but in local folders.
+        del values["data_set"], values["encoder"]
+        return {**values, "precision": (self.precision,)}
 
 
 # fmt: off

@@ -69,6 +69,8 @@ def save_model(path: Path, model: nn.ModuleDict, reader: Reader, label_texts: Te
     }
     with replacing(_tensors(path)) as unfinished:
         save_file(tensors, unfinished)
+        # It makes a file that its owner alone may read.
+        unfinished.chmod((path.parent / SETTINGS).stat().st_mode)
     head = model["head"]
     assert isinstance(head, Head)
     text = json.dumps({"format": _FORMAT, "head": _describe(head)}, indent=2)

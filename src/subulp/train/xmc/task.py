@@ -16,7 +16,7 @@ from ...optim.row_sgd import RowSGD
 from ..data.xmc.dataset import Part, TextPart, XMCData
 from ..data.xmc.read import load_bundled, read_xmc
 from ..metrics import Metric
-from ..schedule import one_cycle
+from ..schedule import rise_and_fall
 from ..task import Workload
 from .config import XMCConfig
 from .encoder import BagEncoder
@@ -80,7 +80,13 @@ def load(config: XMCConfig) -> XMCText:
             f"batch_size={config.batch_size} is above the {len(train)} training texts of "
             f"data={data.name}: give at most as many"
         )
-    return XMCText(data, train, make_reader(config, train))
+    text = XMCText(data, train, make_reader(config, train))
+    if config.rising_steps(steps(config, text)) > steps(config, text):
+        raise ValueError(
+            f"warmup_steps={config.warmup_steps} is above the {steps(config, text)} steps of the "
+            "training: give fewer, or a share with --warmup"
+        )
+    return text
 
 
 def steps(config: XMCConfig, data: XMCText) -> int:
@@ -148,6 +154,7 @@ def build(
     model = nn.ModuleDict({"encoder": encoder, "head": head})
     batches = Batches(len(data.train), config.batch_size, seed)
     total = steps(config, data)
+    rising = config.rising_steps(total)
 
     def loss(value: bool) -> Tensor:
         chosen = batches.draw()
@@ -162,7 +169,7 @@ def build(
         optimizer,
         total,
         config.eval_epochs * (len(data.train) // config.batch_size),
-        lambda step: one_cycle(step, total, warmup=config.warmup, final=config.final_lr),
+        lambda step: rise_and_fall(step, total, rising=rising, final=config.final_lr),
         loss,
         lambda: evaluate(config, data, model),
         rows=rows,

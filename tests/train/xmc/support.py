@@ -1,0 +1,18 @@
+"""A data set of texts that takes no time to learn."""
+
+import numpy as np
+
+WORDS = ("red", "green", "blue", "old", "new", "big", "small", "round")
+
+
+def write_data(path, names=(*WORDS, "never seen")):
+    """Texts of two words, labelled by them: eight labels, and one that no text has."""
+    generator = np.random.default_rng(0)
+    for part, count in (("trn", 48), ("tst", 12)):
+        pairs = np.array([generator.choice(8, 2, replace=False) for _ in range(count)])
+        texts = [f"{WORDS[a]} {WORDS[b]} thing" for a, b in pairs]
+        (path / f"{part}_X.txt").write_text("\n".join(texts) + "\n")
+        rows = [f"{min(p)}:1 {max(p)}:1" for p in pairs]
+        (path / f"{part}_X_Y.txt").write_text("\n".join([f"{count} 9", *rows]) + "\n")
+    if names:
+        (path / "Y.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
