@@ -19,6 +19,9 @@ from ..config import (
 )
 from .presets import PropensityName, preset
 
+# A transformer is fine-tuned: the bag's rate would undo what it has learned.
+_TRANSFORMER_LR = 5e-5
+
 _WITHOUT_DEFAULT = Parameter(show_default=False)
 
 
@@ -65,6 +68,9 @@ class XMCConfig(RunConfig):
     max_length: Annotated[int, MODEL] = overridable(128)
     """Tokens of a text that a transformer reads."""
 
+    pooling: Annotated[Literal["mean", "cls"], MODEL] = "mean"
+    """A text's vector in a transformer: the mean of its tokens' vectors, or the first one."""
+
     dropout: Annotated[float, MODEL] = overridable(0.5)
     """Share of a text's vector that is dropped while training."""
 
@@ -88,7 +94,7 @@ class XMCConfig(RunConfig):
     """Texts of a step."""
 
     encoder_lr: Annotated[float, OPTIMIZER] = overridable(2e-3)
-    """Highest learning rate of the encoder's AdamW."""
+    """Highest learning rate of the encoder's AdamW; without it, 5e-5 for a transformer."""
 
     head_lr: Annotated[float, OPTIMIZER] = overridable(0.2)
     """Highest learning rate of the classifier's SGD, for a loss that is summed over the batch."""
@@ -142,6 +148,8 @@ class XMCConfig(RunConfig):
     def _resolve(self) -> None:
         """Give every field the value that was given, else the preset's, else its default."""
         settings = {} if self.preset is None else preset(self.preset).settings()
+        if self._given("encoder") and self.encoder != "bag":
+            settings.setdefault("encoder_lr", _TRANSFORMER_LR)
         if self.preset is not None and isinstance(self.encoder, Default):
             raise ValueError(
                 f"preset={self.preset} trains the transformer {preset(self.preset).encoder}, which "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -10,12 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...nn import Embedding, LayerNorm, Linear
-
-# The classifier's weights move with the size of its inputs.
-OUTPUT_NORM = 4.0
-# Several, because a narrow weight is off by a sixteenth of itself, and these would be all that is
-# known of most labels: their errors average out.
-CONSTANTS = 16
+from .output import ClassifierInput
 
 _EMBEDDING_STD = 0.05
 _HIDDEN = 2
@@ -37,8 +31,7 @@ class BagEncoder(torch.nn.Module):
     """Bags of ``batch`` texts to FP32 ``(batch, width + CONSTANTS)``.
 
     A text's terms are summed up with their inverse document frequencies, divided by the length that
-    the sum of as many independent vectors has. The result has norm 4, and so have the constants
-    after it: the classifier has no bias, and learns there how rare each label is.
+    the sum of as many independent vectors has.
 
     Args:
         weights: Inverse document frequency of each term, FP32 ``(terms,)``.
@@ -49,17 +42,17 @@ class BagEncoder(torch.nn.Module):
 
     def __init__(self, weights: Tensor, width: int, layers: int, dropout: float) -> None:
         super().__init__()
-        self.width, self.dropout = width, dropout
+        self.width = width
         self.register_buffer("weights", weights, persistent=False)
         self.terms = Embedding(len(weights), width)
         torch.nn.init.normal_(self.terms.weight, std=_EMBEDDING_STD)
         self.layers = torch.nn.ModuleList(Residual(width) for _ in range(layers))
-        self.norm = LayerNorm(width)
+        self.output = ClassifierInput(width, dropout)
 
     @property
     def dim(self) -> int:
         """Size of the output."""
-        return self.width + CONSTANTS
+        return self.output.dim
 
     def forward(self, bags: Bags) -> Tensor:
         """The vectors of a batch of texts; an empty text has that of no terms."""
@@ -74,10 +67,8 @@ class BagEncoder(torch.nn.Module):
         x = x / (_EMBEDDING_STD * squares.sqrt().clamp(min=1e-3))[:, None]
         for layer in self.layers:
             x = layer(x)
-        x = self.norm(x) * (OUTPUT_NORM / math.sqrt(self.width))
-        x = F.dropout(x, self.dropout, self.training)
-        constant = OUTPUT_NORM / math.sqrt(CONSTANTS)
-        return torch.cat([x, torch.full((count, CONSTANTS), constant, device=x.device)], 1)
+        y: Tensor = self.output(x)
+        return y
 
 
 class Residual(torch.nn.Module):

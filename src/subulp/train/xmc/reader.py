@@ -17,8 +17,10 @@ from ..files import replacing
 from .config import XMCConfig
 from .encoder import BagEncoder, Bags
 from .features import Vocabulary
+from .transformer import Tokens, TransformerEncoder, TransformerReader
 
-Batch = Bags
+Batch = Bags | Tokens
+Encoder = BagEncoder | TransformerEncoder
 
 SETTINGS = "encoder.json"
 _VOCABULARY = "vocabulary.json"
@@ -33,8 +35,8 @@ class Reader(Protocol):
     def read(self, texts: Sequence[str]) -> Batch:
         """A batch of texts, on the CPU."""
 
-    def encoder(self) -> BagEncoder:
-        """A new encoder in FP32, on the CPU, with weights from torch's random state."""
+    def encoder(self, device: torch.device) -> Encoder:
+        """A new encoder in FP32; what is random about it comes from torch's random state."""
 
     def settings(self) -> dict[str, Any]:
         """What :meth:`load` needs besides the files of :meth:`save`, as plain JSON."""
@@ -80,9 +82,9 @@ class BagReader:
         ids, offsets = self.vocabulary.encode(texts)
         return Bags(torch.from_numpy(ids), torch.from_numpy(offsets))
 
-    def encoder(self) -> BagEncoder:
+    def encoder(self, device: torch.device) -> BagEncoder:
         """A new :class:`BagEncoder`."""
-        return BagEncoder(self.weights, self.width, self.layers, self.dropout)
+        return BagEncoder(self.weights, self.width, self.layers, self.dropout).to(device)
 
     def settings(self) -> dict[str, Any]:
         """Sizes of the encoder."""
@@ -99,17 +101,25 @@ class BagReader:
         return cls(Vocabulary.load(folder / _VOCABULARY), **settings)
 
 
-_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Reader]] = {BagReader.kind: BagReader.load}
+_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Reader]] = {
+    BagReader.kind: BagReader.load,
+    TransformerReader.kind: TransformerReader.load,
+}
 
 
 def make_reader(config: XMCConfig, train: TextPart) -> Reader:
     """The reader of a configuration, from the training texts alone.
 
     Raises:
-        ValueError: The encoder is unknown.
+        ValueError: The encoder is neither the bag nor a folder that can be used.
     """
     if config.encoder != BagReader.kind:
-        raise ValueError(f"encoder={config.encoder!r} is unknown: use bag")
+        return TransformerReader.open(
+            Path(config.encoder),
+            max_length=config.max_length,
+            pooling=config.pooling,
+            dropout=config.dropout,
+        )
     vocabulary = Vocabulary.build(train.source, max_terms=config.max_terms)
     return BagReader(vocabulary, config.width, config.layers, config.dropout)
 

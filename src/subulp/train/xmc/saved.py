@@ -203,7 +203,7 @@ def load_model(run: Path, name: RunName, device: torch.device) -> SavedModel:
     folder = run / MODELS
     path = folder / f"{name.precision}-seed-{name.seed}"
     reader = load_reader(folder)
-    encoder = reader.encoder()
+    encoder = reader.encoder(device)
     head = _empty_head(_description(path))
     model = nn.ModuleDict({"encoder": encoder, "head": head})
     try:

@@ -19,9 +19,8 @@ from ..metrics import Metric
 from ..schedule import rise_and_fall
 from ..task import Workload
 from .config import XMCConfig
-from .encoder import BagEncoder
 from .metrics import PROPENSITIES, RankingMetrics, remove_pairs
-from .reader import Batch, Reader, make_reader, to_device
+from .reader import Batch, Encoder, Reader, make_reader, to_device
 from .renee import ReneeClassifier
 from .saved import save_model
 from .storage import HeadStorage, parse_precision
@@ -96,13 +95,13 @@ def steps(config: XMCConfig, data: XMCText) -> int:
 
 def build_encoder(
     config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
-) -> tuple[BagEncoder, optim.AdamW]:
+) -> tuple[Encoder, optim.AdamW]:
     """The encoder and its optimizer: BF16 with Kahan summation, FP32 under ``fp32`` and ``renee``.
 
     The initial weights are made in FP32 from the seed alone.
     """
     torch.manual_seed(seed)
-    encoder = data.reader.encoder().to(device)
+    encoder = data.reader.encoder(device)
     wide = precision in ("fp32", "renee")
     if not wide:
         for parameter in encoder.parameters():
