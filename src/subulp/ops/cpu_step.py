@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 
-import numpy as np
 import torch
 
 from . import native
@@ -40,20 +40,16 @@ def run(entry: str, job: StepJob) -> None:
     # Kernels see memory in storage order: any dense layout will do, as all roles share it.
     count = len(job.params)
     roles = (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
-    # One table, row by row: a dozen arrays would take longer to make than a small step takes.
-    table = np.array(
-        [
-            [p.numel() for p in job.params],
-            *([t.data_ptr() for t in role] or [0] * count for role in roles),
-        ],
-        dtype=np.uint64,
-    )
-    first = table.ctypes.data
-    row = [first + 8 * count * i for i in range(len(table))]
+    # One table, row by row: an array for each takes longer to make than a small step takes.
+    table = array("Q", [p.numel() for p in job.params])
+    for role in roles:
+        table.extend([t.data_ptr() for t in role] or [0] * count)
+    first = table.buffer_info()[0]
+    addresses = [first + table.itemsize * count * (i + 1) for i in range(len(roles))]
     step = native.Step(
         count,
-        row[0],
-        *(address if role else None for role, address in zip(roles, row[1:], strict=True)),
+        first,
+        *(address if role else None for role, address in zip(roles, addresses, strict=True)),
         native.address(job.scalars),
         _code(job.strategy),
         native.DTYPE_CODES[job.params[0].dtype],

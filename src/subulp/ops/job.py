@@ -6,7 +6,7 @@ Every implementation reads the same job, so none of them computes a scalar of it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -35,11 +35,6 @@ SCALARS = np.dtype(
     ],
     align=True,
 )
-
-# One entry of a job whose states are not scaled.
-_NEUTRAL = np.zeros(1, dtype=SCALARS)
-for _name in ("inv_sqrt_bias2", "fast_decode", "fast_encode", "slow_decode", "slow_encode"):
-    _NEUTRAL[_name] = 1.0
 
 # FP8 states are stored relative to the largest recent gradient A (a power of two): the first moment
 # as m / A * 2**7, the second as v / A**2 * 2**13. Both then reach down to about 2**-16 A.
@@ -109,20 +104,33 @@ def as_fp32(x: float) -> float:
 
 
 def new_scalars(
-    steps: Sequence[Tensor], streams: Sequence[int], offsets: Sequence[int]
+    steps: Sequence[Tensor],
+    streams: Sequence[int],
+    offsets: Sequence[int],
+    numbers: Callable[[int], tuple[float, float, float]] = lambda t: (0.0, 1.0, 0.0),
 ) -> np.ndarray:
-    """Scalars of a job with neutral numbers and the addresses of its random bits."""
+    """Scalars of a job whose states are not scaled, and the addresses of its random bits.
+
+    Args:
+        steps: Tensors () holding t, counted from 1.
+        streams: Philox key word of each tensor.
+        offsets: Index of each tensor's first element in the whole tensor.
+        numbers: From t to ``step_size``, ``inv_sqrt_bias2`` and ``decay``.
+    """
     if not len(steps) == len(streams) == len(offsets):
         raise ValueError(
             f"steps, streams and offsets have {len(steps)}, {len(streams)} and {len(offsets)} "
             "entries: pass one for each parameter"
         )
-    scalars = np.repeat(_NEUTRAL, len(steps))
     # One transfer for all, also where they lie on a GPU.
-    scalars["step"] = torch.stack(tuple(steps)).tolist() if steps else []
-    scalars["stream"] = streams
-    scalars["offset"] = offsets
-    return scalars
+    counters = [int(t) for t in torch.stack(tuple(steps)).tolist()] if steps else []
+    of_step = {t: numbers(t) for t in set(counters)}
+    # Rows in the order of SCALARS: an array made at once takes a fraction of one filled by field.
+    rows = [
+        (*of_step[t], 1.0, 1.0, 1.0, 1.0, 0.0, t, stream, offset)
+        for t, stream, offset in zip(counters, streams, offsets, strict=True)
+    ]
+    return np.array(rows, dtype=SCALARS)
 
 
 def check_roles(

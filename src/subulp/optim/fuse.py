@@ -36,7 +36,7 @@ def fuse_backward(
     """Step each parameter as soon as its gradient is complete, and free the gradient.
 
     Bit-identical to ``backward(); clip; step(); zero_grad()`` for every optimizer and precision.
-    Small gradients wait for each other, 256 KiB of them at most, and are stepped together.
+    Small gradients wait for each other, 512 KiB of them at most, and are stepped together.
 
     A parameter's value changes while the pass still runs. Autograd notices an operation that needs
     the old value later and raises its usual error about in-place modification.
@@ -65,7 +65,7 @@ def fuse_backward(
             a second pass as ``max_norm`` does. ``scaler.update()`` follows each step as usual.
         reduce: Called once with each complete gradient, before it is unscaled and clipped; returns
             the one to step with, for example the mean over all ranks. The order is that of the
-            model's parameters backwards, and a parameter that the pass did not reach takes part
+            optimizer's parameters backwards, and a parameter that the pass did not reach takes part
             with zeros, so ranks need not have the same graph.
 
     Returns:

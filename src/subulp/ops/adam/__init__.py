@@ -51,12 +51,13 @@ def make_job(
         },
     )
     rate = float(lr)
-    scalars = new_scalars(steps, streams, offsets)
-    for t in set(scalars["step"].tolist()):
-        same = scalars["step"] == t
-        scalars["step_size"][same] = rate / (1.0 - beta1**t)
-        scalars["inv_sqrt_bias2"][same] = 1.0 / math.sqrt(1.0 - beta2**t)
-    scalars["decay"] = rate * weight_decay if decoupled else 0.0
+    decay = rate * weight_decay if decoupled else 0.0
+    scalars = new_scalars(
+        steps,
+        streams,
+        offsets,
+        lambda t: (rate / (1.0 - beta1**t), 1.0 / math.sqrt(1.0 - beta2**t), decay),
+    )
     job = StepJob(
         strategy=strategy,
         params=params,

@@ -42,9 +42,8 @@ def make_job(
         precision,
         {"momentum_buffers": momentum_buffers, "extras": extras, "momentum_lows": momentum_lows},
     )
-    scalars = new_scalars(steps, streams, offsets)
     rate = float(lr)
-    scalars["step_size"] = rate
+    scalars = new_scalars(steps, streams, offsets, lambda t: (rate, 1.0, 0.0))
     job = StepJob(
         strategy=strategy,
         params=params,
