@@ -1,0 +1,205 @@
+"""Peak memory of a classifier's training step against the number of labels.
+
+ELMO, Figure 4, for the classifier alone, and Table 10 with ``--chunks``. Every case runs in a
+process of its own: its peak of resident memory above what it had before the classifier was built. A
+case that does not fit the machine is refused by name, with the bytes that it needs; the others run.
+
+    python benchmarks/xmc_memory.py --out benchmarks/results/xmc-memory-NAME.json --figure FILE
+    python benchmarks/xmc_memory.py --labels 2812281 --storages bf16 --chunks 1,2,4,8,16,32
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from cyclopts import App
+from machine import describe
+from rich.console import Console
+from rich.table import Table
+
+from subulp import nn, optim
+from subulp.train.xmc.renee import ReneeClassifier
+
+LABELS = "131072,670091,2812281,8623847,18000000"
+"""The paper's data sets, and its largest number of labels."""
+
+POSITIVES = 5
+
+# Bytes that a step keeps of a weight, and of a logit of the whole batch (of a tile where 0).
+_WEIGHT = {"fp32": 4, "renee": 16, "bf16": 2, "fp8": 1}
+_LOGIT = {"renee": 4}
+_STORAGE = {"fp32": "fp32", "bf16": "bf16", "fp8": "e4m3"}
+_TILES = 64 * 2**20
+
+
+def expected(storage: str, labels: int, dim: int, batch: int) -> int:
+    """Bytes that a case needs, to say no before the machine does."""
+    return _WEIGHT[storage] * labels * dim + _LOGIT.get(storage, 0) * labels * batch + _TILES
+
+
+def step(storage: str, labels: int, dim: int, batch: int, chunks: int) -> float:
+    """Build a classifier and train it for two steps; seconds of the second."""
+    head: Any
+    if storage == "renee":
+        head = ReneeClassifier(dim, labels, 0)
+    else:
+        head = nn.ExtremeClassifier(
+            dim, labels, storage=_STORAGE[storage], chunks=chunks, seed=0, reduction="sum"
+        )
+    optim.RowSGD(head, lr=0.05)
+    x = torch.randn(batch, dim).mul_(0.3).requires_grad_()
+    rows = torch.arange(batch).repeat_interleave(POSITIVES)
+    cols = torch.randint(labels, (batch * POSITIVES,))
+    seconds = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        head(x, rows, cols).backward()
+        seconds = time.perf_counter() - start
+    return seconds
+
+
+def measure(storage: str, labels: int, dim: int, batch: int, chunks: int, threads: int) -> Any:
+    """Peak bytes and seconds of a case, in this process."""
+    torch.set_num_threads(threads)
+    step(storage, 2000, 16, batch, 2)
+    before = kib("/proc/self/status", "VmRSS")
+    seconds = step(storage, labels, dim, batch, chunks)
+    return (kib("/proc/self/status", "VmHWM") - before) * 1024, seconds
+
+
+def kib(file: str, field: str) -> int:
+    """A number of Linux's process or memory information, in KiB."""
+    for line in Path(file).read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1])
+    raise ValueError(f"{file} has no {field}")
+
+
+def case(
+    storage: str, labels: int, dim: int, batch: int, chunks: int, threads: int
+) -> dict[str, Any]:
+    """One row of the record."""
+    need = expected(storage, labels, dim, batch)
+    row: dict[str, Any] = {
+        "storage": storage,
+        "labels": labels,
+        "chunks": chunks,
+        "weight_bytes": _WEIGHT[storage] * labels * dim if storage in _STORAGE else None,
+        "expected_bytes": need,
+    }
+    available = kib("/proc/meminfo", "MemAvailable") * 1024
+    if need > available:
+        return {**row, "refused": f"needs {giga(need)}, {giga(available)} are available"}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        arguments = (storage, labels, dim, batch, chunks, threads)
+        peak, seconds = pool.submit(measure, *arguments).result()
+    return {**row, "peak_bytes": peak, "seconds": seconds}
+
+
+def giga(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Peak memory against labels; what does not fit is drawn hollow, at what it would need."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    styles = {
+        "renee": ("#D55E00", "s"),
+        "fp32": ("#000000", "o"),
+        "bf16": ("#0072B2", "^"),
+        "fp8": ("#009E73", "D"),
+    }
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for storage, (color, marker) in styles.items():
+        mine = [row for row in rows if row["storage"] == storage]
+        if not mine:
+            continue
+        x = [row["labels"] for row in mine]
+        y = [row.get("peak_bytes", row["expected_bytes"]) / 2**30 for row in mine]
+        axes.plot(x, y, color=color, linewidth=1.4, label=storage)
+        for row, size in zip(mine, y, strict=True):
+            fits = "peak_bytes" in row
+            axes.plot(
+                row["labels"],
+                size,
+                marker=marker,
+                color=color,
+                markerfacecolor=color if fits else "white",
+                markersize=6,
+            )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("labels")
+    axes.set_ylabel("peak memory, GiB (hollow: does not fit, computed)")
+    axes.legend(frameon=False)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+app = App(help=__doc__)
+
+
+@app.default
+def main(
+    *,
+    labels: str = LABELS,
+    storages: str = "fp32,renee,bf16,fp8",
+    chunks: str = "8",
+    dim: int = 768,
+    batch: int = 128,
+    threads: int = 2,
+    out: Path | None = None,
+    figure: Path | None = None,
+) -> None:
+    """Measure and print a table; ``--out`` keeps a record, ``--figure`` a plot."""
+    machine = describe()
+    console = Console()
+    table = Table("labels", "storage", "chunks", "peak", "over the weights", "s/step")
+    rows = []
+    for count in map(int, labels.split(",")):
+        for storage in storages.split(","):
+            if storage not in _WEIGHT:
+                raise ValueError(f"storages={storage} is unknown: use {', '.join(_WEIGHT)}")
+            for parts in map(int, chunks.split(",")):
+                row = case(storage, count, dim, batch, parts, threads)
+                rows.append(row)
+                if "refused" in row:
+                    table.add_row(f"{count:,}", storage, str(parts), row["refused"], "", "")
+                    continue
+                over = ""
+                if row["weight_bytes"]:
+                    over = f"{100 * (row['peak_bytes'] / row['weight_bytes'] - 1):+.1f} %"
+                table.add_row(
+                    f"{count:,}",
+                    storage,
+                    str(parts),
+                    giga(row["peak_bytes"]),
+                    over,
+                    f"{row['seconds']:.2f}",
+                )
+    console.print(table)
+    if out:
+        record = {
+            "benchmark": "xmc_memory",
+            "machine": machine,
+            "dim": dim,
+            "batch": batch,
+            "rows": rows,
+        }
+        out.write_text(json.dumps(record, indent=2) + "\n")
+    if figure:
+        plot(rows, figure)
+
+
+if __name__ == "__main__":
+    app()

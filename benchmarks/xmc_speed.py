@@ -1,0 +1,171 @@
+"""One training step of a classifier over many labels, against the matrix products that it must do.
+
+All ways take turns in one process; medians over the rounds, ratios of times within a round. The
+bound is three bare FP32 products of the step's shapes: logits, the inputs' gradient and the
+weights' gradient, nothing else. Peak memory is that of live tensors over one step.
+
+    python benchmarks/xmc_speed.py --out benchmarks/results/xmc-speed-NAME.json
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from cyclopts import App
+from machine import describe
+from rich.console import Console
+from rich.table import Table
+
+from subulp import nn, optim
+from subulp.diagnostics import track_memory
+
+POSITIVES = 5
+"""Labels of an instance."""
+
+AIMS = {"e4m3 / bound": 1.15, "torch / e4m3": 1.7, "memory of e4m3 / torch": 0.2}
+
+Step = Callable[[], None]
+
+
+class Bound:
+    """Three FP32 products into memory that is there already."""
+
+    def __init__(self, labels: int, dim: int, batch: int) -> None:
+        self.x, self.weight = torch.randn(batch, dim), torch.randn(labels, dim)
+        self.logits = torch.empty(batch, labels)
+        self.grad_x, self.grad_weight = torch.empty(batch, dim), torch.empty(labels, dim)
+
+    def step(self) -> None:
+        torch.mm(self.x, self.weight.t(), out=self.logits)
+        torch.mm(self.logits, self.weight, out=self.grad_x)
+        torch.mm(self.logits.t(), self.x, out=self.grad_weight)
+
+
+class Torch:
+    """``nn.Linear``, binary cross-entropy and SGD, in FP32."""
+
+    def __init__(self, labels: int, dim: int, batch: int) -> None:
+        self.model = torch.nn.Linear(dim, labels, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.x, self.rows, self.cols = inputs(labels, dim, batch)
+        self.loss = torch.nn.BCEWithLogitsLoss(reduction="sum")
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        logits = self.model(self.x)
+        targets = torch.zeros_like(logits)
+        targets[self.rows, self.cols] = 1
+        self.loss(logits, targets).backward()
+        self.optimizer.step()
+
+
+class Ours:
+    """:class:`subulp.nn.ExtremeClassifier` with rows of one storage."""
+
+    def __init__(self, labels: int, dim: int, batch: int, storage: str) -> None:
+        self.model = nn.ExtremeClassifier(dim, labels, storage=storage, seed=0)
+        self.optimizer = optim.RowSGD(self.model, lr=0.01)
+        self.x, self.rows, self.cols = inputs(labels, dim, batch)
+
+    def step(self) -> None:
+        self.model(self.x, self.rows, self.cols).backward()
+
+
+def inputs(labels: int, dim: int, batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, dim, generator=generator).mul_(0.3).requires_grad_()
+    rows = torch.arange(batch).repeat_interleave(POSITIVES)
+    return x, rows, torch.randint(labels, (batch * POSITIVES,), generator=generator)
+
+
+def seconds(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def peak(method: Torch | Ours) -> int:
+    with track_memory(method.model, method.optimizer) as memory:
+        method.step()
+    return memory.peak_bytes["total"]
+
+
+app = App(help=__doc__)
+
+
+@app.default
+def main(
+    *,
+    labels: int = 131_072,
+    dim: int = 768,
+    batch: int = 128,
+    rounds: int = 7,
+    threads: int = 2,
+    out: Path | None = None,
+) -> None:
+    """Measure and print a table; ``--out`` keeps a record."""
+    torch.set_num_threads(threads)
+    machine = describe()
+    methods: dict[str, Any] = {
+        "bound": Bound(labels, dim, batch),
+        "torch": Torch(labels, dim, batch),
+        **{s: Ours(labels, dim, batch, s) for s in ("e4m3", "bf16", "fp16", "fp32")},
+    }
+    for method in methods.values():
+        method.step()
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    for _ in range(rounds):
+        for name, method in methods.items():
+            times[name].append(seconds(method.step))
+    rows = []
+    for name, method in methods.items():
+        ratios = [a / b for a, b in zip(times[name], times["bound"], strict=True)]
+        rows.append(
+            {
+                "name": name,
+                "seconds": statistics.median(times[name]),
+                "times_bound": statistics.median(ratios),
+                "peak_bytes": None if name == "bound" else peak(method),
+            }
+        )
+    found = {row["name"]: row for row in rows}
+    torch_ratio = [a / b for a, b in zip(times["torch"], times["e4m3"], strict=True)]
+    ratios = {
+        "e4m3 / bound": found["e4m3"]["times_bound"],
+        "torch / e4m3": statistics.median(torch_ratio),
+        "memory of e4m3 / torch": found["e4m3"]["peak_bytes"] / found["torch"]["peak_bytes"],
+    }
+    table = Table("", "ms/step", "x bound", "peak, MiB")
+    for row in rows:
+        memory = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.1f}"
+        table.add_row(
+            row["name"], f"{row['seconds'] * 1e3:.1f}", f"{row['times_bound']:.3f}", memory
+        )
+    console = Console()
+    console.print(f"{labels:,} labels x {dim}, batch {batch}, {machine['processor']}")
+    console.print(table)
+    for name, value in ratios.items():
+        console.print(f"{name}: {value:.3f} (aim {AIMS[name]})", highlight=False)
+    if out:
+        record = {
+            "benchmark": "xmc_speed",
+            "machine": machine,
+            "labels": labels,
+            "dim": dim,
+            "batch": batch,
+            "rounds": rounds,
+            "aims": AIMS,
+            "ratios": ratios,
+            "methods": rows,
+        }
+        out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app()
