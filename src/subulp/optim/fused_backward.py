@@ -27,9 +27,8 @@ from .moments import Moments
 from .reduction import Reduction
 
 # Small gradients wait for company: a call in the middle of a backward pass takes a third of a
-# millisecond, for the caches have forgotten its code, and stepping as many BF16 parameters as fit
-# here takes less. A fixed number, for what waits is alive beside the next gradient, which may be the
-# largest.
+# millisecond, for the caches have forgotten its code; stepping as many parameters as fit here takes
+# less. A fixed number, for what waits is alive beside the next gradient, which may be the largest.
 _WAITING_BYTES = 512 * 1024
 
 _Roots = tuple[Sequence[Tensor], Sequence[Tensor | None] | None]
