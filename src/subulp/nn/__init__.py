@@ -6,6 +6,7 @@ from .embedding import Embedding, narrow_embedding
 from .extreme_classifier import ExtremeClassifier
 from .layer_norm import LayerNorm
 from .linear import Linear, narrow_linear
+from .refine import refine
 from .row_table import RowTable
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "narrow_conv2d",
     "narrow_embedding",
     "narrow_linear",
+    "refine",
 ]

@@ -1,0 +1,139 @@
+"""A trained classifier, trained on in higher precision: a few labels at a time.
+
+ELMO, appendix D, "Post-hoc Classifier Refinement".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .extreme_classifier import ExtremeClassifier
+from .row_table import Storage
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+def refine(
+    head: ExtremeClassifier,
+    batches: Iterable[Batch],
+    *,
+    storage: Storage = "bf16",
+    labels_at_a_time: int = 1 << 16,
+    epochs: int = 1,
+    lr: float = 0.05,
+    weight_decay: float = 0.0,
+) -> ExtremeClassifier:
+    """Train the rows of ``head`` on in FP32, on frozen features, and store them wider.
+
+    With frozen features, nothing that one label learns depends on another. So a part of the labels
+    is trained at a time, to the end, and only its rows exist in FP32; which parts there are changes
+    the result by no more than the summation order of matrix products. Every part sees all batches,
+    in every epoch: keep the features, or pay the encoder's forward pass as often.
+
+    Args:
+        head: A trained classifier, which is left as it is.
+        batches: Embeddings ``(batch, dim)``, and the instances and labels of their pairs, int64
+            ``(count,)``, as :meth:`ExtremeClassifier.forward` takes them. A list, or anything that
+            can be iterated over again and again.
+        storage: Of the result (default: ``"bf16"``).
+        labels_at_a_time: Labels of a part; one takes ``4 * dim`` bytes (default: 65,536).
+        epochs: Times that each part sees the batches (default: 1).
+        lr: Learning rate of SGD in the first epoch, for the head's ``reduction``; it falls linearly
+            to ``lr / epochs`` in the last (default: 0.05).
+        weight_decay: Of the rows, times the learning rate (default: 0).
+
+    Returns:
+        A classifier of the same labels, dropout, rounding and reduction, without remainders, in the
+        mode of ``head``; to train on, give it an optimizer.
+
+    Raises:
+        ValueError: An argument is out of range, ``batches`` can be read only once or is empty, or a
+            batch does not fit the head.
+    """
+    if labels_at_a_time < 1 or epochs < 1:
+        raise ValueError(
+            f"labels_at_a_time={labels_at_a_time} and epochs={epochs} must be at least 1"
+        )
+    if not (lr >= 0 and weight_decay >= 0):
+        raise ValueError(f"lr={lr} and weight_decay={weight_decay} must be at least 0")
+    if isinstance(batches, Iterator):
+        raise ValueError(
+            "batches is an iterator, which can be read once, and every part of the labels needs "
+            "all of them: give a list, or an object whose __iter__ begins anew"
+        )
+    device = head.table.codes.device
+    refined = _without_rows(head, head.num_labels, storage, head.chunks).to_empty(device=device)
+    for start in range(0, head.num_labels, labels_at_a_time):
+        stop = min(start + labels_at_a_time, head.num_labels)
+        part = _without_rows(head, stop - start, "fp32", min(head.chunks, stop - start))
+        part.to_empty(device=device)
+        part.table.store(0, head.weight(torch.arange(start, stop, device=device)))
+        _train(part, batches, start, head.num_labels, epochs, _Options(lr, weight_decay))
+        refined.table.store(start, part.table.codes)
+    return refined.train(head.training)
+
+
+@dataclass
+class _Options:
+    """What a classifier asks its optimizer."""
+
+    lr: float
+    weight_decay: float
+    steps: int = 0
+
+    def group_of(self, rows: Tensor) -> dict[str, Any]:
+        """The options of all rows."""
+        return {"lr": self.lr, "weight_decay": self.weight_decay}
+
+    def next_step(self, rows: Tensor) -> int:
+        """Count a step."""
+        self.steps += 1
+        return self.steps
+
+
+def _train(
+    part: ExtremeClassifier,
+    batches: Iterable[Batch],
+    start: int,
+    num_labels: int,
+    epochs: int,
+    options: _Options,
+) -> None:
+    """Train the labels from ``start`` on."""
+    part.row_optimizer = options
+    highest = options.lr
+    for epoch in range(epochs):
+        options.lr = highest * (1 - epoch / epochs)
+        for embeddings, rows, cols in batches:
+            if cols.numel() and not 0 <= int(cols.min()) <= int(cols.max()) < num_labels:
+                raise ValueError(
+                    f"labels of a batch are from {int(cols.min())} to {int(cols.max())}: expected "
+                    f"0 to {num_labels - 1}"
+                )
+            inside = (cols >= start) & (cols < start + part.num_labels)
+            with torch.enable_grad():
+                part(embeddings.detach(), rows[inside], cols[inside] - start)
+    if not options.steps:
+        raise ValueError("batches is empty: give the features and labels to train on")
+
+
+def _without_rows(
+    head: ExtremeClassifier, num_labels: int, storage: Storage, chunks: int
+) -> ExtremeClassifier:
+    """A classifier like ``head``; its rows are still to come."""
+    return ExtremeClassifier(
+        head.table.dim,
+        num_labels,
+        storage=storage,
+        chunks=chunks,
+        dropout=head.dropout,
+        rounding=head.rounding,
+        reduction=head.reduction,
+        seed=head.seed,
+        device="meta",
+    )
