@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -192,7 +193,13 @@ def _written(out: Path | None, source: Path) -> Iterator[BinaryIO]:
     from .train.files import replacing  # noqa: PLC0415
 
     if out is None:
-        yield sys.stdout.buffer
+        try:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            # The reader, such as head, has seen enough. Nothing is left for the interpreter to
+            # flush into the closed pipe.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     if out.exists() and source.exists() and out.samefile(source):
         raise ValueError(f"out={out} is the file that is read: give another name")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` for a file or folder that becomes ``path`` when the block ends well.
+    """A name beside ``path`` for a file that becomes ``path`` when the block ends well.
 
     Whatever ends the block early, ``path`` is what it was before. A killed process leaves the file
     under the other name, which nothing reads.
 
     Args:
-        path: The file, or the folder, which must then not exist or be empty.
+        path: The file.
 
     Raises:
         FileNotFoundError: The folder of ``path`` is missing.
@@ -29,6 +29,5 @@ def replacing(path: Path) -> Iterator[Path]:
         yield unfinished
         unfinished.replace(path)
     except BaseException:
-        if unfinished.is_file():
-            unfinished.unlink()
+        unfinished.unlink(missing_ok=True)
         raise

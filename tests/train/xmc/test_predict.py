@@ -135,6 +135,23 @@ def test_tsv_on_the_standard_output_and_compressed_input(run_folder, tmp_path, c
     assert all(0 <= float(row.split("\t")[3]) <= 1 for row in rows)
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(run_folder, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("red thing\n" * 20_000)
+    command = [sys.executable, "-m", "subulp", "predict", run_folder, path, "--precision", "fp8"]
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert process.stdout.readline().startswith(b'{"labels"')
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 0
+
+
 def test_the_only_model_needs_no_name_and_labels_no_texts(config, text_file, tmp_path, capfdbinary):
     folder = tmp_path / "data"
     folder.mkdir()
