@@ -1,6 +1,7 @@
 """The step inside the backward pass against the step after it: time and gradient memory.
 
-Two GPTs, the default of `subulp train lm` and one of 19 million parameters. Every method and its
+Two GPTs in BF16, the default of `subulp train lm` and one of 19 million parameters, and the default
+ResNet-18 of `subulp train image` in FP16. Every method and its
 unfused counterpart take turns in one process, first one then the other first; what counts is the
 median of their ratios within a round, so that a busy machine slows both.
 
@@ -25,7 +26,10 @@ from rich.table import Table
 
 from subulp import optim
 from subulp.diagnostics import track_memory
+from subulp.train.image.resnet import ResNet18
 from subulp.train.lm.gpt import GPT, Shape
+
+Loss = Callable[[], torch.Tensor]
 
 AIM = 1.03
 """A fused step takes at most this many times an unfused one, where it needs one backward pass."""
@@ -39,17 +43,31 @@ METHODS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how it is trained."""
+    """A model, and how it is trained: a GPT of a shape, or without one a ResNet-18."""
 
     name: str
-    shape: Shape
+    shape: Shape | None
     batch_size: int
     rounds: int
+    precision: str
 
 
 CASES = (
-    Case("0.24 M", Shape(vocabulary=65, context=64, width=96, layers=2, heads=4), 4, 200),
-    Case("19 M", Shape(vocabulary=65, context=64, width=512, layers=6, heads=8), 8, 15),
+    Case(
+        "GPT 0.24 M",
+        Shape(vocabulary=65, context=64, width=96, layers=2, heads=4),
+        4,
+        200,
+        "collage-plus",
+    ),
+    Case(
+        "GPT 19 M",
+        Shape(vocabulary=65, context=64, width=512, layers=6, heads=8),
+        8,
+        15,
+        "collage-plus",
+    ),
+    Case("ResNet-18 2.8 M", None, 64, 40, "extra-bits-8"),
 )
 
 
@@ -63,15 +81,32 @@ class Side:
     largest_bytes: int
 
 
-def make_side(case: Case, precision: str, options: dict[str, float], *, fused: bool) -> Side:
+def gpt(case: Case, shape: Shape) -> tuple[torch.nn.Module, Loss]:
+    model = GPT(shape).to(torch.bfloat16)
+    tokens = torch.randint(shape.vocabulary, (case.batch_size, shape.context + 1))
+    return model, lambda: model.loss(tokens[:, :-1], tokens[:, 1:])
+
+
+def resnet(case: Case) -> tuple[torch.nn.Module, Loss]:
+    model = ResNet18(channels=1, classes=10, width=32).half()
+    pictures = torch.randn(case.batch_size, 1, 8, 8).half()
+    labels = torch.randint(10, (case.batch_size,))
+    return model, lambda: torch.nn.functional.cross_entropy(model(pictures), labels)
+
+
+def make_side(case: Case, options: dict[str, float], *, fused: bool) -> Side:
     torch.manual_seed(0)
-    model = GPT(case.shape).to(torch.bfloat16)
-    optimizer = optim.AdamW(model.parameters(), precision=precision)
+    optimizer: optim.AdamW | optim.SGD
+    if case.shape is not None:
+        model, loss_of = gpt(case, case.shape)
+        optimizer = optim.AdamW(model.parameters(), precision=case.precision)
+    else:
+        model, loss_of = resnet(case)
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, precision=case.precision)
     handle = optim.fuse_backward(model, optimizer, **options) if fused else None
-    tokens = torch.randint(case.shape.vocabulary, (case.batch_size, case.shape.context + 1))
 
     def step() -> None:
-        loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+        loss = loss_of()
         if handle is not None:
             handle.backward(loss)
             return
@@ -96,9 +131,9 @@ def make_side(case: Case, precision: str, options: dict[str, float], *, fused: b
     )
 
 
-def measure(case: Case, precision: str, method: str) -> dict[str, Any]:
+def measure(case: Case, method: str) -> dict[str, Any]:
     sides = {
-        name: make_side(case, precision, METHODS[method], fused=name == "fused")
+        name: make_side(case, METHODS[method], fused=name == "fused")
         for name in ("unfused", "fused")
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
@@ -108,6 +143,7 @@ def measure(case: Case, precision: str, method: str) -> dict[str, Any]:
     ratios = sorted(f / u for f, u in zip(times["fused"], times["unfused"], strict=True))
     return {
         "case": case.name,
+        "precision": case.precision,
         "parameters": sides["fused"].parameters,
         "method": method,
         "seconds_unfused": statistics.median(times["unfused"]),
@@ -130,9 +166,9 @@ app = App(help=__doc__)
 
 
 @app.default
-def main(*, precision: str = "collage-plus", out: Path | None = None) -> None:
+def main(*, out: Path | None = None) -> None:
     machine = describe()
-    rows = [measure(case, precision, method) for case in CASES for method in METHODS]
+    rows = [measure(case, method) for case in CASES for method in METHODS]
     table = Table(
         "model", "", "ms/step", "x unfused", "quartiles", "gradients at peak, MiB", "unfused, MiB"
     )
@@ -148,7 +184,7 @@ def main(*, precision: str = "collage-plus", out: Path | None = None) -> None:
             f"{row['gradient_bytes_unfused'] / 2**20:.2f}",
         )
     console = Console()
-    console.print(f"{precision}, {machine['processor']}, load {machine['load_before']:.2f}")
+    console.print(f"{machine['processor']}, load {machine['load_before']:.2f}")
     console.print(table)
     for row in rows:
         if row["method"] != "max_norm=1, two passes":
@@ -158,7 +194,6 @@ def main(*, precision: str = "collage-plus", out: Path | None = None) -> None:
         record = {
             "benchmark": "fused_backward",
             "machine": machine,
-            "precision": precision,
             "aim": AIM,
             "cases": [asdict(case) for case in CASES],
             "methods": rows,
