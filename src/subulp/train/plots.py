@@ -60,8 +60,11 @@ def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Pat
     others = {name: s for name, s in shown.items() if name != baseline}
     paired = baseline is not None and bool(others)
     figure, axes = _figure(1 if last.versus == "ratio" and not paired else 2)
-    _draw(axes[0], _metric_series(records, first))
+    losses = _metric_series(records, first)
+    _draw(axes[0], losses)
     _describe(axes[0], first.title, first.unit)
+    if _spans_decades(losses):
+        axes[0].set_yscale("log")
     if last.versus == "ratio" and paired and baseline is not None:
         steps, reference = shown[baseline]
         excess = {
@@ -77,6 +80,12 @@ def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Pat
         _describe(axes[1], last.title, last.unit, legend=False)
         _label_ends(axes[1], scaled, last.style.format)
     _save(figure, path)
+
+
+def _spans_decades(series: dict[str, Series]) -> bool:
+    values = np.concatenate([values.ravel() for _, values in series.values()])
+    values = values[np.isfinite(values)]
+    return bool(values.size and values.min() > 0 and values.max() > 30 * values.min())
 
 
 def _metric_series(records: Iterable[Record], metric: Metric) -> dict[str, Series]:
@@ -175,11 +184,15 @@ def _label_ends(ax: Axes, series: dict[str, Series], text: Callable[[float], str
     styles = _styles(series)
     low, high = ax.get_ylim()
     ends = {name: float(values.mean(0)[-1]) for name, (_, values) in series.items()}
+    heights: dict[str, float] = {}
     height = -math.inf
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
-        if not math.isfinite(end):
-            continue
-        height = max((end - low) / (high - low), height + 0.075)
+        if math.isfinite(end):
+            height = heights[name] = max((end - low) / (high - low), height + 0.075)
+    # Lines that end at the top would push the labels out of the frame.
+    excess = max(0.0, height - 1.0)
+    for name, place in heights.items():
+        end, height = ends[name], place - excess
         ax.annotate(
             f"{name} {text(end)}",
             (1.01, height),

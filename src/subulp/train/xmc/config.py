@@ -40,7 +40,7 @@ class XMCConfig(RunConfig):
     """A row of the ELMO paper's Table 9, such as amazon-3m-fp8: what it sets is the default of
     other options. An unknown name lists all. It needs --encoder."""
 
-    precision: Annotated[tuple[str, ...], NAMES] = overridable(("fp32", "bf16", "fp8"))
+    precision: Annotated[tuple[str, ...], NAMES] = overridable(("fp32", "fp8"))
     """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3), or
     eEmM with E exponent and M mantissa bits, simulated; renee, FP16-FP32 mixed precision with
     master weights and momentum. With +nearest rows are rounded to nearest instead of
@@ -87,7 +87,7 @@ class XMCConfig(RunConfig):
     """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
     ones."""
 
-    epochs: Annotated[int, OPTIMIZER] = overridable(5)
+    epochs: Annotated[int, OPTIMIZER] = overridable(4)
     """Times that each run sees the training texts."""
 
     batch_size: Annotated[int, OPTIMIZER] = overridable(128)
