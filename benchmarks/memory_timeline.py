@@ -12,9 +12,7 @@ by name, with the bytes that it needs; the others run.
 from __future__ import annotations
 
 import json
-import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from cyclopts import App
 from machine import describe
 from memory_cases import CASES, STANDARD, STEPS, Shape
 from memory_figures import plot_peaks, plot_timelines
+from process_memory import alone, kib
 from rich.console import Console
 from rich.table import Table
 
@@ -67,21 +66,6 @@ def train(name: str, shape: Shape) -> None:
     _, _, step = CASES[name].train(shape)
     for _ in range(STEPS):
         step(lambda phase: None)
-
-
-def kib(file: str, field: str) -> int:
-    """A number of Linux's process or memory information, in KiB."""
-    for line in Path(file).read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1])
-    raise ValueError(f"{file} has no {field}")
-
-
-def alone(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call in a fresh process, which gives all of its memory back at its end."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 def measure(name: str, shape: Shape, available: int) -> dict[str, Any]:

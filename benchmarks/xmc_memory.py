@@ -11,15 +11,14 @@ case that does not fit the machine is refused by name, with the bytes that it ne
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from cyclopts import App
 from machine import describe
+from process_memory import alone, kib
 from rich.console import Console
 from rich.table import Table
 
@@ -73,14 +72,6 @@ def measure(storage: str, labels: int, dim: int, batch: int, chunks: int, thread
     return (kib("/proc/self/status", "VmHWM") - before) * 1024, seconds
 
 
-def kib(file: str, field: str) -> int:
-    """A number of Linux's process or memory information, in KiB."""
-    for line in Path(file).read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1])
-    raise ValueError(f"{file} has no {field}")
-
-
 def case(
     storage: str, labels: int, dim: int, batch: int, chunks: int, threads: int
 ) -> dict[str, Any]:
@@ -96,10 +87,7 @@ def case(
     available = kib("/proc/meminfo", "MemAvailable") * 1024
     if need > available:
         return {**row, "refused": f"needs {giga(need)}, {giga(available)} are available"}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        arguments = (storage, labels, dim, batch, chunks, threads)
-        peak, seconds = pool.submit(measure, *arguments).result()
+    peak, seconds = alone(measure, storage, labels, dim, batch, chunks, threads)
     return {**row, "peak_bytes": peak, "seconds": seconds}
 
 
