@@ -16,19 +16,7 @@ from subulp.optim import loss_scaling
 from .support import BF16, E4M3, FP16, Case, Run, gradient, unchanged
 from .support import assert_same as assert_same_runs
 from .support import cases as all_cases
-from .twins import MAKERS, Model, assert_same, batches, loss_of, twins
-
-HALVES = (
-    "nearest",
-    "stochastic",
-    "kahan",
-    "collage-light",
-    "collage-plus",
-    "fp32-states",
-    "master",
-    "extra-bits-5",
-    "extra-bits-8-stochastic",
-)
+from .twins import HALVES, MAKERS, Model, assert_same, batches, loss_of, twins
 
 
 def new_scaler(**options: Any) -> torch.amp.GradScaler:
