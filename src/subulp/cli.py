@@ -166,13 +166,14 @@ def predict(
 
     Args:
         run: The run directory.
-        file: A text a line, UTF-8, plain or .gz.
+        file: A text a line, UTF-8, plain or .gz; for a model of a bag-of-words data set,
+            feature:value feature:value ... a line.
         precision: Which of the run's models; needed where there are several.
         seed: Which of the run's models; needed where there are several.
         k: Labels of a line.
         format: jsonl, an object a line; or tsv, a header and a row a label.
         out: File to write, which is replaced; without it, standard output.
-        batch_size: Texts at a time.
+        batch_size: Lines at a time.
         device: Where to predict; auto takes a GPU if there is one.
     """
     from .train.loop import resolve_device  # noqa: PLC0415

@@ -160,8 +160,9 @@ def test_renee_leaves_out_a_step_that_overflows():
 
 def test_the_encoder_gives_a_sane_norm_and_constants():
     torch.manual_seed(0)
-    encoder = BagEncoder(torch.ones(50), 16, 2, 0.0)
-    bags = Bags(torch.tensor([3, 4, 3, 7]), torch.tensor([0, 3, 3, 4]))
+    encoder = BagEncoder(50, 16, 2, 0.0)
+    offsets, weights = torch.tensor([0, 3, 3, 4]), torch.tensor([1.0, 2.0, 1.0, 1.0])
+    bags = Bags(torch.tensor([3, 4, 3, 7]), offsets, weights)
     x = encoder(bags)
     assert x.shape == (3, 16 + CONSTANTS)
     assert torch.equal(x[:, 16:], torch.ones(3, CONSTANTS))
@@ -170,8 +171,11 @@ def test_the_encoder_gives_a_sane_norm_and_constants():
     # An empty text is as good as any other to the classifier.
     assert torch.isfinite(x[1]).all()
     # Terms count as often as they stand, in any order.
-    again = encoder(Bags(torch.tensor([4, 3, 3, 7]), torch.tensor([0, 3, 3, 4])))
+    weights = torch.tensor([2.0, 1.0, 1.0, 1.0])
+    again = encoder(Bags(torch.tensor([4, 3, 3, 7]), offsets, weights))
     torch.testing.assert_close(again, x)
+    # A factor on all weights of an instance is lost in its norm.
+    torch.testing.assert_close(encoder(Bags(bags.ids, offsets, 5 * bags.weights)), x)
 
 
 def test_batches_see_every_instance_once_an_epoch():
@@ -189,7 +193,7 @@ def test_batches_see_every_instance_once_an_epoch():
         ({"precision": ("renee+nearest",)}, "is unknown"),
         ({"precision": ("fp8+stochastic",)}, "is unknown"),
         ({"chunks": 10}, "chunks=10 is above the 9 labels"),
-        ({"batch_size": 74}, "batch_size=74 is above the 73 training texts"),
+        ({"batch_size": 74}, "batch_size=74 is above the 73 training instances"),
     ],
 )
 def test_bad_input(config, changes, message):
@@ -225,6 +229,22 @@ def test_filter_pairs_are_struck_from_rankings(config, folder, tmp_path):
     # One label is left of each text, and it is found.
     assert metrics["P@1"] > 85
     assert metrics["P@3"] < 34
+
+
+def test_fewer_labels_than_the_longest_ranking(config, tmp_path):
+    """Two labels: places 3 to 5 are nobody's."""
+    for part in ("trn", "tst"):
+        (tmp_path / f"{part}_X.txt").write_text("red red\nblue blue\n" * 10)
+        (tmp_path / f"{part}_X_Y.txt").write_text("20 2\n" + "0:1\n1:1\n" * 10)
+    pairs = "".join(f"{i} 0\n" for i in range(20))
+    options = {"data": tmp_path, "epochs": 20, "chunks": 1, "dropout": 0.0}
+    small = dataclasses.replace(config, **options)
+    metrics = run(small, load(small), "fp32", 0).metrics
+    assert metrics["P@1"] == 100
+    assert metrics["P@5"] == pytest.approx(20)
+    (tmp_path / "tst_filter_labels.txt").write_text(pairs)
+    metrics = run(small, load(small), "fp32", 0).metrics
+    assert metrics["P@1"] == 50
 
 
 def test_the_head_is_the_papers(config):

@@ -54,7 +54,8 @@ class XMCConfig(RunConfig):
     """Train on the labels' texts too; without it, where there are any."""
 
     encoder: Annotated[str, MODEL] = overridable("bag")
-    """bag: words and word pairs, summed up; or the folder of a Hugging Face transformer."""
+    """bag: words and word pairs, or a data set's own features, summed up; or the folder of a
+    Hugging Face transformer, which reads texts."""
 
     width: Annotated[int, MODEL] = 256
     """Size of a text's vector in the bag encoder."""
@@ -63,7 +64,8 @@ class XMCConfig(RunConfig):
     """Residual layers of the bag encoder."""
 
     max_terms: Annotated[int, MODEL] = 500_000
-    """Words and word pairs that the bag encoder knows at most, the most frequent ones."""
+    """Words and word pairs, or features, that the bag encoder knows at most, the most frequent
+    ones."""
 
     max_length: Annotated[int, MODEL] = overridable(128)
     """Tokens of a text that a transformer reads."""

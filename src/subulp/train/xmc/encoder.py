@@ -1,4 +1,4 @@
-"""Texts to vectors: a bag of words and word pairs, and a residual network on their sum."""
+"""Bags of terms to vectors: a residual network on their weighted sum."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ _HIDDEN = 2
 
 
 class Bags(NamedTuple):
-    """Texts as bags of terms.
+    """Instances as bags of weighted terms.
 
     Attributes:
-        ids: int64 ``(terms of all texts,)``.
-        offsets: int64 ``(texts + 1,)``: where the terms of each text begin.
+        ids: int64 ``(terms of all instances,)``.
+        offsets: int64 ``(instances + 1,)``: where the terms of each instance begin.
+        weights: FP32 ``(terms of all instances,)``.
     """
 
     ids: Tensor
     offsets: Tensor
+    weights: Tensor
 
 
 class BagEncoder(torch.nn.Module):
-    """Bags of ``batch`` texts to FP32 ``(batch, width + CONSTANTS)``.
+    """Bags of ``batch`` instances to FP32 ``(batch, width + CONSTANTS)``.
 
-    A text's terms are summed up with their inverse document frequencies, divided by the length that
-    the sum of as many independent vectors has.
+    An instance's terms are summed up with their weights, divided by the length that the sum of as
+    many independent vectors has: a factor on all of its weights changes nothing.
 
     Args:
-        weights: Inverse document frequency of each term, FP32 ``(terms,)``.
+        terms: Number of terms.
         width: Size of the vector.
         layers: Residual layers.
         dropout: Share of the vector that is dropped while training.
     """
 
-    def __init__(self, weights: Tensor, width: int, layers: int, dropout: float) -> None:
+    def __init__(self, terms: int, width: int, layers: int, dropout: float) -> None:
         super().__init__()
         self.width = width
-        self.register_buffer("weights", weights, persistent=False)
-        self.terms = Embedding(len(weights), width)
+        self.terms = Embedding(terms, width)
         torch.nn.init.normal_(self.terms.weight, std=_EMBEDDING_STD)
         self.layers = torch.nn.ModuleList(Residual(width) for _ in range(layers))
         self.output = ClassifierInput(width, dropout)
@@ -55,15 +56,14 @@ class BagEncoder(torch.nn.Module):
         return self.output.dim
 
     def forward(self, bags: Bags) -> Tensor:
-        """The vectors of a batch of texts; an empty text has that of no terms."""
+        """The vectors of a batch; an empty instance has that of no terms."""
         count = len(bags.offsets) - 1
-        text = torch.repeat_interleave(
+        bag = torch.repeat_interleave(
             torch.arange(count, device=bags.ids.device), bags.offsets.diff()
         )
-        weights = self.get_buffer("weights").float()[bags.ids]
-        terms = self.terms(bags.ids) * weights[:, None]
-        x = torch.zeros(count, self.width, device=terms.device).index_add(0, text, terms)
-        squares = torch.zeros(count, device=terms.device).index_add(0, text, weights.square())
+        terms = self.terms(bags.ids) * bags.weights[:, None]
+        x = torch.zeros(count, self.width, device=terms.device).index_add(0, bag, terms)
+        squares = torch.zeros(count, device=terms.device).index_add(0, bag, bags.weights.square())
         x = x / (_EMBEDDING_STD * squares.sqrt().clamp(min=1e-3))[:, None]
         for layer in self.layers:
             x = layer(x)

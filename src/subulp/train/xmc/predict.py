@@ -1,16 +1,16 @@
-"""Labels of new texts, line by line, from a trained model."""
+"""Labels of new instances, line by line, from a trained model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
 from ..config import check_range
-from ..data.xmc.lines import TextLines
+from .reader import Lines
 from .saved import SavedModel
 
 Form = Literal["jsonl", "tsv"]
@@ -42,40 +42,42 @@ def predict_file(
 
     Args:
         model: What predicts.
-        path: A text a line, UTF-8, plain or ``.gz``.
+        path: A text a line, UTF-8, plain or ``.gz``; for a model of a bag-of-words data set,
+            ``feature:value feature:value ...`` a line.
         out: Where to write, UTF-8.
         k: Labels of a line, at most as many as there are (default: 5).
         form: ``"jsonl"``: an object a line; ``"tsv"``: a header, then a row a label (default:
             ``"jsonl"``).
-        batch: Texts at a time. The last bits of scores may depend on it.
+        batch: Lines at a time. The last bits of scores may depend on it.
 
     Returns:
         The number of lines.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is empty, not UTF-8 or not whole, or a number is out of range.
+        ValueError: The file is empty, not UTF-8 or not whole, a line holds no features where the
+            model reads features, or a number is out of range.
     """
     check_range("k", k, 1, model.num_labels)
     check_range("batch", batch, 1)
     if not path.is_file():
         raise FileNotFoundError(f"file={path} does not exist or is no file: give a text a line")
-    texts = TextLines(path)
-    if not len(texts):
+    lines = model.reader.lines(path)
+    if not len(lines):
         raise ValueError(f"file={path} is empty: give a text a line")
     if form == "tsv":
         out.write(TSV_HEADER.encode())
-    for line, labels in enumerate(predict(model, texts, k=k, batch=batch), 1):
+    for line, labels in enumerate(predict(model, lines, k=k, batch=batch), 1):
         text = _json_line(labels) if form == "jsonl" else _tsv_rows(line, labels)
         # A label's name may come from a JSON file, which can hold halves of characters.
         out.write(text.encode("utf-8", "replace"))
-    return len(texts)
+    return len(lines)
 
 
-def predict(model: SavedModel, texts: TextLines, *, k: int, batch: int) -> Iterator[list[Label]]:
-    """The k most probable labels of each text, best first."""
-    for start in range(0, len(texts), batch):
-        chosen = texts.read(range(start, min(start + batch, len(texts))))
+def predict(model: SavedModel, lines: Lines[Any], *, k: int, batch: int) -> Iterator[list[Label]]:
+    """The k most probable labels of each line, best first."""
+    for start in range(0, len(lines), batch):
+        chosen = lines.read(range(start, min(start + batch, len(lines))))
         scores, labels = (found.cpu().numpy() for found in model.topk(chosen, k))
         names = model.names(labels.reshape(-1).tolist())
         for row, numbers in enumerate(labels.tolist()):

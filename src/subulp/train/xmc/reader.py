@@ -1,4 +1,4 @@
-"""From texts to what an encoder takes: all that runs share of their encoders, and can be saved."""
+"""From texts or features to what an encoder takes: all that runs share, and can be saved."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..data.xmc.dataset import TextPart
+from ..data.xmc.bags import FeatureLines, Features
+from ..data.xmc.dataset import BagPart, TextPart
+from ..data.xmc.labels import Indices
+from ..data.xmc.lines import TextLines
 from ..files import replacing
 from .config import XMCConfig
 from .encoder import BagEncoder, Bags
 from .features import Vocabulary
+from .known_features import KnownFeatures
 from .transformer import Tokens, TransformerEncoder, TransformerReader
 
 Batch = Bags | Tokens
@@ -24,16 +28,36 @@ Encoder = BagEncoder | TransformerEncoder
 
 SETTINGS = "encoder.json"
 _VOCABULARY = "vocabulary.json"
+_FEATURES = "features.json"
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
-class Reader(Protocol):
-    """Texts to batches, and the encoder that takes them."""
+class Lines(Protocol[T_co]):
+    """The instances of a file, checked, and read when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Indices) -> T_co:
+        """The instances of the lines ``indices``, from 0."""
+
+
+class Reader(Protocol[T]):
+    """Instances to batches, and the encoder that takes them: texts, or :class:`Features`."""
 
     kind: ClassVar[str]
     """What the saved settings call it."""
 
-    def read(self, texts: Sequence[str]) -> Batch:
-        """A batch of texts, on the CPU."""
+    def lines(self, path: Path) -> Lines[T]:
+        """A file of new instances, one a line, plain or ``.gz``.
+
+        Raises:
+            ValueError: A line is not what the encoder reads; the message begins with ``file:line``.
+        """
+
+    def read(self, instances: T) -> Batch:
+        """A batch of instances, on the CPU."""
 
     def encoder(self, device: torch.device) -> Encoder:
         """A new encoder in FP32; what is random about it comes from torch's random state."""
@@ -77,14 +101,18 @@ class BagReader:
         """Inverse document frequency of each term, FP32 ``(terms,)``."""
         return torch.from_numpy(self.vocabulary.inverse_document_frequency())
 
-    def read(self, texts: Sequence[str]) -> Bags:
+    def lines(self, path: Path) -> TextLines:
+        """A text a line."""
+        return TextLines(path)
+
+    def read(self, instances: Sequence[str]) -> Bags:
         """Texts as bags."""
-        ids, offsets = self.vocabulary.encode(texts)
-        return Bags(torch.from_numpy(ids), torch.from_numpy(offsets))
+        ids, offsets = map(torch.from_numpy, self.vocabulary.encode(instances))
+        return Bags(ids, offsets, self.weights[ids])
 
     def encoder(self, device: torch.device) -> BagEncoder:
         """A new :class:`BagEncoder`."""
-        return BagEncoder(self.weights, self.width, self.layers, self.dropout).to(device)
+        return BagEncoder(len(self.vocabulary), self.width, self.layers, self.dropout).to(device)
 
     def settings(self) -> dict[str, Any]:
         """Sizes of the encoder."""
@@ -101,18 +129,73 @@ class BagReader:
         return cls(Vocabulary.load(folder / _VOCABULARY), **settings)
 
 
-_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Reader]] = {
+@dataclass(frozen=True, eq=False)
+class FeatureReader:
+    """Bags of the features that a data set gives, weighted by their values.
+
+    Attributes:
+        known: Features that the training part has.
+        width: See :class:`BagEncoder`, like what follows.
+        layers: Residual layers.
+        dropout: Share of the vector that is dropped while training.
+    """
+
+    known: KnownFeatures
+    width: int
+    layers: int
+    dropout: float
+
+    kind: ClassVar[str] = "features"
+
+    def lines(self, path: Path) -> FeatureLines:
+        """``feature:value feature:value ...`` a line; unknown features are left out."""
+        return FeatureLines(path, self.known.num_features)
+
+    def read(self, instances: Features) -> Bags:
+        """Features as bags."""
+        return Bags(*map(torch.from_numpy, self.known.encode(instances)))
+
+    def encoder(self, device: torch.device) -> BagEncoder:
+        """A new :class:`BagEncoder`."""
+        return BagEncoder(len(self.known), self.width, self.layers, self.dropout).to(device)
+
+    def settings(self) -> dict[str, Any]:
+        """Sizes of the encoder."""
+        return {"width": self.width, "layers": self.layers, "dropout": self.dropout}
+
+    def save(self, folder: Path) -> None:
+        """Write the known features."""
+        with replacing(folder / _FEATURES) as path:
+            self.known.save(path)
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
+        """Read the known features."""
+        return cls(KnownFeatures.load(folder / _FEATURES), **settings)
+
+
+_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Reader[Any]]] = {
     BagReader.kind: BagReader.load,
+    FeatureReader.kind: FeatureReader.load,
     TransformerReader.kind: TransformerReader.load,
 }
 
 
-def make_reader(config: XMCConfig, train: TextPart) -> Reader:
-    """The reader of a configuration, from the training texts alone.
+def make_reader(config: XMCConfig, train: TextPart | BagPart) -> Reader[Any]:
+    """The reader of a configuration, from the training instances alone.
 
     Raises:
-        ValueError: The encoder is neither the bag nor a folder that can be used.
+        ValueError: The encoder is neither the bag nor a folder that can be used, or is one that
+            reads texts and there are none.
     """
+    if isinstance(train, BagPart):
+        if config.encoder != BagReader.kind:
+            raise ValueError(
+                f"data={config.data} is a bag of words, and encoder={config.encoder} reads texts: "
+                "use --encoder bag, or give a data set with texts"
+            )
+        known = KnownFeatures.build(train.source, config.max_terms)
+        return FeatureReader(known, config.width, config.layers, config.dropout)
     if config.encoder != BagReader.kind:
         return TransformerReader.open(
             Path(config.encoder),
@@ -124,7 +207,7 @@ def make_reader(config: XMCConfig, train: TextPart) -> Reader:
     return BagReader(vocabulary, config.width, config.layers, config.dropout)
 
 
-def save_reader(reader: Reader, folder: Path) -> None:
+def save_reader(reader: Reader[Any], folder: Path) -> None:
     """Write a reader into a folder, its settings last: with them, everything is there."""
     reader.save(folder)
     text = json.dumps({"encoder": reader.kind, **reader.settings()}, indent=2)
@@ -132,7 +215,7 @@ def save_reader(reader: Reader, folder: Path) -> None:
         path.write_text(text + "\n", encoding="utf-8")
 
 
-def load_reader(folder: Path) -> Reader:
+def load_reader(folder: Path) -> Reader[Any]:
     """Read what :func:`save_reader` wrote.
 
     Raises:

@@ -1,9 +1,9 @@
 """Trained models in a run directory: written by a run, read to predict.
 
-``RUN/models`` holds what all runs share once: the encoder's settings and what turns texts into its
-input, and the label texts, a JSON string a line. Each run adds ``PRECISION-seed-SEED.safetensors``
-and, last, a JSON file of the same name that says how to read it. Nothing is pickled, so opening a
-run of somebody else executes nothing of theirs.
+``RUN/models`` holds what all runs share once: the encoder's settings and what turns texts or
+features into its input, and the label texts, a JSON string a line. Each run adds
+``PRECISION-seed-SEED.safetensors`` and, last, a JSON file of the same name that says how to read
+it. Nothing is pickled, so opening a run of somebody else executes nothing of theirs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class RunName(NamedTuple):
         return f"precision={self.precision} seed={self.seed}"
 
 
-def save_model(path: Path, model: nn.ModuleDict, reader: Reader, label_texts: Texts | None) -> None:
+def save_model(
+    path: Path, model: nn.ModuleDict, reader: Reader[Any], label_texts: Texts | None
+) -> None:
     """Write a trained model, and beside it what its directory has not yet.
 
     Weights are saved as they are stored, not widened by what the optimizer keeps beside them: so
@@ -78,7 +80,7 @@ def save_model(path: Path, model: nn.ModuleDict, reader: Reader, label_texts: Te
         unfinished.write_text(text + "\n", encoding="utf-8")
 
 
-def _save_shared(folder: Path, reader: Reader, label_texts: Texts | None) -> None:
+def _save_shared(folder: Path, reader: Reader[Any], label_texts: Texts | None) -> None:
     """What all runs have in common; runs that end at once write the same."""
     folder.mkdir(parents=True, exist_ok=True)
     if label_texts is not None and not (folder / LABELS).exists():
@@ -96,12 +98,12 @@ class SavedModel:
     """A trained model that predicts.
 
     Attributes:
-        reader: Texts to the encoder's input.
+        reader: Texts, or given features, to the encoder's input.
         model: ``encoder`` and ``head``, in ``eval()``.
         label_texts: Text of each label as JSON, if the data set had any.
     """
 
-    reader: Reader
+    reader: Reader[Any]
     model: nn.ModuleDict
     label_texts: TextLines | None
 
@@ -113,11 +115,11 @@ class SavedModel:
         return head.num_labels
 
     @torch.no_grad()
-    def topk(self, texts: Sequence[str], k: int) -> tuple[Tensor, Tensor]:
-        """The most probable labels of some texts.
+    def topk(self, instances: Any, k: int) -> tuple[Tensor, Tensor]:
+        """The most probable labels of some instances.
 
         Args:
-            texts: ``batch`` of them.
+            instances: ``batch`` of them, as ``reader`` reads them: texts or features.
             k: How many labels, at most ``num_labels``.
 
         Returns:
@@ -127,7 +129,7 @@ class SavedModel:
         encoder, head = self.model["encoder"], self.model["head"]
         assert isinstance(head, Head)
         device = next(encoder.parameters()).device
-        logits, labels = head.topk(encoder(to_device(self.reader.read(texts), device)), k)
+        logits, labels = head.topk(encoder(to_device(self.reader.read(instances), device)), k)
         return sigmoid(logits), labels
 
     def names(self, labels: Sequence[int]) -> list[str] | None:

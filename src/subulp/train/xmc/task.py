@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from ... import optim
 from ...nn import ExtremeClassifier
 from ...optim.row_sgd import RowSGD
-from ..data.xmc.dataset import Part, TextPart, XMCData
+from ..data.xmc.dataset import BagPart, TextPart, XMCData
 from ..data.xmc.read import load_bundled, read_xmc
 from ..metrics import Metric
 from ..schedule import rise_and_fall
 from ..task import Workload
 from .config import XMCConfig
-from .metrics import PROPENSITIES, RankingMetrics, remove_pairs
+from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
 from .reader import Batch, Encoder, Reader, make_reader, to_device
 from .renee import ReneeClassifier
 from .saved import save_model
@@ -39,22 +39,21 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class XMCText:
-    """A data set of texts and what its encoder needs.
+    """A data set and what its encoder needs.
 
     Attributes:
         data: The data set.
         train: Its training part, with the label texts if they train too.
-        reader: Makes batches of texts, and the encoder that takes them.
+        reader: Makes batches of texts or features, and the encoder that takes them.
     """
 
     data: XMCData
-    train: TextPart
-    reader: Reader
+    train: TextPart | BagPart
+    reader: Reader[Any]
 
-    def batch(self, part: Part, indices: np.ndarray, device: torch.device) -> Batch:
-        """Texts of a part as the encoder takes them."""
-        assert isinstance(part, TextPart)
-        return to_device(self.reader.read(part.texts(indices)), device)
+    def batch(self, part: TextPart | BagPart, indices: np.ndarray, device: torch.device) -> Batch:
+        """Instances of a part as the encoder takes them."""
+        return to_device(self.reader.read(part.source.read(indices)), device)
 
 
 def load(config: XMCConfig) -> XMCText:
@@ -62,10 +61,6 @@ def load(config: XMCConfig) -> XMCText:
     for precision in config.precision:
         parse_precision(precision)
     data = load_bundled() if config.data is None else read_xmc(config.data)
-    if not isinstance(data.train, TextPart):
-        raise ValueError(
-            f"data={data.name} is a bag of words without texts: the encoder reads texts"
-        )
     if config.chunks > data.num_labels:
         raise ValueError(
             f"chunks={config.chunks} is above the {data.num_labels} labels of data={data.name}"
@@ -76,7 +71,7 @@ def load(config: XMCConfig) -> XMCText:
         train = data.with_label_texts()
     if len(train) < config.batch_size:
         raise ValueError(
-            f"batch_size={config.batch_size} is above the {len(train)} training texts of "
+            f"batch_size={config.batch_size} is above the {len(train)} training instances of "
             f"data={data.name}: give at most as many"
         )
     text = XMCText(data, train, make_reader(config, train))
@@ -222,14 +217,16 @@ def _ranking(
     chosen: np.ndarray,
     k: int,
 ) -> np.ndarray:
-    """The best labels of a batch, those left out that its filter pairs name."""
-    filtered = data.test.filter_pairs
-    if filtered is None:
-        return topk(x, min(k, data.num_labels))[1].cpu().numpy()
-    rows, cols = filtered.pairs(chosen)
-    most = int(np.bincount(rows, minlength=1).max()) if len(rows) else 0
+    """The k best labels of a batch, those left out that its filter pairs name."""
+    filtered, most = data.test.filter_pairs, 0
+    if filtered is not None:
+        rows, cols = filtered.pairs(chosen)
+        most = int(np.bincount(rows, minlength=1).max()) if len(rows) else 0
     top = topk(x, min(k + most, data.num_labels))[1].cpu().numpy()
-    return remove_pairs(top, rows, cols, data.num_labels)[:, :k]
+    if filtered is not None:
+        top = remove_pairs(top, rows, cols, data.num_labels)[:, :k]
+    missing = max(0, k - top.shape[1])
+    return np.pad(top, ((0, 0), (0, missing)), constant_values=MISSING)
 
 
 class Batches:

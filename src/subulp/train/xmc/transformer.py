@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...nn import Embedding, LayerNorm, Linear
+from ..data.xmc.lines import TextLines
 from ..files import replacing
 from .output import ClassifierInput
 
@@ -127,10 +128,14 @@ class TransformerReader:
             )
         return cls(folder, tokenizer, max_length, pooling, dropout, pretrained)
 
-    def read(self, texts: Sequence[str]) -> Tokens:
+    def lines(self, path: Path) -> TextLines:
+        """A text a line."""
+        return TextLines(path)
+
+    def read(self, instances: Sequence[str]) -> Tokens:
         """Texts as tokens, each cut at ``max_length``."""
         encoded = self.tokenizer(
-            list(texts),
+            list(instances),
             padding=True,
             truncation=True,
             max_length=self.max_length,

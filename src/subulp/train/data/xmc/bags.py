@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .header import Headed
 from .labels import Indices, Int64s, LabelMatrix, checked_indices, offsets_of
-from .lines import TextLines, fail
+from .lines import TextLines, fail, whole_lines
 from .sparse import list_rows, pair_rows
 
 
@@ -28,6 +28,36 @@ class Features(NamedTuple):
     ids: Int64s
     offsets: Int64s
     values: NDArray[np.float32]
+
+
+class FeatureLines:
+    """Lines ``feature:value ...``, read from the disk when they are asked for.
+
+    Neither a header nor labels stand before the features. All lines are checked first.
+
+    Args:
+        path: The file, plain or ``.gz``.
+        num_features: What every feature is below.
+
+    Raises:
+        ValueError: A line is malformed; the message begins with ``file:line``.
+    """
+
+    def __init__(self, path: Path, num_features: int) -> None:
+        for line, block in whole_lines(path):
+            pair_rows(path, line, block, num_features, "feature")
+        self._lines = TextLines(path)
+        self.num_features = num_features
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def read(self, indices: Indices) -> Features:
+        """The features of the lines ``indices``, from 0."""
+        lines = self._lines.read_bytes(indices)
+        return _features(
+            self._lines.path, [raw.removesuffix(b"\n") for raw in lines], self.num_features
+        )
 
 
 class BagLines:
@@ -48,11 +78,7 @@ class BagLines:
     def read(self, indices: Indices) -> Features:
         """The features of the instances ``indices``."""
         lines = self._lines.read_bytes(checked_indices(indices, len(self)) + 1)
-        block = b"\n".join(_split(raw)[1] for raw in lines)
-        if not lines:
-            return Features(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.float32))
-        rows = pair_rows(self._lines.path, 1, block + b"\n", self.num_features, "feature")
-        return Features(rows.numbers, offsets_of(rows.counts), rows.values.astype(np.float32))
+        return _features(self._lines.path, [_split(raw)[1] for raw in lines], self.num_features)
 
 
 def read_bag_file(path: Path, cache: Path | None = None) -> tuple[BagLines, LabelMatrix]:
@@ -84,6 +110,14 @@ def read_bag_file(path: Path, cache: Path | None = None) -> tuple[BagLines, Labe
         np.concatenate(counts), np.concatenate(indices), file.num_labels
     )
     return BagLines(TextLines(path, cache, limit=file.instances + 2), num_features), labels
+
+
+def _features(path: Path, lines: list[bytes], num_features: int) -> Features:
+    """Lines of features that were checked before."""
+    if not lines:
+        return Features(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.float32))
+    rows = pair_rows(path, 1, b"\n".join(lines) + b"\n", num_features, "feature")
+    return Features(rows.numbers, offsets_of(rows.counts), rows.values.astype(np.float32))
 
 
 def _split(raw: bytes) -> tuple[bytes, bytes]:
