@@ -95,6 +95,34 @@ def draw(
     return words.flatten()[index - first * per_block].view(shape)
 
 
+def draw_at(
+    index: Tensor, *, seed: int, stream: int = 0, step: int = 0, slot: int = 0, width: int = 32
+) -> Tensor:
+    """The bits that :func:`draw` has for scattered elements.
+
+    Args:
+        index: int64 tensor of indices in the whole tensor, any shape.
+        seed: As for :func:`draw`, and so are the others.
+        stream: In ``[0, 2**32)``.
+        step: In ``[0, 2**32)``.
+        slot: In ``[0, 2**32)``.
+        width: 32 or 16 (default: 32).
+
+    Returns:
+        int64 tensor of the shape of ``index``.
+    """
+    per_block = 128 // width
+    block, place = index // per_block, index % per_block
+    counter = torch.stack(
+        (block & _WORD, block >> 32, torch.full_like(block, step), torch.full_like(block, slot)), -1
+    )
+    words = philox4x32(counter, (seed, stream))
+    word = words.gather(-1, (place * width // 32).unsqueeze(-1)).squeeze(-1)
+    if width == 16:
+        return torch.where(place % 2 == 0, word & 0xFFFF, word >> 16) << 16
+    return word
+
+
 def swap_halves(bits: Tensor, width: int = 32) -> Tensor:
     """The same random bits with the upper and lower half of each number exchanged.
 
