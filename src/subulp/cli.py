@@ -105,7 +105,7 @@ def _compare(config: RunConfig, output: Output) -> int:
         reporter=lambda plan: reporter(plan, errors),
     )
     if output.json:
-        print(to_json(summary_object(config.task, found.summaries)))
+        print(to_json(summary_object(config.task, found.data, found.summaries)))
     else:
         print_comparison(_output(), found.metrics, found.summaries)
     errors.print(f"wrote {found.directory}", highlight=False, soft_wrap=True)

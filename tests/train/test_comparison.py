@@ -38,7 +38,10 @@ def test_the_run_directory_holds_everything(comparison):
     assert len(lines) == len(found.records)
     first = json.loads(lines[0])
     assert {"precision", "seed", "step", "loss", "lr", "seconds"} <= set(first)
-    runs = json.loads((found.directory / "summary.json").read_text())["runs"]
+    summary = json.loads((found.directory / "summary.json").read_text())
+    assert summary["data"] == found.data
+    assert set(found.data) == {"name", "train", "validation", "vocabulary"}
+    runs = summary["runs"]
     assert [(r["precision"], r["seed"]) for r in runs] == [
         ("master", 0),
         ("master", 1),

@@ -13,6 +13,13 @@ def test_bars_on_a_terminal_lines_elsewhere():
     assert isinstance(reporter(PLAN, Console(file=io.StringIO(), force_terminal=True)), Bars)
 
 
+def test_what_is_trained_on_is_told_first():
+    file = io.StringIO()
+    data = {"name": "small.txt", "train": 1234, "unseen_labels": 0}
+    reporter(Plan((("nearest", 0),), 6, (), data), Console(file=file))
+    assert file.getvalue() == "small.txt: 1,234 train, 0 unseen labels\n"
+
+
 def test_lines_tell_every_evaluation():
     file = io.StringIO()
     clock = iter([100.0, 110.0, 115.0])

@@ -4,6 +4,7 @@ import math
 from rich.console import Console
 
 from subulp.train.lm.task import METRICS
+from subulp.train.metrics import Metric
 from subulp.train.table import print_comparison
 from tests.train.test_metrics import summary
 
@@ -56,3 +57,20 @@ def test_what_is_simulated_has_neither_memory_nor_time():
         if "e5m2+8" in line
     )
     assert row.split()[-6:] == ["-"] * 6
+
+
+def test_an_epoch_has_a_time_where_there_are_epochs():
+    assert "epoch" not in render([summary("master")])
+    runs = [
+        dataclasses.replace(summary("fp32", seed), seconds_per_epoch=10.0 + seed) for seed in (0, 1)
+    ]
+    row = next(line for line in render(runs).splitlines() if "fp32" in line)
+    assert row.split()[-1] == "10.5"
+
+
+def test_the_training_loss_stands_where_no_other_loss_does():
+    assert render([summary("master")]).count("loss") == 1
+    metric = Metric("P@1", "P@1", "{:.2f}", "P@1", "%")
+    run = dataclasses.replace(summary("fp8"), metrics={"P@1": 50.0}, train_loss=12.345)
+    row = next(line for line in render([run], metrics=(metric,)).splitlines() if "fp8" in line)
+    assert row.split()[:3] == ["fp8", "50.00", "12.35"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .config import RunConfig
 from .loop import resolve_device
@@ -23,12 +24,14 @@ class Comparison:
     Attributes:
         directory: The run directory.
         metrics: What the task measures.
+        data: The data that all runs share: its name and its sizes, as plain JSON.
         records: Every logged step, run by run.
         summaries: One per run: precision by precision, each with all seeds.
     """
 
     directory: Path
     metrics: tuple[Metric, ...]
+    data: dict[str, Any]
     records: list[Record]
     summaries: list[Summary]
 
@@ -73,7 +76,8 @@ def compare(
 
     records: list[Record] = []
     shown = tuple(metric.name for metric in task.METRICS)
-    plan = Plan(tuple(runs), task.steps(config, data), shown)
+    described = task.describe(data)
+    plan = Plan(tuple(runs), task.steps(config, data), shown, described)
     progress = reporter(plan) if reporter else None
 
     def keep(record: Record) -> None:
@@ -86,10 +90,10 @@ def compare(
         summaries = run_all(config, data, runs, jobs, keep, directory.path / MODELS)
     # Runs that train at the same time interleave their records.
     records.sort(key=lambda record: runs.index((record.precision, record.seed)))
-    directory.write_summary(summary_object(config.task, summaries))
+    directory.write_summary(summary_object(config.task, described, summaries))
     # Matplotlib takes a second to import, which a failing run need not wait for.
     from .plots import plot_descent_quality, plot_quality  # noqa: PLC0415
 
     plot_quality(records, task.METRICS, directory.path / LOSS_PLOT)
     plot_descent_quality(records, directory.path / DESCENT_PLOT)
-    return Comparison(directory.path, task.METRICS, records, summaries)
+    return Comparison(directory.path, task.METRICS, described, records, summaries)

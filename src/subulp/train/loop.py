@@ -151,6 +151,11 @@ def _run(
         skipped_steps=optimizer.skipped_steps,
         parameters=sum(p.numel() for p in work.model.parameters()),
         simulated=work.simulated,
+        seconds_per_epoch=(
+            None
+            if work.steps_per_epoch is None
+            else work.steps_per_epoch * statistics.fmean(plain_seconds or all_seconds)
+        ),
     )
 
 

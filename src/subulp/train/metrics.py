@@ -98,6 +98,9 @@ class Summary:
         parameters: Number of parameters of the model.
         simulated: The storage is wider than the format that it stands for: memory and time mean
             nothing.
+        seconds_per_epoch: Of the training steps of one pass over the training part, without
+            evaluations: the mean of the steps that measured nothing else, as often as a pass has
+            steps. ``None`` where there are no such passes.
     """
 
     precision: str
@@ -115,6 +118,7 @@ class Summary:
     skipped_steps: int
     parameters: int
     simulated: bool = False
+    seconds_per_epoch: float | None = None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -28,12 +28,14 @@ class Plan:
     Attributes:
         runs: Precision and seed of each run.
         steps: Training steps of each.
-        shown: Names of the metrics that progress tells of.
+        shown: Names of the metrics that progress tells of (default: none).
+        data: Name and sizes of what the runs are trained on (default: nothing is told of it).
     """
 
     runs: tuple[tuple[str, int], ...]
     steps: int
     shown: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def name(self, precision: str, seed: int) -> str:
         """A run as people are told of it: without the seed where all have the same."""
@@ -57,7 +59,17 @@ class Reporter(Protocol):
 
 
 def reporter(plan: Plan, console: Console) -> Reporter:
-    """Bars where they can move, lines where they would pile up (in a file, in a build log)."""
+    """Bars where they can move, lines where they would pile up (in a file, in a build log).
+
+    What is trained on stands above them, in one line.
+    """
+    if plan.data:
+        sizes = (
+            f"{size:,} {name.replace('_', ' ')}"
+            for name, size in plan.data.items()
+            if name != "name"
+        )
+        console.print(f"{plan.data['name']}: {', '.join(sizes)}", highlight=False, soft_wrap=True)
     return Bars(plan, console) if console.is_terminal else Lines(plan, console)
 
 

@@ -98,9 +98,9 @@ class RunDirectory:
         (self.path / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
 
 
-def summary_object(task: str, summaries: list[Summary]) -> dict[str, Any]:
+def summary_object(task: str, data: dict[str, Any], summaries: list[Summary]) -> dict[str, Any]:
     """What ``--json`` prints and ``summary.json`` holds."""
-    return {"task": task, "runs": summaries}
+    return {"task": task, "data": data, "runs": summaries}
 
 
 def task_of_run(path: Path) -> str | None:

@@ -42,7 +42,7 @@ def print_comparison(
     means. Runs are compared with the baseline (master weights, else FP32) seed by seed. A console
     too narrow for the table gets it in two parts.
     """
-    quality, cost = _quality_columns(metrics, summaries), _cost_columns()
+    quality, cost = _quality_columns(metrics, summaries), _cost_columns(summaries)
     title = _title(summaries)
     caption = (
         "Descent quality: the share of the intended updates that took effect. "
@@ -68,6 +68,10 @@ def _quality_columns(metrics: Sequence[Metric], summaries: Sequence[Summary]) ->
         columns.append(_Column(metric.heading, partial(_metric, metric)))
         if metric.versus and baseline is not None and len(set(precisions)) > 1:
             columns.append(_Column(f"vs\n{baseline}", partial(_excess, metric, summaries)))
+    if not any("loss" in metric.name for metric in metrics):
+        columns.append(
+            _Column("train\nloss", lambda runs: _spread("{:.4g}", (s.train_loss for s in runs)))
+        )
     return [
         *columns,
         _Column(
@@ -77,7 +81,7 @@ def _quality_columns(metrics: Sequence[Metric], summaries: Sequence[Summary]) ->
     ]
 
 
-def _cost_columns() -> list[_Column]:
+def _cost_columns(summaries: Sequence[Summary]) -> list[_Column]:
     def bytes_per_parameter(runs: Sequence[Summary]) -> str:
         return _mean("{:.4g}", (s.bytes_per_parameter["total"] for s in runs))
 
@@ -87,7 +91,7 @@ def _cost_columns() -> list[_Column]:
             lambda runs: _real(runs, "{:.2f}", (s.peak_bytes[category] / _MIB for s in runs)),
         )
 
-    return [
+    columns = [
         _Column("bytes/\nparam", bytes_per_parameter),
         *map(peak, (*CATEGORIES, "total")),
         _Column(
@@ -95,6 +99,14 @@ def _cost_columns() -> list[_Column]:
             lambda runs: _real(runs, "{:.1f}", (1e3 * s.seconds_per_step for s in runs)),
         ),
     ]
+    if all(s.seconds_per_epoch is not None for s in summaries):
+        columns.append(
+            _Column(
+                "s/\nepoch",
+                lambda runs: _real(runs, "{:.1f}", (s.seconds_per_epoch or 0.0 for s in runs)),
+            )
+        )
+    return columns
 
 
 def _table(

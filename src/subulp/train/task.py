@@ -37,6 +37,8 @@ class Workload:
         save: Writes the trained model to files whose names begin with a path (default: none).
         simulated: The storage is wider than the format that it stands for, so neither memory nor
             time means anything (default: ``False``).
+        steps_per_epoch: Steps of one pass over the training part; ``None`` where there are no such
+            passes (default: ``None``).
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class Workload:
     bytes_per_parameter: Callable[[], dict[str, float]] | None = None
     save: Callable[[Path], None] | None = None
     simulated: bool = False
+    steps_per_epoch: int | None = None
 
 
 class Task(Protocol):
@@ -68,6 +71,10 @@ class Task(Protocol):
         Raises:
             ValueError, OSError: The data or a precision of ``config`` cannot be used.
         """
+
+    @staticmethod
+    def describe(data: Any) -> dict[str, Any]:
+        """What the runs share, as plain JSON: ``"name"``, and sizes of its parts."""
 
     @staticmethod
     def steps(config: Any, data: Any) -> int:

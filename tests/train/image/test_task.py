@@ -33,7 +33,11 @@ def digits():
 def timeless(summary):
     empty = dict.fromkeys(summary.peak_bytes, 0)
     return dataclasses.replace(
-        summary, seconds_per_step=0.0, peak_bytes=empty, category_peak_bytes=empty
+        summary,
+        seconds_per_step=0.0,
+        seconds_per_epoch=0.0,
+        peak_bytes=empty,
+        category_peak_bytes=empty,
     )
 
 

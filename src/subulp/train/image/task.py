@@ -43,6 +43,16 @@ def load(config: ImageConfig) -> Images:
     return images
 
 
+def describe(data: Images) -> dict[str, Any]:
+    """Its name, and pictures of its parts."""
+    return {
+        "name": data.name,
+        "train": len(data.train),
+        "validation": len(data.validation),
+        "classes": data.classes,
+    }
+
+
 def steps(config: ImageConfig, data: Images) -> int:
     """Whole batches of all epochs."""
     return config.epochs * (len(data.train) // config.batch_size)
@@ -128,6 +138,7 @@ def build(
         lambda: evaluate(model, logits, validation),
         scaler=torch.amp.GradScaler(device.type) if config.grad_scaler else None,
         simulated=simulated_bits(precision) is not None,
+        steps_per_epoch=len(data.train) // config.batch_size,
     )
 
 

@@ -44,6 +44,16 @@ def load(config: LMConfig) -> Text:
     return text
 
 
+def describe(data: Text) -> dict[str, Any]:
+    """Its name, and tokens of its parts."""
+    return {
+        "name": data.name,
+        "train": len(data.train),
+        "validation": len(data.validation),
+        "vocabulary": data.vocabulary,
+    }
+
+
 def steps(config: LMConfig, data: Text) -> int:
     """Training steps of each run."""
     return config.steps

@@ -83,6 +83,26 @@ def load(config: XMCConfig) -> XMCText:
     return text
 
 
+def describe(data: XMCText) -> dict[str, Any]:
+    """Its name, instances and pairs of its parts, labels, and those of them that never train.
+
+    A label that no training instance has is a negative of all of them. It is scored like any other
+    label, and its test pairs count in every measure; its own text trains it, where those train.
+    """
+    train, test = data.train.targets, data.data.test.targets
+    unseen = train.counts() == 0
+    return {
+        "name": data.data.name,
+        "train": len(data.train),
+        "train_pairs": len(train.indices),
+        "test": len(test),
+        "test_pairs": len(test.indices),
+        "labels": data.data.num_labels,
+        "unseen_labels": int(unseen.sum()),
+        "unseen_test_pairs": int(unseen[test.indices].sum()),
+    }
+
+
 def steps(config: XMCConfig, data: XMCText) -> int:
     """Whole batches of all epochs."""
     return config.epochs * (len(data.train) // config.batch_size)
@@ -170,6 +190,7 @@ def build(
         bytes_per_parameter=lambda: head_bytes(head, storage),
         save=lambda path: save_model(path, model, data.reader, data.data.label_texts),
         simulated=storage is not None and storage.simulated,
+        steps_per_epoch=len(data.train) // config.batch_size,
     )
 
 
