@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from subulp.train.data.xmc.read import load_bundled
-from subulp.train.xmc.features import Vocabulary
+from subulp.train.xmc.features import PLACES, Vocabulary
 
 TEXTS = ["The red fox", "the RED dog", "a fox; a fox_2", "Größe x²", ""]
 
@@ -37,12 +37,21 @@ def test_the_limits():
 
 def test_bags_hold_known_terms_with_repeats_words_first():
     vocabulary = build(min_count=2)
-    ids, offsets = vocabulary.encode(["the red the red!", "unknown", "", "fox"])
+    ids, offsets, places = vocabulary.encode(["the red the red!", "unknown", "", "fox"])
     assert ids.tolist() == [2, 1, 2, 1, 3, 3, 0]
     assert offsets.tolist() == [0, 6, 6, 6, 7]
-    assert ids.dtype == offsets.dtype == np.int64
-    ids, offsets = vocabulary.encode([])
-    assert (ids.tolist(), offsets.tolist()) == ([], [0])
+    assert places.tolist() == [0, 1, 2, 3, 12, 14, 0]
+    assert ids.dtype == offsets.dtype == places.dtype == np.int64
+    assert [a.tolist() for a in vocabulary.encode([])] == [[], [0], []]
+
+
+def test_places_count_unknown_words_and_end_at_the_last():
+    vocabulary = build(min_count=2)
+    text = "unknown the " + 20 * "unknown " + "the red"
+    ids, _, places = vocabulary.encode([text])
+    assert ids.tolist() == [2, 2, 1, 3]
+    assert places.tolist() == [1, 11, 11, 23]
+    assert PLACES == 24
 
 
 def test_inverse_document_frequency():
@@ -119,7 +128,7 @@ def test_the_bundled_texts_take_a_moment():
     source = load_bundled().train.source
     begin = time.process_time()
     vocabulary = Vocabulary.build(source)
-    ids, offsets = vocabulary.encode(source)
+    ids, offsets, _ = vocabulary.encode(source)
     # About 0.5 s here; the bound leaves room for slower machines.
     assert time.process_time() - begin < 5
     assert len(offsets) == len(source) + 1

@@ -160,9 +160,13 @@ def test_renee_leaves_out_a_step_that_overflows():
 
 def test_the_encoder_gives_a_sane_norm_and_constants():
     torch.manual_seed(0)
-    encoder = BagEncoder(50, 16, 2, 0.0)
-    offsets, weights = torch.tensor([0, 3, 3, 4]), torch.tensor([1.0, 2.0, 1.0, 1.0])
-    bags = Bags(torch.tensor([3, 4, 3, 7]), offsets, weights)
+    encoder = BagEncoder(50, 3, 16, 2, 0.0)
+    bags = Bags(
+        torch.tensor([3, 4, 3, 7]),
+        torch.tensor([0, 3, 3, 4]),
+        torch.tensor([1.0, 2.0, 1.0, 1.0]),
+        torch.tensor([0, 1, 2, 0]),
+    )
     x = encoder(bags)
     assert x.shape == (3, 16 + CONSTANTS)
     assert torch.equal(x[:, 16:], torch.ones(3, CONSTANTS))
@@ -170,12 +174,21 @@ def test_the_encoder_gives_a_sane_norm_and_constants():
     torch.testing.assert_close(norms, torch.full((2,), OUTPUT_NORM), rtol=0.01, atol=0)
     # An empty text is as good as any other to the classifier.
     assert torch.isfinite(x[1]).all()
-    # Terms count as often as they stand, in any order.
-    weights = torch.tensor([2.0, 1.0, 1.0, 1.0])
-    again = encoder(Bags(torch.tensor([4, 3, 3, 7]), offsets, weights))
-    torch.testing.assert_close(again, x)
-    # A factor on all weights of an instance is lost in its norm.
-    torch.testing.assert_close(encoder(Bags(bags.ids, offsets, 5 * bags.weights)), x)
+    # Terms count as often as they stand, in any order; a factor on all weights is lost in the norm.
+    order = torch.tensor([1, 2, 0, 3])
+    again = Bags(bags.ids[order], bags.offsets, 5 * bags.weights[order], bags.places[order])
+    torch.testing.assert_close(encoder(again), x)
+    # Where a term stands changes nothing at first; then the network has learned what it means.
+    moved = bags._replace(places=torch.tensor([1, 0, 2, 0]))
+    assert torch.equal(encoder(moved), x)
+    torch.nn.init.normal_(encoder.place_gate)
+    assert not torch.equal(encoder(moved)[0], encoder(bags)[0])
+    torch.nn.init.zeros_(encoder.place_gate)
+    torch.nn.init.normal_(encoder.place_factor)
+    assert not torch.equal(encoder(moved)[0], encoder(bags)[0])
+    torch.nn.init.zeros_(encoder.place_factor)
+    torch.nn.init.normal_(encoder.gate)
+    assert not torch.equal(encoder(bags)[0], x[0])
 
 
 def test_batches_see_every_instance_once_an_epoch():

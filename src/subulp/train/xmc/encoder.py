@@ -22,31 +22,41 @@ class Bags(NamedTuple):
         ids: int64 ``(terms of all instances,)``.
         offsets: int64 ``(instances + 1,)``: where the terms of each instance begin.
         weights: FP32 ``(terms of all instances,)``.
+        places: int64 ``(terms of all instances,)``: where in its instance a term stands; all 0
+            where that is not known.
     """
 
     ids: Tensor
     offsets: Tensor
     weights: Tensor
+    places: Tensor
 
 
 class BagEncoder(torch.nn.Module):
     """Bags of ``batch`` instances to FP32 ``(batch, width + CONSTANTS)``.
 
     An instance's terms are summed up with their weights, divided by the length that the sum of as
-    many independent vectors has: a factor on all of its weights changes nothing.
+    many independent vectors has: a factor on all of its weights changes nothing. What a term counts
+    for depends on where it stands (the first words of a definition say what it is about) and on the
+    term itself: a gate between 0 and 2, which begins at 1, and a factor for each number of the
+    vector.
 
     Args:
         terms: Number of terms.
+        places: Number of places that a term may stand at.
         width: Size of the vector.
         layers: Residual layers.
         dropout: Share of the vector that is dropped while training.
     """
 
-    def __init__(self, terms: int, width: int, layers: int, dropout: float) -> None:
+    def __init__(self, terms: int, places: int, width: int, layers: int, dropout: float) -> None:
         super().__init__()
         self.width = width
         self.terms = Embedding(terms, width)
         torch.nn.init.normal_(self.terms.weight, std=_EMBEDDING_STD)
+        self.gate = torch.nn.Parameter(torch.zeros(width))
+        self.place_gate = torch.nn.Parameter(torch.zeros(places))
+        self.place_factor = torch.nn.Parameter(torch.zeros(places, width))
         self.layers = torch.nn.ModuleList(Residual(width) for _ in range(layers))
         self.output = ClassifierInput(width, dropout)
 
@@ -61,7 +71,10 @@ class BagEncoder(torch.nn.Module):
         bag = torch.repeat_interleave(
             torch.arange(count, device=bags.ids.device), bags.offsets.diff()
         )
-        terms = self.terms(bags.ids) * bags.weights[:, None]
+        terms = self.terms(bags.ids)
+        score = terms.float() @ self.gate.float() / _EMBEDDING_STD
+        gate = 2 * torch.sigmoid(score + self.place_gate[bags.places])
+        terms = terms * (1 + self.place_factor[bags.places]) * (bags.weights * gate)[:, None]
         x = torch.zeros(count, self.width, device=terms.device).index_add(0, bag, terms)
         squares = torch.zeros(count, device=terms.device).index_add(0, bag, bags.weights.square())
         x = x / (_EMBEDDING_STD * squares.sqrt().clamp(min=1e-3))[:, None]

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
 
+PLACES = 24
+"""Places of a term in a text: each of the first eleven, and all later ones; words, then pairs."""
+
 COUNTED_AT_ONCE = 20_000_000
 """Different terms that are counted before rare ones are forgotten: about 2 GiB."""
 
@@ -82,20 +85,26 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.terms)
 
-    def encode(self, texts: Iterable[str]) -> tuple[Int64s, Int64s]:
+    def encode(self, texts: Iterable[str]) -> tuple[Int64s, Int64s, Int64s]:
         """The bag of each text: its known terms, repeats included, words before pairs.
 
         Returns:
-            ``ids``, int64 ``(terms of all texts,)``, and ``offsets``, int64 ``(texts + 1,)``: the
+            ``ids``, int64 ``(terms of all texts,)``; ``offsets``, int64 ``(texts + 1,)``: the
             bag of text ``i`` is ``ids[offsets[i]:offsets[i + 1]]``, empty if nothing in it is
-            known. ``torch.nn.functional.embedding_bag`` takes them as they are with
-            ``include_last_offset=True``.
+            known; and ``places``, int64 like ``ids``, below ``PLACES``: words unknown here count
+            in them.
         """
         number, ids, offsets = self._numbers.get, [], [0]
+        places: list[int] = []
         for text in texts:
-            ids += [n for term in _terms(text, self.bigrams) if (n := number(term)) is not None]
+            words = _words(text)
+            for first, terms in ((0, words), (PLACES // 2, _pairs(words) if self.bigrams else [])):
+                for place, term in enumerate(terms):
+                    if (known := number(term)) is not None:
+                        ids.append(known)
+                        places.append(first + min(place, PLACES // 2 - 1))
             offsets.append(len(ids))
-        return np.array(ids, np.int64), np.array(offsets, np.int64)
+        return np.array(ids, np.int64), np.array(offsets, np.int64), np.array(places, np.int64)
 
     def inverse_document_frequency(self) -> NDArray[np.float32]:
         """``1 + log((1 + texts) / (1 + count))`` of each term, FP32 ``(terms,)``."""
@@ -145,11 +154,12 @@ class Vocabulary:
         return {term: number for number, term in enumerate(self.terms)}
 
 
-def _terms(text: str, bigrams: bool) -> list[str]:
-    words = _WORD.findall(text.lower())
-    if bigrams:
-        words += [f"{first} {second}" for first, second in pairwise(words)]
-    return words
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _pairs(words: list[str]) -> list[str]:
+    return [f"{first} {second}" for first, second in pairwise(words)]
 
 
 def _count(texts: Iterable[str], bigrams: bool, at_once: int) -> tuple[int, Counter[str]]:
@@ -157,7 +167,8 @@ def _count(texts: Iterable[str], bigrams: bool, at_once: int) -> tuple[int, Coun
     total = forgotten = 0
     for text in texts:
         total += 1
-        counts.update(set(_terms(text, bigrams)))
+        words = _words(text)
+        counts.update({*words, *(_pairs(words) if bigrams else ())})
         while len(counts) > at_once:
             forgotten += 1
             counts = Counter({t: n for t, n in counts.items() if n > forgotten})

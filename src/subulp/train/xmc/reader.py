@@ -19,7 +19,7 @@ from ..data.xmc.lines import TextLines
 from ..files import replacing
 from .config import XMCConfig
 from .encoder import BagEncoder, Bags
-from .features import Vocabulary
+from .features import PLACES, Vocabulary
 from .known_features import KnownFeatures
 from .transformer import Tokens, TransformerEncoder, TransformerReader
 
@@ -107,12 +107,13 @@ class BagReader:
 
     def read(self, instances: Sequence[str]) -> Bags:
         """Texts as bags."""
-        ids, offsets = map(torch.from_numpy, self.vocabulary.encode(instances))
-        return Bags(ids, offsets, self.weights[ids])
+        ids, offsets, places = map(torch.from_numpy, self.vocabulary.encode(instances))
+        return Bags(ids, offsets, self.weights[ids], places)
 
     def encoder(self, device: torch.device) -> BagEncoder:
         """A new :class:`BagEncoder`."""
-        return BagEncoder(len(self.vocabulary), self.width, self.layers, self.dropout).to(device)
+        encoder = BagEncoder(len(self.vocabulary), PLACES, self.width, self.layers, self.dropout)
+        return encoder.to(device)
 
     def settings(self) -> dict[str, Any]:
         """Sizes of the encoder."""
@@ -153,11 +154,12 @@ class FeatureReader:
 
     def read(self, instances: Features) -> Bags:
         """Features as bags."""
-        return Bags(*map(torch.from_numpy, self.known.encode(instances)))
+        ids, offsets, weights = map(torch.from_numpy, self.known.encode(instances))
+        return Bags(ids, offsets, weights, torch.zeros_like(ids))
 
     def encoder(self, device: torch.device) -> BagEncoder:
         """A new :class:`BagEncoder`."""
-        return BagEncoder(len(self.known), self.width, self.layers, self.dropout).to(device)
+        return BagEncoder(len(self.known), 1, self.width, self.layers, self.dropout).to(device)
 
     def settings(self) -> dict[str, Any]:
         """Sizes of the encoder."""
@@ -188,21 +190,28 @@ def make_reader(config: XMCConfig, train: TextPart | BagPart) -> Reader[Any]:
         ValueError: The encoder is neither the bag nor a folder that can be used, or is one that
             reads texts and there are none.
     """
+    if config.encoder == BagReader.kind:
+        return _bag_reader(config, train)
     if isinstance(train, BagPart):
-        if config.encoder != BagReader.kind:
-            raise ValueError(
-                f"data={config.data} is a bag of words, and encoder={config.encoder} reads texts: "
-                "use --encoder bag, or give a data set with texts"
-            )
+        raise ValueError(
+            f"data={config.data} is a bag of words, and encoder={config.encoder} reads texts: "
+            "use --encoder bag, or give a data set with texts"
+        )
+    return TransformerReader.open(
+        Path(config.encoder),
+        max_length=config.max_length,
+        pooling=config.pooling,
+        dropout=config.dropout,
+    )
+
+
+def _bag_reader(config: XMCConfig, train: TextPart | BagPart) -> Reader[Any]:
+    assert config.width is not None
+    assert config.layers is not None
+    assert config.max_terms is not None
+    if isinstance(train, BagPart):
         known = KnownFeatures.build(train.source, config.max_terms)
         return FeatureReader(known, config.width, config.layers, config.dropout)
-    if config.encoder != BagReader.kind:
-        return TransformerReader.open(
-            Path(config.encoder),
-            max_length=config.max_length,
-            pooling=config.pooling,
-            dropout=config.dropout,
-        )
     vocabulary = Vocabulary.build(train.source, max_terms=config.max_terms)
     return BagReader(vocabulary, config.width, config.layers, config.dropout)
 
