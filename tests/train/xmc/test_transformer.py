@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -205,6 +206,29 @@ def test_folders_that_cannot_be_used(bert, config, tmp_path, spoil, message):
     spoil(folder)
     with pytest.raises(ValueError, match=message):
         load(dataclasses.replace(config, encoder=str(folder)))
+
+
+@pytest.mark.parametrize(("name", "value"), [("width", 256), ("layers", 1), ("max_terms", 500_000)])
+def test_sizes_of_the_bag_contradict_a_transformer(bert, name, value, tmp_path, capsys):
+    """Even its defaults, given by hand."""
+    message = f"{name}={value} and encoder={bert} contradict each other"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        XMCConfig(encoder=str(bert), **{name: value})
+    option = f"--{name.replace('_', '-')}={value}"
+    out = tmp_path / "run"
+    assert main(["train", "xmc", "--encoder", str(bert), option, "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+    assert getattr(XMCConfig(**{name: value}), name) == value
+
+
+def test_sizes_of_the_bag_are_none_with_a_transformer(config):
+    assert (config.width, config.layers, config.max_terms) == (None, None, None)
+    again = dataclasses.replace(config, epochs=3)
+    assert again.width is None
+    # Back to the bag, they have their defaults.
+    bag = dataclasses.replace(config, encoder="bag")
+    assert (bag.width, bag.layers, bag.max_terms) == (256, 1, 500_000)
 
 
 def test_a_folder_without_weights(bert, config, tmp_path):

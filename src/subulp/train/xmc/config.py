@@ -22,6 +22,9 @@ from .presets import PropensityName, preset
 # A transformer is fine-tuned: the bag's rate would undo what it has learned.
 _TRANSFORMER_LR = 5e-5
 
+_OF_BAG = ("width", "layers", "max_terms")
+"""Fields of the bag encoder alone; ``None`` with a transformer."""
+
 _WITHOUT_DEFAULT = Parameter(show_default=False)
 
 
@@ -57,15 +60,15 @@ class XMCConfig(RunConfig):
     """bag: words and word pairs, or a data set's own features, summed up; or the folder of a
     Hugging Face transformer, which reads texts."""
 
-    width: Annotated[int, MODEL] = 256
-    """Size of a text's vector in the bag encoder."""
+    width: Annotated[int | None, MODEL] = overridable(256)
+    """Size of a text's vector in the bag encoder; a transformer has its own."""
 
-    layers: Annotated[int, MODEL] = 1
-    """Residual layers of the bag encoder."""
+    layers: Annotated[int | None, MODEL] = overridable(1)
+    """Residual layers of the bag encoder; a transformer has its own."""
 
-    max_terms: Annotated[int, MODEL] = 500_000
+    max_terms: Annotated[int | None, MODEL] = overridable(500_000)
     """Words and word pairs, or features, that the bag encoder knows at most, the most frequent
-    ones."""
+    ones; a transformer has its own tokens."""
 
     max_length: Annotated[int, MODEL] = overridable(128)
     """Tokens of a text that a transformer reads."""
@@ -125,11 +128,9 @@ class XMCConfig(RunConfig):
     def __post_init__(self) -> None:
         self._resolve()
         super().__post_init__()
-        for name in (
-            *("width", "layers", "max_terms", "max_length", "chunks"),
-            *("epochs", "batch_size", "eval_epochs"),
-        ):
-            check_range(name, getattr(self, name), 1)
+        for name in (*_OF_BAG, "max_length", "chunks", "epochs", "batch_size", "eval_epochs"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 1)
         for name in ("final_lr", "head_fraction"):
             check_range(name, getattr(self, name), 0, 1)
         if self.warmup is not None:
@@ -150,8 +151,16 @@ class XMCConfig(RunConfig):
     def _resolve(self) -> None:
         """Give every field the value that was given, else the preset's, else its default."""
         settings = {} if self.preset is None else preset(self.preset).settings()
-        if self._given("encoder") and self.encoder != "bag":
+        bag = not self._given("encoder") or self.encoder == "bag"
+        if not bag:
             settings.setdefault("encoder_lr", _TRANSFORMER_LR)
+            settings |= dict.fromkeys(_OF_BAG)
+            for name in filter(self._given, _OF_BAG):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} and encoder={self.encoder} contradict each "
+                    f"other: {name} is of the bag encoder, and a transformer has its own; leave "
+                    "one of the two out"
+                )
         if self.preset is not None and isinstance(self.encoder, Default):
             raise ValueError(
                 f"preset={self.preset} trains the transformer {preset(self.preset).encoder}, which "
@@ -168,6 +177,8 @@ class XMCConfig(RunConfig):
             settings["warmup"] = None
         for field in fields(self):
             value = getattr(self, field.name)
+            if bag and field.name in _OF_BAG and value is None:
+                value = field.default
             if isinstance(value, Default):
                 chosen = settings.get(field.name, value.value)
                 object.__setattr__(self, field.name, chosen)  # The class is frozen.
