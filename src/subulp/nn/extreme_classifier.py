@@ -8,19 +8,22 @@ of labels at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..ops.head import HeadJob, RandomAddress, Rounding, head_step
-from .row_table import RowTable, Storage
+from ..numerics import E4M3
+from ..ops.head import HeadJob, RandomAddress, Rounding, fp8, head_step
+from ..ops.head import Products as JobProducts
+from .row_table import RowTable, Storage, parse_storage
 from .top_k import TopK
 
 Reduction = Literal["mean", "sum"]
 Scale = Literal["table"] | float | None
+Products = Literal["auto", "fp32", "fp8"]
 
 
 class RowOptimizer(Protocol):
@@ -67,6 +70,14 @@ class ExtremeClassifier(nn.Module):
             normal range; or a power of two (default: ``None``).
         reduction: ``"mean"`` over the instances of the sums over labels, or ``"sum"`` over both, as
             in the paper's algorithm 1 (default: ``"mean"``).
+        products: Operands of the matrix products. ``"fp32"``: the rows, decoded, and the embeddings
+            in FP32. ``"fp8"``, for rows in E4M3: embeddings in E4M3 for the logits, which are
+            rounded to BF16; then a gradient of the logits in BF16, and embeddings in BF16 (the
+            paper's section 4.3 and algorithm 1); all sums in FP32, see
+            :func:`subulp.ops.head.head_step`. FP8 units multiply where there are any, and tiles of
+            FP32 elsewhere: the result is the same but for the order of the sums. ``"auto"``:
+            ``"fp8"`` for rows in E4M3 on a GPU of sm_89 or later, else ``"fp32"`` (default:
+            ``"auto"``).
         seed: Of the initial weights, of rounding and of dropout; ``None`` follows
             ``torch.manual_seed`` (default: ``None``).
         device: Where the rows lie; on ``"meta"`` there are none until ``load_state_dict`` brings
@@ -96,11 +107,14 @@ class ExtremeClassifier(nn.Module):
         rounding: Rounding = "stochastic",
         scale: Scale = None,
         reduction: Reduction = "mean",
+        products: Products = "auto",
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         _check(dim, num_labels, chunks, head_fraction, dropout, rounding, reduction)
+        self._e4m3 = parse_storage(storage) == E4M3
+        self.products = _checked_products(products, storage, self._e4m3)
         self.chunks, self.dropout, self.head_fraction = chunks, dropout, head_fraction
         self.rounding, self.reduction = rounding, reduction
         self.row_optimizer: RowOptimizer | None = None
@@ -129,6 +143,13 @@ class ExtremeClassifier(nn.Module):
     def num_labels(self) -> int:
         """Number of labels."""
         return self.table.rows
+
+    @property
+    def chosen_products(self) -> JobProducts:
+        """``products``, with ``"auto"`` resolved for the device of the rows."""
+        if self.products != "auto":
+            return self.products
+        return "fp8" if self._e4m3 and fp8.units_at(self.table.codes.device) else "fp32"
 
     @property
     def row_parameters(self) -> Sequence[nn.Parameter]:
@@ -252,7 +273,7 @@ class ExtremeClassifier(nn.Module):
         loss = torch.zeros((), dtype=torch.float64, device=x.device) if wanted else None
         grad_x = torch.zeros_like(x)
         gain = 1.0 / max(1, x.shape[0]) if self.reduction == "mean" else 1.0
-        table, dim = self.table, self.table.dim
+        table, dim, products = self.table, self.table.dim, self.chosen_products
         for start, stop in self._chunks():
             first, last = torch.searchsorted(
                 labels, torch.tensor([start, stop], device=labels.device)
@@ -276,6 +297,7 @@ class ExtremeClassifier(nn.Module):
                     dropout=self.dropout,
                     train=step is not None,
                     loss=loss,
+                    products=products,
                 )
             )
         if loss is None:
@@ -299,7 +321,8 @@ class ExtremeClassifier(nn.Module):
 
         Returns:
             Logits, FP32 ``(batch, k)``, descending, and labels, int64 ``(batch, k)``; equal logits
-            go to the lower label.
+            go to the lower label. With ``products="fp8"`` logits are BF16 numbers, so many are
+            equal.
 
         Raises:
             ValueError: ``k`` is out of range.
@@ -308,11 +331,26 @@ class ExtremeClassifier(nn.Module):
             raise ValueError(f"k={k} is out of range: from 1 to {self.num_labels} labels")
         x = embeddings.detach().float()
         best = TopK(x.shape[0], k, x.device)
+        logits = self._narrow_logits(x) if self.chosen_products == "fp8" else self._logits(x)
         for start, stop in self.table.slices():
-            scores = x @ self.table.decode(start, stop).t()
+            scores = logits(start, stop)
             rows = torch.arange(start, stop, device=x.device)
             best.add(scores, rows if self.label_of is None else self.label_of[start:stop])
         return best.scores, best.labels
+
+    def _logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
+        """FP32 ``(batch, stop - start)`` from the place of the first and of the last row."""
+        return lambda start, stop: x @ self.table.decode(start, stop).t()
+
+    def _narrow_logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
+        """The same from FP8 operands, as training computes them."""
+        narrow, table = fp8.inputs(x), self.table
+        if fp8.units_at(x.device):
+            return lambda start, stop: (
+                fp8.unit_logits(table.codes[start:stop], narrow, table.scale).float().t()
+            )
+        wide = narrow.float()
+        return lambda start, stop: fp8.to_bf16_(wide @ table.decode(start, stop).t())
 
     def weight(self, labels: Tensor) -> Tensor:
         """FP32 weights of some labels, remainders added: ``(count, dim)``."""
@@ -331,7 +369,10 @@ class ExtremeClassifier(nn.Module):
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
-        return f"chunks={self.chunks}, rounding={self.rounding}, dropout={self.dropout}"
+        return (
+            f"chunks={self.chunks}, rounding={self.rounding}, dropout={self.dropout}, "
+            f"products={self.products}"
+        )
 
 
 class _TrainStep(torch.autograd.Function):
@@ -362,6 +403,18 @@ class _TrainStep(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (grad_x,) = ctx.saved_tensors
         return grad_x * grad.to(grad_x.dtype), None, None, None, None
+
+
+def _checked_products(products: Products, storage: Storage, e4m3: bool) -> Products:
+    if products not in get_args(Products):
+        choices = " or ".join(map(repr, get_args(Products)))
+        raise ValueError(f"products={products!r} is unknown: use {choices}")
+    if products == "fp8" and not e4m3:
+        raise ValueError(
+            f"products='fp8' multiplies rows in E4M3, and storage={storage!r}: use storage='e4m3', "
+            "or products='fp32'"
+        )
+    return products
 
 
 def _scale(scale: Scale, bound: float) -> float:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..numerics import E4M3
 from .extreme_classifier import ExtremeClassifier
-from .row_table import Storage
+from .row_table import Storage, parse_storage
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -48,8 +49,8 @@ def refine(
         weight_decay: Of the rows, times the learning rate (default: 0).
 
     Returns:
-        A classifier of the same labels, dropout, rounding and reduction, without remainders, in the
-        mode of ``head``; to train on, give it an optimizer.
+        A classifier of the same labels, dropout, rounding, reduction and, for rows in E4M3,
+        products, without remainders, in the mode of ``head``; to train on, give it an optimizer.
 
     Raises:
         ValueError: An argument is out of range, ``batches`` can be read only once or is empty, or a
@@ -134,6 +135,7 @@ def _without_rows(
         dropout=head.dropout,
         rounding=head.rounding,
         reduction=head.reduction,
+        products=head.products if parse_storage(storage) == E4M3 else "auto",
         seed=head.seed,
         device="meta",
     )

@@ -312,3 +312,20 @@ def test_killed_half_way_no_half_model_is_seen(one_run, text_file, capfdbinary):
     assert saved_models(one_run) == [RunName("fp8", 0)]
     assert main(["predict", str(one_run), str(text_file)]) == 0
     assert capfdbinary.readouterr().out.count(b"\n") == 6
+
+
+@pytest.mark.parametrize("products", ["fp32", "fp8"])
+def test_a_model_predicts_with_the_products_that_it_was_measured_with(config, tmp_path, products):
+    config = dataclasses.replace(config, precision=("bf16", "fp8"), products=products)
+    out = compare(config, out=tmp_path / "run", jobs=1).directory
+    heads = {p: load_model(out, RunName(p, 0), CPU).model["head"] for p in config.precision}
+    assert heads["fp8"].products == products
+    assert heads["bf16"].products == "fp32"
+
+
+def test_fp8_products_need_fp8_rows(config):
+    config = dataclasses.replace(config, precision=("fp32", "renee", "e4m3+nearest"))
+    load(dataclasses.replace(config, products="fp8"))
+    config = dataclasses.replace(config, precision=("fp32", "renee"), products="fp8")
+    with pytest.raises(ValueError, match=r"products=fp8 .* and precision=fp32,renee has none"):
+        load(config)

@@ -12,6 +12,7 @@ from ...numerics import Format
 from .. import backend
 
 Rounding = Literal["nearest", "stochastic"]
+Products = Literal["fp32", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class HeadJob:
         dropout: Share of the weights that are left out of the products.
         train: Whether the rows are updated and ``grad_x`` is wanted.
         loss: FP64 (); the chunk's sum of binary cross-entropies is added. ``None`` skips it.
+        products: ``"fp32"``, or ``"fp8"`` for E4M3 rows.
     """
 
     rows: Tensor
@@ -71,6 +73,7 @@ class HeadJob:
     dropout: float = 0.0
     train: bool = True
     loss: Tensor | None = None
+    products: Products = "fp32"
 
     @property
     def device(self) -> torch.device:
@@ -96,5 +99,16 @@ def head_step(job: HeadJob) -> None:
     rows, nor a gradient of more than a tile of weights ever exists. Rounding equals that of
     :mod:`subulp.ops.sgd` bit for bit; with a remainder, the wide value is the stored one plus the
     remainder, and what nearest rounding takes away becomes the new remainder.
+
+    With ``products="fp8"``, operands are those of ELMO, section 4.3 and algorithm 1, all rounded to
+    nearest even and summed up in FP32::
+
+        Z = bf16(W @ e4m3(x).T)
+        G = bf16((sigmoid(Z) - Y) * gain)
+        grad_x += G.T @ W
+        W -= lr * (G @ bf16(x) + weight_decay * W)
+
+    ``e4m3`` saturates. The gradient stays in BF16 because a fifth of it lies below even E5M2's
+    range (figure 2b). The loss is that of ``Z``.
     """
     backend.run("head", job)

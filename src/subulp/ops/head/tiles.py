@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from ..convert import decode, encode
 from ..job import StepJob, as_fp32, new_scalars
 from ..logistic import logistic_
 from ..strategy import parse_strategy
-from . import HeadJob
+from . import HeadJob, fp8
 
 DROPOUT_SLOT = 1
 """Philox counter word that keeps dropout's bits apart from those of rounding."""
@@ -30,6 +30,14 @@ class _Tile:
     gradient: Tensor
 
 
+@dataclass(frozen=True)
+class _Narrow:
+    """The inputs as E4M3, and whether FP8 units multiply them."""
+
+    x: Tensor
+    units: bool
+
+
 FusedUpdate = Callable[[HeadJob, int, Tensor, Tensor], None]
 """Job, first row, rows and logit gradients: steps the rows without their gradient."""
 
@@ -39,6 +47,8 @@ def run(
     tile_rows: int,
     step_sgd: Callable[[StepJob], None],
     fused_update: FusedUpdate | None = None,
+    *,
+    fp8_units: bool = False,
 ) -> None:
     """Do ``job``.
 
@@ -47,6 +57,7 @@ def run(
         tile_rows: Rows of a tile.
         step_sgd: The backend's :mod:`subulp.ops.sgd`, without the dispatcher.
         fused_update: Gradient product and update in one, where the backend has it.
+        fp8_units: Whether logits of FP8 operands come from FP8 units.
     """
     labels, dim = job.rows.shape
     size = min(tile_rows, labels)
@@ -55,6 +66,10 @@ def run(
     gradient = torch.empty_like(weight) if own else weight
     logits = torch.empty(size, job.x.shape[0], device=job.device)
     partial = torch.empty_like(job.x)
+    narrow = None
+    if job.products == "fp8":
+        narrow = _Narrow(fp8.inputs(job.x), fp8_units)
+        job = replace(job, x=job.x.bfloat16().float())
     # Positives are sorted by label: those of a tile are a run of them.
     starts = torch.arange(0, labels + size, size, device=job.device)
     bounds = torch.searchsorted(job.positive_labels, starts).tolist()
@@ -64,7 +79,11 @@ def run(
         decode(job.rows[start:stop], tile.weight, job.scale)
         kept = _dropout(job, tile)
         positives = slice(bounds[i], bounds[i + 1])
-        g = _logit_gradient(job, tile, logits[: stop - start], positives)
+        g = logits[: stop - start]
+        _logits(job, tile, narrow, kept is not None, g)
+        _logit_gradient(job, tile, g, positives)
+        if narrow is not None:
+            fp8.to_bf16_(g)
         if not job.train:
             continue
         # Not addmm: a product that starts from a large sum rounds every one of its terms to it.
@@ -78,9 +97,20 @@ def run(
         _update(job, tile, step_sgd)
 
 
-def _logit_gradient(job: HeadJob, tile: _Tile, out: Tensor, positives: slice) -> Tensor:
-    """``(sigmoid(W @ x.T) - Y) * gain``, (labels, batch), over the logits."""
-    torch.mm(tile.weight, job.x.t(), out=out)
+def _logits(job: HeadJob, tile: _Tile, narrow: _Narrow | None, dropped: bool, out: Tensor) -> None:
+    """``W @ x.T``, (labels, batch)."""
+    if narrow is None:
+        torch.mm(tile.weight, job.x.t(), out=out)
+    elif narrow.units and not dropped:
+        out.copy_(fp8.unit_logits(job.rows[tile.start : tile.stop], narrow.x, job.scale))
+    else:
+        # Weights that dropout has scaled are E4M3 numbers no more.
+        torch.mm(tile.weight, narrow.x.float().t(), out=out)
+        fp8.to_bf16_(out)
+
+
+def _logit_gradient(job: HeadJob, tile: _Tile, out: Tensor, positives: slice) -> None:
+    """``(sigmoid(logits) - Y) * gain``, (labels, batch), over the logits."""
     labels = job.positive_labels[positives] - tile.start
     instances = job.positive_instances[positives]
     positive = out[labels, instances]
@@ -90,7 +120,6 @@ def _logit_gradient(job: HeadJob, tile: _Tile, out: Tensor, positives: slice) ->
     # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where the sigmoid is close to 1.
     if job.train:
         out[labels, instances] = sigmoid(-positive) * -job.gain
-    return out
 
 
 def _dropout(job: HeadJob, tile: _Tile) -> Tensor | None:

@@ -20,7 +20,7 @@ from .. import triton_launch
 from .. import triton_random as random_bits
 from ..job import as_fp32
 from ..sgd import triton as sgd
-from . import HeadJob, tiles
+from . import HeadJob, fp8, tiles
 
 TILE_BYTES = 256 * 1024 * 1024
 """FP32 bytes of a tile's weights: on a GPU a tile is there to bound memory, not to fit a cache."""
@@ -38,7 +38,8 @@ def run(job: HeadJob) -> None:
     size = max(1, TILE_BYTES // (4 * job.rows.shape[1]))
     # Dropout masks the gradient between product and update; the others have no kernel of their own.
     plain = job.dropout == 0.0 and job.remainder is None and job.format.dtype is not None
-    tiles.run(job, size, sgd.run, fused_update if plain else None)
+    update = fused_update if plain else None
+    tiles.run(job, size, sgd.run, update, fp8_units=fp8.units_at(job.device))
 
 
 def fused_update(job: HeadJob, first: int, rows: Tensor, g: Tensor) -> None:

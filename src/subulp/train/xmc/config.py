@@ -92,6 +92,10 @@ class XMCConfig(RunConfig):
     """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
     ones."""
 
+    products: Annotated[Literal["auto", "fp32", "fp8"], MODEL] = "auto"
+    """Products with FP8 rows. fp8: the texts' vectors in E4M3 too, and logits in BF16, as in the
+    paper; auto: fp8 on a GPU of sm_89 or later, else fp32."""
+
     epochs: Annotated[int, OPTIMIZER] = overridable(4)
     """Times that each run sees the training texts."""
 

@@ -254,6 +254,8 @@ def _describe(head: Head) -> dict[str, Any]:
         "num_labels": head.num_labels,
         "scale": table.scale,
         "head_fraction": head.head_fraction,
+        # What "auto" was where it trained: it predicts with the logits that were measured.
+        "products": head.chosen_products,
     }
 
 

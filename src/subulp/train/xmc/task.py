@@ -58,8 +58,12 @@ class XMCText:
 
 def load(config: XMCConfig) -> XMCText:
     """The data of ``config``, after a check that every precision is possible."""
-    for precision in config.precision:
-        parse_precision(precision)
+    storages = [parse_precision(precision) for precision in config.precision]
+    if config.products == "fp8" and not any(s and s.storage == "e4m3" for s in storages):
+        raise ValueError(
+            f"products=fp8 multiplies FP8 rows, and precision={','.join(config.precision)} has "
+            "none: add fp8 to the precisions, or leave products out"
+        )
     data = load_bundled() if config.data is None else read_xmc(config.data)
     if config.chunks > data.num_labels:
         raise ValueError(
@@ -153,6 +157,7 @@ def build_head(
         rounding=storage.rounding,
         scale="table" if config.scale == "table" else None,
         reduction="sum",
+        products=config.products if storage.storage == "e4m3" else "auto",
         seed=seed,
     )
 

@@ -1,0 +1,179 @@
+"""Products in FP8: their definition in double precision, and FP8 units against FP32 tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from subulp.numerics import BF16, E4M3, round_to
+from subulp.ops.head import HeadJob, cpu, fp8, reference, tiles
+from subulp.ops.head import triton as triton_head
+from subulp.ops.sgd import cpu as sgd_cpu
+
+from .head_jobs import D, L, job
+from .support import interpreted
+
+CPU = torch.device("cpu")
+
+
+def fp8_job(**options) -> HeadJob:
+    return replace(job(E4M3, **options), products="fp8")
+
+
+def copy(j: HeadJob) -> HeadJob:
+    tensors = {n: getattr(j, n) for n in ("rows", "remainder", "grad_x", "loss")}
+    return replace(j, **{n: t if t is None else t.clone() for n, t in tensors.items()})
+
+
+def narrowed(t, fmt):
+    return round_to(t.float(), fmt).to(t.dtype)
+
+
+def definition(j: HeadJob, dtype=torch.float64):
+    """All operands narrow, all sums in ``dtype``: loss, gradient of x, weights before rounding."""
+    w = (j.rows.float() * j.scale).to(dtype)
+    stored = w.clone()
+    if j.remainder is not None:
+        stored[: j.precise] += j.remainder.to(dtype)
+    z = narrowed(w @ narrowed(j.x, E4M3).to(dtype).t(), BF16)
+    y = torch.zeros_like(z)
+    y[j.positive_labels, j.positive_instances] = 1
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(z, y, reduction="sum")
+    g = narrowed((z.sigmoid() - y) * j.gain, BF16)
+    new = stored - j.lr * (g @ narrowed(j.x, BF16).to(dtype) + j.weight_decay * stored)
+    return loss, j.grad_x.to(dtype) + g.t() @ w, new
+
+
+@pytest.mark.parametrize("backend", [reference, cpu], ids=["reference", "cpu"])
+@pytest.mark.parametrize("precise", [0, 40])
+@pytest.mark.parametrize("changes", [{}, {"weight_decay": 0.3, "scale": 0.125}], ids=str)
+def test_equals_the_definition(backend, precise, changes):
+    """At most as far from it as the same operands with all sums in FP32, and a tolerance."""
+    j = fp8_job(precise=precise, rounding="nearest", **changes)
+    loss, grad_x, new = definition(j)
+    naive_loss, naive_grad, naive_new = definition(j, torch.float32)
+    backend.run(j)
+    assert abs(j.loss - loss) <= abs(naive_loss - loss) + 1e-6 * loss
+    assert (j.grad_x - grad_x).abs().max() <= (naive_grad - grad_x).abs().max() + 1e-6
+    wide = j.rows.float() * j.scale
+    ulp = E4M3.ulp((new / j.scale).float()) * j.scale
+    room = (naive_new - new).abs().max() + 1e-6
+    assert ((wide - new).abs() <= 0.5 * ulp + room).all()
+
+
+def test_it_is_not_the_product_in_fp32():
+    """Logits are BF16 numbers of E4M3 operands: what FP32 gives is visibly something else."""
+    narrow, wide = fp8_job(), job(E4M3)
+    reference.run(narrow)
+    reference.run(wide)
+    relative = (narrow.grad_x - wide.grad_x).norm() / wide.grad_x.norm()
+    assert 1e-4 < relative < 0.1
+    assert abs(float(narrow.loss - wide.loss)) > 0
+
+
+def test_large_inputs_saturate():
+    x = torch.tensor([[1e30, -500.0, 464.0, 2.0**-10, 2.0**-9, 17.0, 19.0]])
+    expected = [448.0, -448.0, 448.0, 0.0, 2.0**-9, 16.0, 20.0]
+    assert fp8.inputs(x).float().tolist() == [expected]
+
+
+@pytest.mark.parametrize("labels", [1, 16, 53])
+@pytest.mark.parametrize("batch", [0, 1, 16, 19])
+@pytest.mark.parametrize("dim", [5, 32, 45])
+def test_fp8_units_give_the_rounded_fp32_product(labels, batch, dim):
+    """torch's own FP8 product, which a CPU has too: operands whose sums are exact in any order."""
+    generator = torch.Generator().manual_seed(labels + batch + dim)
+    rows = (torch.randn(labels, dim, generator=generator) / 8).to(torch.float8_e4m3fn)
+    x = fp8.inputs(torch.randn(batch, dim, generator=generator))
+    for scale in (1.0, 0.25):
+        expected = (rows.double() * scale @ x.double().t()).bfloat16()
+        found = fp8.unit_logits(rows, x, scale)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, expected)
+
+
+def test_a_step_on_fp8_units_is_that_on_tiles():
+    """The units' part of the step, through torch's FP8 product on this device."""
+    for changes in ({}, {"precise": 40}, {"scale": 0.25, "weight_decay": 0.1}, {"train": False}):
+        first = fp8_job(**changes)
+        second = copy(first)
+        tiles.run(first, 16, sgd_cpu.run)
+        tiles.run(second, 16, sgd_cpu.run, fp8_units=True)
+        assert torch.equal(first.rows.float(), second.rows.float())
+        assert torch.equal(first.grad_x, second.grad_x)
+        assert torch.equal(first.loss, second.loss)
+
+
+def test_dropout_is_not_for_fp8_units():
+    """Weights that are scaled up are no E4M3 numbers: both compute them on tiles."""
+    first = fp8_job(dropout=0.25)
+    second = copy(first)
+    tiles.run(first, 16, sgd_cpu.run)
+    tiles.run(second, 16, sgd_cpu.run, fp8_units=True)
+    assert torch.equal(first.rows.float(), second.rows.float())
+    assert torch.equal(first.grad_x, second.grad_x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_tiles_do_not_show(dropout):
+    """One instance: every product but the logits', whose sums are exact, has one term."""
+    base = fp8_job(batch=1, gain=1.0, dropout=dropout)
+    base.x.zero_()[0, [1, D - 2]] = torch.tensor([1.0, -0.5])
+    base.grad_x.zero_()
+    results = []
+    for size in (1, 7, 16, L, 1000):
+        j = copy(base)
+        tiles.run(j, size, sgd_cpu.run)
+        results.append(j)
+    for j in results[1:]:
+        assert torch.equal(j.rows.float(), results[0].rows.float())
+        torch.testing.assert_close(j.grad_x, results[0].grad_x, rtol=1e-5, atol=1e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("dim", [24, 21], ids=["aligned", "ragged"])
+def test_the_fused_triton_kernel_takes_bf16_operands(dim):
+    first = fp8_job(dim=dim, labels=70, batch=1, gain=1.0)
+    first.x.zero_()[0, [1, dim - 2]] = torch.tensor([1.0 + 2.0**-10, -0.5])
+    second = copy(first)
+    reference.run(first)
+    triton_head.run(second)
+    assert torch.equal(first.rows.float(), second.rows.float())
+    torch.testing.assert_close(first.grad_x, second.grad_x, rtol=1e-5, atol=1e-6)
+
+
+def test_units_are_where_the_triton_kernels_and_sm_89_are(monkeypatch):
+    cuda = torch.device("cuda", 0)
+    assert not fp8.units_at(CPU)
+    for capability, expected in (((8, 0), False), ((8, 9), True), ((9, 0), True), ((7, 9), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        assert fp8.units_at(cuda) == expected
+    monkeypatch.setenv("SUBULP_BACKEND", "reference")
+    assert not fp8.units_at(cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(70, 21, 5), (512, 768, 128), (1000, 784, 130)], ids=str)
+def test_gpu(shape):
+    """On a GPU with FP8 units: within the naive error of the definition, as on a CPU."""
+    if not fp8.units_at(torch.device("cuda")):
+        pytest.skip("FP8 units begin with sm_89")
+    labels, dim, batch = shape
+    j = fp8_job(labels=labels, dim=dim, batch=batch, rounding="nearest")
+    loss, grad_x, new = definition(j)
+    naive_loss, naive_grad, naive_new = definition(j, torch.float32)
+    moved = {
+        name: value.cuda() for name, value in vars(j).items() if isinstance(value, torch.Tensor)
+    }
+    on_gpu = replace(j, **moved)
+    triton_head.run(on_gpu)
+    # A logit at the middle of two BF16 numbers may go either way.
+    flips = 2**-8 * grad_x.abs().max()
+    assert abs(on_gpu.loss.cpu() - loss) <= abs(naive_loss - loss) + 1e-4 * loss
+    error = (on_gpu.grad_x.cpu() - grad_x).abs().max()
+    assert error <= (naive_grad - grad_x).abs().max() + flips
+    ulp = E4M3.ulp(new.float())
+    room = (naive_new - new).abs().max() + 2**-8 * (new - j.rows.double()).abs().max()
+    assert ((on_gpu.rows.float().cpu() - new).abs() <= 0.5 * ulp + room).all()
