@@ -1,6 +1,7 @@
-"""A data set of texts that takes no time to learn."""
+"""A data set of texts that takes no time to learn, and a transformer for them."""
 
 import numpy as np
+import torch
 
 WORDS = ("red", "green", "blue", "old", "new", "big", "small", "round")
 
@@ -16,3 +17,22 @@ def write_data(path, names=(*WORDS, "never seen")):
         (path / f"{part}_X_Y.txt").write_text("\n".join([f"{count} 9", *rows]) + "\n")
     if names:
         (path / "Y.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
+
+
+def write_bert(path, hidden=16):
+    """A BERT with random weights that knows eight words."""
+    import transformers  # noqa: PLC0415 - an extra
+
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    vocabulary = [*special, *WORDS, "thing", "##s"]
+    (path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=hidden,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=2 * hidden,
+        max_position_embeddings=24,
+    )
+    torch.manual_seed(0)
+    transformers.BertModel(config).save_pretrained(path)

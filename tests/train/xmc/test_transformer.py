@@ -21,12 +21,11 @@ from subulp.train.xmc.saved import RunName, load_model
 from subulp.train.xmc.task import build, build_encoder, load
 from subulp.train.xmc.transformer import TransformerReader
 
-from .support import WORDS, write_data
+from .support import write_bert, write_data
 
 transformers = pytest.importorskip("transformers")
 
 CPU = torch.device("cpu")
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 HIDDEN = 16
 OPTIONS = {"max_length": 12, "pooling": "mean", "dropout": 0.0}
 
@@ -35,18 +34,7 @@ OPTIONS = {"max_length": 12, "pooling": "mean", "dropout": 0.0}
 def bert(tmp_path_factory):
     """Folder of a BERT with random weights that knows eight words."""
     folder = tmp_path_factory.mktemp("bert")
-    vocabulary = [*SPECIAL, *WORDS, "thing", "##s"]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=24,
-    )
-    torch.manual_seed(0)
-    transformers.BertModel(config).save_pretrained(folder)
+    write_bert(folder, HIDDEN)
     return folder
 
 

@@ -76,6 +76,10 @@ class XMCConfig(RunConfig):
     pooling: Annotated[Literal["mean", "cls"], MODEL] = "mean"
     """A text's vector in a transformer: the mean of its tokens' vectors, or the first one."""
 
+    encoder_precision: Annotated[Literal["bf16", "fp8"], MODEL] = "bf16"
+    """Products of a transformer's linear layers: bf16, or fp8 through the package torchao, which
+    emulates them where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
+
     dropout: Annotated[float, MODEL] = overridable(0.5)
     """Share of a text's vector that is dropped while training."""
 
@@ -137,6 +141,11 @@ class XMCConfig(RunConfig):
                 check_range(name, getattr(self, name), 1)
         for name in ("final_lr", "head_fraction"):
             check_range(name, getattr(self, name), 0, 1)
+        if self.encoder_precision == "fp8" and self.encoder == "bag":
+            raise ValueError(
+                "encoder_precision=fp8 and encoder=bag contradict each other: the linear layers of "
+                "a transformer multiply in FP8; give its folder with --encoder DIR"
+            )
         if self.warmup is not None:
             check_range("warmup", self.warmup, 0, 1)
         if self.warmup_steps is not None:

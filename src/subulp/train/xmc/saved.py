@@ -26,8 +26,10 @@ from ..data.xmc.dataset import Texts
 from ..data.xmc.lines import TextLines
 from ..files import replacing
 from ..run_directory import MODELS, task_of_run
+from .fp8_encoder import multiply_in_fp8
 from .reader import SETTINGS, Reader, load_reader, save_reader, to_device
 from .renee import ReneeClassifier
+from .transformer import TransformerEncoder
 
 LABELS = "labels.jsonl"
 
@@ -75,7 +77,13 @@ def save_model(
         unfinished.chmod((path.parent / SETTINGS).stat().st_mode)
     head = model["head"]
     assert isinstance(head, Head)
-    text = json.dumps({"format": _FORMAT, "head": _describe(head)}, indent=2)
+    description = {
+        "format": _FORMAT,
+        "head": _describe(head),
+        # Their rounding is part of what was measured.
+        "fp8_encoder": getattr(model["encoder"], "fp8", False),
+    }
+    text = json.dumps(description, indent=2)
     with replacing(_description(path)) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
 
@@ -200,13 +208,16 @@ def load_model(run: Path, name: RunName, device: torch.device) -> SavedModel:
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A file is damaged.
+        ValueError: A file is damaged, or the encoder multiplies in FP8 and torchao is not
+            installed.
     """
     folder = run / MODELS
     path = folder / f"{name.precision}-seed-{name.seed}"
     reader = load_reader(folder)
     encoder = reader.encoder(device)
-    head = _empty_head(_description(path))
+    head, fp8_encoder = _described(_description(path))
+    if fp8_encoder and isinstance(encoder, TransformerEncoder):
+        multiply_in_fp8(encoder, device)
     model = nn.ModuleDict({"encoder": encoder, "head": head})
     try:
         tensors = load_file(_tensors(path), device=str(device))
@@ -259,19 +270,20 @@ def _describe(head: Head) -> dict[str, Any]:
     }
 
 
-def _empty_head(path: Path) -> Head:
-    """A head without rows, as a description says."""
+def _described(path: Path) -> tuple[Head, bool]:
+    """What a description says: a head without rows, and whether the encoder multiplies in FP8."""
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
         if description["format"] != _FORMAT:
             raise ValueError(f"its format is {description['format']!r}")
-        settings = description["head"]
+        settings, fp8_encoder = description["head"], bool(description.get("fp8_encoder", False))
         storage = settings.pop("storage")
         if storage == "renee":
-            return ReneeClassifier(**settings, seed=0)
+            return ReneeClassifier(**settings, seed=0), fp8_encoder
         storage = tuple(storage) if isinstance(storage, list) else storage
-        return ExtremeClassifier(**settings, storage=storage, chunks=1, device="meta")
+        head = ExtremeClassifier(**settings, storage=storage, chunks=1, device="meta")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} is not a description as {_FORMAT!r} writes it ({error}): train again"
         ) from None
+    return head, fp8_encoder

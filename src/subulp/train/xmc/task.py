@@ -19,11 +19,13 @@ from ..metrics import Metric
 from ..schedule import rise_and_fall
 from ..task import Workload
 from .config import XMCConfig
+from .fp8_encoder import check_torchao, multiply_in_fp8
 from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
 from .reader import Batch, Encoder, Reader, make_reader, to_device
 from .renee import ReneeClassifier
 from .saved import save_model
 from .storage import HeadStorage, parse_precision
+from .transformer import TransformerEncoder
 
 METRICS = (
     Metric("P@1", "P@1\n%", "{:.2f}", "P@1", "%"),
@@ -64,6 +66,8 @@ def load(config: XMCConfig) -> XMCText:
             f"products=fp8 multiplies FP8 rows, and precision={','.join(config.precision)} has "
             "none: add fp8 to the precisions, or leave products out"
         )
+    if config.encoder_precision == "fp8":
+        check_torchao()
     data = load_bundled() if config.data is None else read_xmc(config.data)
     if config.chunks > data.num_labels:
         raise ValueError(
@@ -117,7 +121,8 @@ def build_encoder(
 ) -> tuple[Encoder, optim.AdamW]:
     """The encoder and its optimizer: BF16 with Kahan summation, FP32 under ``fp32`` and ``renee``.
 
-    The initial weights are made in FP32 from the seed alone.
+    With ``encoder_precision="fp8"`` the linear layers of the former multiply in FP8. The initial
+    weights are made in FP32 from the seed alone.
     """
     torch.manual_seed(seed)
     encoder = data.reader.encoder(device)
@@ -125,6 +130,9 @@ def build_encoder(
     if not wide:
         for parameter in encoder.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
+        if config.encoder_precision == "fp8":
+            assert isinstance(encoder, TransformerEncoder)
+            multiply_in_fp8(encoder, device)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in encoder.parameters() if p.dim() >= 2]},
         {"params": [p for p in encoder.parameters() if p.dim() < 2], "weight_decay": 0.0},
