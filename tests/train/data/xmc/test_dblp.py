@@ -192,7 +192,9 @@ def test_an_object_that_never_ends_is_refused(tmp_path, monkeypatch):
     assert read[-1] < 1 << 14
 
 
-@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"[" + b" " * 99 + b"{}]", mtime=0)[:20]])
+@pytest.mark.parametrize(
+    "content", [b"plain", gzip.compress(b"[" + b" " * 99 + b"{}]", mtime=0)[:20]]
+)
 def test_damaged_gzip(tmp_path, content):
     (tmp_path / "d.json.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"d\.json\.gz:1: from here on not a whole gzip file"):

@@ -69,7 +69,9 @@ def test_text_that_is_not_utf8_names_the_line(tmp_path, compressed):
         TextLines(path)
 
 
-@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"abc\n" * 999, mtime=0)[:30], b"\x1f\x8b"])
+@pytest.mark.parametrize(
+    "content", [b"plain", gzip.compress(b"abc\n" * 999, mtime=0)[:30], b"\x1f\x8b"]
+)
 def test_damaged_gzip(tmp_path, content):
     path = put(tmp_path, "t.txt.gz", content)
     for read in (TextLines, read_label_file, read_bag_file, read_json_texts):
