@@ -154,7 +154,7 @@ def test_bits_are_those_of_their_elements():
 def test_bad_input():
     x = torch.zeros(2, 3)
     random = torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="call x.float"):
+    with pytest.raises(ValueError, match=r"call x\.float"):
         int_rows.encode(x.half(), 8)
     with pytest.raises(ValueError, match="at least one number"):
         int_rows.encode(torch.zeros(2, 0), 8)

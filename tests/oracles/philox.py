@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 Words = tuple[int, int, int, int]
 
 
+@lru_cache(maxsize=4096)
 def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
     """Ten rounds; the key is bumped by the Weyl constants between them."""
     x0, x1, x2, x3 = counter

@@ -1,6 +1,9 @@
 """Layers whose parameters stay narrow while the arithmetic is wide."""
 
 from .batch_norm import BatchNorm2d
+from .cached_embedding_bag import CachedEmbeddingBag
+from .cached_embedding_bags import CachedEmbeddingBags
+from .cached_table import CacheMemory, EmbeddingTable
 from .conv import Conv2d, narrow_conv2d
 from .embedding import Embedding, narrow_embedding
 from .extreme_classifier import ExtremeClassifier
@@ -11,8 +14,12 @@ from .row_table import RowTable
 
 __all__ = [
     "BatchNorm2d",
+    "CacheMemory",
+    "CachedEmbeddingBag",
+    "CachedEmbeddingBags",
     "Conv2d",
     "Embedding",
+    "EmbeddingTable",
     "ExtremeClassifier",
     "LayerNorm",
     "Linear",

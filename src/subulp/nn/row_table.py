@@ -14,27 +14,32 @@ from torch import Tensor, nn
 
 from ..numerics import BF16, E4M3, FP16, FP32, Format, round_to
 from ..numerics.formats import simulated
+from ..numerics.int_rows import INT2, INT4, INT8, PARAMETER_BYTES, IntFormat
 from ..ops.convert import decode, encode
+from ..ops.int_rows import decode_rows, encode_rows
 
-Storage = str | tuple[int, int] | Format
+Storage = str | tuple[int, int] | Format | IntFormat
 
-_FORMATS = {f.name: f for f in (FP32, BF16, FP16, E4M3)}
+_FORMATS: dict[str, Format | IntFormat] = {
+    f.name: f for f in (FP32, BF16, FP16, E4M3, INT8, INT4, INT2)
+}
 
 # FP32 values that are made or read at a time, so that no FP32 copy of the table ever exists.
 _SLICE = 1 << 22
 
 
-def parse_storage(storage: Storage) -> Format:
+def parse_storage(storage: Storage) -> Format | IntFormat:
     """The format that a ``storage=`` argument names.
 
     Args:
-        storage: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"e4m3"``; or a pair (exponent
-            bits, mantissa bits), simulated in FP32 storage.
+        storage: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"e4m3"``; ``"int8"``, ``"int4"``, ``"int2"``:
+            integers with a scale and a bias for each row (:mod:`subulp.numerics.int_rows`); or a
+            pair (exponent bits, mantissa bits), simulated in FP32 storage.
 
     Raises:
         ValueError: It is unknown, or a width is out of range.
     """
-    if isinstance(storage, Format):
+    if isinstance(storage, Format | IntFormat):
         return storage
     if isinstance(storage, tuple):
         return simulated(*storage)
@@ -55,17 +60,22 @@ class RowTable(nn.Module):
         storage: See :func:`parse_storage`.
         precise_rows: The first rows also have a BF16 remainder, what rounding took from them
             (default: 0).
-        scale: Power of two that a stored value is multiplied by (default: 1).
+        scale: Power of two that a stored value is multiplied by; rows of integers have scales of
+            their own and take no other (default: 1).
         device: Where the table lies (default: torch's).
 
     Attributes:
-        codes: ``(rows, dim)`` stored values; a parameter without gradient, of the storage's dtype.
+        codes: A parameter without gradient: ``(rows, dim)`` stored values of the storage's dtype;
+            or rows of integers, uint8 ``(rows, row_bytes(dim, bits))``, the FP32 scale and bias
+            first and then the packed integers, so that a row is one run of memory.
         remainder: BF16 ``(precise_rows, dim)``, or ``None``.
-        format: The storage's format.
+        storage: What a row is made of.
+        dim: Numbers of a row.
         scale: A stored value times ``scale`` is the weight.
 
     Raises:
-        ValueError: A size is out of range, or ``scale`` is not a power of two.
+        ValueError: A size is out of range, or ``scale`` is not a power of two, or is not 1 for rows
+            of integers.
     """
 
     remainder: Tensor | None
@@ -87,10 +97,15 @@ class RowTable(nn.Module):
             raise ValueError(f"precise_rows={precise_rows} is out of range: from 0 to {rows}")
         if not (scale > 0 and math.frexp(scale)[0] == 0.5):
             raise ValueError(f"scale={scale} is not a power of two: other factors would round")
-        self.format = parse_storage(storage)
-        self.scale = scale
-        dtype = self.format.dtype or torch.float32
-        codes = torch.zeros(rows, dim, dtype=dtype, device=device)
+        self.storage = parse_storage(storage)
+        if self.bits and scale != 1.0:
+            raise ValueError(f"scale={scale} does not go with {self.storage}: its rows have theirs")
+        self.dim, self.scale = dim, scale
+        if isinstance(self.storage, IntFormat):
+            shape, dtype = (rows, self.storage.row_bytes(dim)), torch.uint8
+        else:
+            shape, dtype = (rows, dim), self.storage.dtype or torch.float32
+        codes = torch.zeros(shape, dtype=dtype, device=device)
         self.codes = nn.Parameter(codes, requires_grad=False)
         remainder = torch.zeros(precise_rows, dim, dtype=torch.bfloat16, device=device)
         self.register_buffer("remainder", remainder if precise_rows else None)
@@ -101,14 +116,29 @@ class RowTable(nn.Module):
         return self.codes.shape[0]
 
     @property
-    def dim(self) -> int:
-        """Numbers of a row."""
-        return self.codes.shape[1]
+    def bits(self) -> int:
+        """Bits of an integer; 0 where the storage is a floating-point format."""
+        return self.storage.bits if isinstance(self.storage, IntFormat) else 0
+
+    @property
+    def format(self) -> Format:
+        """The storage's floating-point format.
+
+        Raises:
+            ValueError: The rows are made of integers.
+        """
+        if isinstance(self.storage, IntFormat):
+            raise ValueError(f"rows of {self.storage} have no floating-point format")
+        return self.storage
 
     def decode(self, start: int, stop: int) -> Tensor:
         """FP32 weights of the rows ``start`` to ``stop``, as products see them: no remainders."""
-        codes = self.codes[start:stop]
-        out = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+        return self._values(self.codes[start:stop])
+
+    def _values(self, codes: Tensor) -> Tensor:
+        out = torch.empty(codes.shape[0], self.dim, dtype=torch.float32, device=codes.device)
+        if self.bits:
+            return decode_rows(codes, out, self.bits)
         return decode(codes, out, self.scale)
 
     def wide(self, start: int, stop: int) -> Tensor:
@@ -124,7 +154,9 @@ class RowTable(nn.Module):
         """Round FP32 ``(count, dim)`` weights to nearest into the rows from ``start`` on."""
         stop = start + values.shape[0]
         codes, values = self.codes[start:stop], values.contiguous()
-        if self.format.dtype is None:
+        if self.bits:
+            encode_rows(values, codes, self.bits)
+        elif self.format.dtype is None:
             codes.copy_(round_to(values * (1.0 / self.scale), self.format))
         else:
             encode(values, codes, 1.0 / self.scale)
@@ -135,8 +167,7 @@ class RowTable(nn.Module):
 
     def gather(self, rows: Tensor) -> Tensor:
         """FP32 weights of some rows, ``(count, dim)``, remainders added."""
-        codes = _bytes(self.codes.detach())[rows].view(self.codes.dtype)
-        values = decode(codes, torch.empty(codes.shape, device=codes.device), self.scale)
+        values = self._values(_bytes(self.codes.detach())[rows].view(self.codes.dtype))
         if self.remainder is not None:
             precise = rows < self.remainder.shape[0]
             values[precise] += self.remainder[rows[precise]]
@@ -166,13 +197,20 @@ class RowTable(nn.Module):
 
     def slices(self) -> Iterator[tuple[int, int]]:
         """Runs of rows whose FP32 copy is small."""
-        step = max(1, _SLICE // self.dim)
-        for start in range(0, self.rows, step):
-            yield start, min(start + step, self.rows)
+        for start in range(0, self.rows, self.slice_rows):
+            yield start, min(start + self.slice_rows, self.rows)
+
+    @property
+    def slice_rows(self) -> int:
+        """Rows whose FP32 copy is small."""
+        return max(1, _SLICE // self.dim)
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes of storage by tensor."""
+        """Bytes of storage by what it holds; ``"quantisation"`` is scales and biases of rows."""
         sizes = {"codes": self.codes.nbytes}
+        if self.bits:
+            sizes["quantisation"] = PARAMETER_BYTES * self.rows
+            sizes["codes"] -= sizes["quantisation"]
         if self.remainder is not None:
             sizes["remainder"] = self.remainder.nbytes
         return sizes
@@ -180,7 +218,7 @@ class RowTable(nn.Module):
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         precise = "" if self.remainder is None else f", precise_rows={self.remainder.shape[0]}"
-        return f"{self.rows}, {self.dim}, storage={self.format}{precise}, scale={self.scale}"
+        return f"{self.rows}, {self.dim}, storage={self.storage}{precise}, scale={self.scale}"
 
 
 def _bytes(codes: Tensor) -> Tensor:

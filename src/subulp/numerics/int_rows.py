@@ -17,6 +17,7 @@ each operation rounded to FP32 once. What the paper leaves open:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -31,6 +32,32 @@ WIDTHS = (8, 4, 2)
 
 PARAMETER_BYTES = 8
 """Bytes of a row's scale and bias, both FP32."""
+
+
+@dataclass(frozen=True)
+class IntFormat:
+    """What a table's rows of integers are called, and their size.
+
+    Attributes:
+        bits: Bits of an integer: 8, 4 or 2.
+    """
+
+    bits: int
+
+    @property
+    def name(self) -> str:
+        """What tables and errors call it."""
+        return f"int{self.bits}"
+
+    def row_bytes(self, dim: int) -> int:
+        """Bytes of a row of ``dim`` integers, its scale and bias included."""
+        return row_bytes(dim, self.bits)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+INT8, INT4, INT2 = IntFormat(8), IntFormat(4), IntFormat(2)
 
 
 class IntRows(NamedTuple):
@@ -121,7 +148,8 @@ def pack(q: Tensor, bits: int) -> Tensor:
     """uint8 integers (..., dim) below ``2**bits`` to uint8 (..., packed_bytes(dim, bits))."""
     per_byte = 8 // bits
     missing = -q.shape[-1] % per_byte
-    places = torch.nn.functional.pad(q, (0, missing)).unflatten(-1, (-1, per_byte))
+    padded = torch.nn.functional.pad(q, (0, missing))
+    places = padded.view(*padded.shape[:-1], -1, per_byte)
     packed = places[..., 0].clone()
     for place in range(1, per_byte):
         packed |= places[..., place] << (bits * place)
@@ -131,7 +159,7 @@ def pack(q: Tensor, bits: int) -> Tensor:
 def unpack(codes: Tensor, bits: int, dim: int) -> Tensor:
     """The ``dim`` integers of packed bytes, uint8; the inverse of :func:`pack`."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
-    places = (codes.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    places: Tensor = (codes.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return places.flatten(-2)[..., :dim]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 BACKENDS = ("reference", "cpu", "triton")
-OPS = ("adam", "sgd", "all_finite", "head")
+OPS = ("adam", "sgd", "all_finite", "head", "embedding")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from .adam import Adam, AdamW
 from .fuse import fuse_backward
 from .fused_backward import FusedBackward
 from .precision import ExtraBits, parse_precision
+from .row_adagrad import RowAdagrad
 from .row_sgd import RowSGD
 from .sgd import SGD
 
@@ -13,6 +14,7 @@ __all__ = [
     "AdamW",
     "ExtraBits",
     "FusedBackward",
+    "RowAdagrad",
     "RowSGD",
     "fuse_backward",
     "parse_precision",

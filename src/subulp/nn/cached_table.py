@@ -1,0 +1,312 @@
+"""A table of narrow rows and a small FP32 cache of some of them.
+
+"Mixed-Precision Embedding Using a Cache", section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..numerics import FP32, Format
+from ..numerics.int_rows import RowRounding
+from ..ops.embedding import Table
+from ..ops.embedding.job import EMPTY, FLUSH_SLOT, Policy
+from ..ops.embedding.rows import encode, find
+from .row_table import RowTable, Storage, parse_storage
+
+Hash = Literal["modulo", "mixed"]
+
+MAX_WAYS = 64
+_MAX_ROWS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """How a table is stored, cached and rounded.
+
+    Attributes:
+        num_embeddings: Rows.
+        embedding_dim: Numbers of a row.
+        storage: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"e4m3"``, ``"int8"``, ``"int4"`` or
+            ``"int2"`` (default: ``"int8"``).
+        cache_fraction: FP32 cached rows as a share of the rows; 0 for no cache (default: 0.05).
+        policy: Who stays in the cache: ``"lfu"``, the rows with the most lookups in training so far
+            (a count for every row), or ``"lru"``, those updated last (a time stamp for every
+            cached row; none for a direct-mapped cache) (default: ``"lfu"``).
+        ways: Rows of a set of the cache, a power of two up to 64; 1 is a direct-mapped cache. A
+            cache with less room than one set is one set of as many rows as fit, a power of two and
+            at least one (default: 32).
+        rounding: ``"stochastic"`` or ``"nearest"``, for rows that leave FP32 (default:
+            ``"stochastic"``).
+        hash: The set of a row: ``"modulo"`` for the row number modulo the sets, ``"mixed"`` to mix
+            its bits first, for row numbers with a pattern (default: ``"modulo"``).
+
+    Raises:
+        ValueError: A number or name is out of range.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    storage: Storage = "int8"
+    cache_fraction: float = 0.05
+    policy: Policy = "lfu"
+    ways: int = 32
+    rounding: RowRounding = "stochastic"
+    hash: Hash = "modulo"
+
+    def __post_init__(self) -> None:
+        if self.num_embeddings < 1 or self.embedding_dim < 1:
+            raise ValueError(
+                f"a table of {self.num_embeddings} rows x {self.embedding_dim} is empty: give at "
+                "least 1 x 1"
+            )
+        if self.num_embeddings > _MAX_ROWS:
+            raise ValueError(
+                f"num_embeddings={self.num_embeddings} is out of range: tags of the cache hold row "
+                f"numbers up to {_MAX_ROWS}"
+            )
+        fmt = parse_storage(self.storage)
+        if isinstance(fmt, Format) and fmt.dtype is None:
+            raise ValueError(f"storage={self.storage!r} is simulated: a table stores real formats")
+        if not 0 <= self.cache_fraction <= 1:
+            raise ValueError(
+                f"cache_fraction={self.cache_fraction} is out of range: the cache holds from none "
+                "of the rows (0) to all of them (1)"
+            )
+        if not (1 <= self.ways <= MAX_WAYS and self.ways & (self.ways - 1) == 0):
+            raise ValueError(f"ways={self.ways} is not a power of two from 1 to {MAX_WAYS}")
+        for name, choices in (("policy", Policy), ("rounding", RowRounding), ("hash", Hash)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is unknown: use "
+                    f"{' or '.join(map(repr, get_args(choices)))}"
+                )
+
+    def cache_shape(self) -> tuple[int, int]:
+        """Sets of the cache, and rows of a set."""
+        if self.cache_fraction == 0:
+            return 0, self.ways
+        # The product of a decimal fraction may lie a rounding error below a whole number.
+        rows = max(1, math.floor(self.cache_fraction * self.num_embeddings * (1 + 1e-12)))
+        ways = min(self.ways, 1 << (rows.bit_length() - 1))
+        return rows // ways, ways
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """Bytes of embedding tables by what they hold (the paper's appendix A).
+
+    Attributes:
+        codes: Stored rows without their scales and biases.
+        quantisation: FP32 scale and bias of each row of integers.
+        cache: FP32 cached rows.
+        tags: int32 numbers of the cached rows.
+        counters: int32 access counts (LFU) or time stamps (LRU).
+        floors: int32 for each set, a bound of LFU's least count that spares looking at all of them;
+            the paper's formula does not have it.
+        optimizer: FP32 state of the optimizer, which is no part of the table.
+        fp32: The same tables in FP32.
+    """
+
+    codes: int = 0
+    quantisation: int = 0
+    cache: int = 0
+    tags: int = 0
+    counters: int = 0
+    floors: int = 0
+    optimizer: int = 0
+    fp32: int = 0
+
+    def __add__(self, other: CacheMemory) -> CacheMemory:
+        return CacheMemory(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+    @property
+    def total(self) -> int:
+        """All bytes but those of the optimizer."""
+        return sum(_values(self)[:6])
+
+    @property
+    def compression(self) -> float:
+        """The paper's equation 2: codes, parameters, cache, tags and counters over FP32."""
+        return sum(_values(self)[:5]) / self.fp32
+
+
+def _values(memory: CacheMemory) -> tuple[int, ...]:
+    return tuple(vars(memory).values())
+
+
+class CachedTable(nn.Module):
+    """A table and its cache, at first empty.
+
+    Args:
+        config: What to make.
+        device: Where it lies (default: torch's).
+
+    Attributes:
+        config: What was made.
+        table: The stored rows; those of cached rows are out of date.
+        cache: FP32 ``(sets * ways, dim)``.
+        tags: int32 ``(sets * ways,)``: the row that lies there, -1 for none.
+        counts: LFU: int32 ``(rows,)`` lookups in training so far; else ``None``.
+        stamps: LRU, unless direct-mapped: int32 ``(sets * ways,)``; else ``None``.
+    """
+
+    cache: Tensor
+    tags: Tensor
+    counts: Tensor | None
+    stamps: Tensor | None
+    floors: Tensor | None
+
+    def __init__(self, config: EmbeddingTable, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.sets, self.ways = config.cache_shape()
+        rows, dim, places = config.num_embeddings, config.embedding_dim, self.sets * self.ways
+        self.table = RowTable(rows, dim, config.storage, device=device)
+
+        def integers(count: int, value: int = 0) -> Tensor:
+            return torch.full((count,), value, dtype=torch.int32, device=device)
+
+        self.register_buffer("cache", torch.zeros(places, dim, dtype=FP32.dtype, device=device))
+        self.register_buffer("tags", integers(places, EMPTY))
+        lfu = bool(places) and config.policy == "lfu"
+        stamped = bool(places) and config.policy == "lru" and self.ways > 1
+        self.register_buffer("counts", integers(rows) if lfu else None)
+        self.register_buffer("stamps", integers(places) if stamped else None)
+        self.register_buffer("floors", integers(self.sets) if lfu else None, persistent=False)
+
+    def as_op(self) -> Table:
+        """The table as :mod:`subulp.ops.embedding` takes it."""
+        return Table(
+            codes=self.table.codes.detach(),
+            cache=self.cache,
+            tags=self.tags,
+            bits=self.table.bits,
+            ways=self.ways,
+            mixed=self.config.hash == "mixed",
+        )
+
+    def resident(self) -> Tensor:
+        """The rows in the cache, ascending: int64."""
+        tags = self.tags.long()
+        return tags[tags >= 0].sort().values
+
+    def access_counts(self) -> Tensor:
+        """Lookups of each row in training so far: int32 ``(rows,)``.
+
+        Raises:
+            RuntimeError: Only the policy ``"lfu"`` with a cache counts them.
+        """
+        if self.counts is None:
+            raise RuntimeError("a cache of policy='lfu' counts accesses, and this table has none")
+        return self.counts.clone()
+
+    @torch.no_grad()
+    def weight(self, rows: Tensor) -> Tensor:
+        """FP32 values of some rows, cached ones as they are in the cache: ``(count, dim)``."""
+        values = self.table.gather(rows)
+        places = find(self.as_op(), rows)
+        cached = places >= 0
+        values[cached] = self.cache[places[cached]]
+        return values
+
+    @torch.no_grad()
+    def weight_slice(self, start: int, stop: int) -> Tensor:
+        """FP32 values of the rows ``start`` to ``stop``."""
+        values = self.table.decode(start, stop)
+        inside = ((self.tags >= start) & (self.tags < stop)).nonzero().squeeze(1)
+        values[self.tags[inside].long() - start] = self.cache[inside]
+        return values
+
+    @torch.no_grad()
+    def load(self, weights: Tensor, start: int = 0) -> None:
+        """Round FP32 rows to nearest into the table, from row ``start`` on; cached copies go.
+
+        Raises:
+            ValueError: The rows do not fit.
+        """
+        rows, dim = self.table.rows, self.table.dim
+        if weights.dim() != 2 or weights.shape[1] != dim or weights.dtype != torch.float32:
+            raise ValueError(
+                f"weights have shape {tuple(weights.shape)} and dtype {weights.dtype}: expected "
+                f"FP32 (count, {dim})"
+            )
+        if not 0 <= start <= start + weights.shape[0] <= rows:
+            raise ValueError(
+                f"{weights.shape[0]} rows from row {start} on do not fit into a table of {rows}"
+            )
+        values = weights.to(self.table.codes.device)
+        inside = (self.tags >= start) & (self.tags < start + weights.shape[0])
+        self.tags.masked_fill_(inside, EMPTY)
+        for first in range(0, values.shape[0], self.table.slice_rows):
+            self.table.store(start + first, values[first : first + self.table.slice_rows])
+        if self.floors is not None:
+            self.floors.zero_()
+
+    @torch.no_grad()
+    def flush(self, *, seed: int, stream: int, step: int) -> None:
+        """Round the cached rows into the table and empty the cache.
+
+        Args:
+            seed: Philox key word.
+            stream: Philox key word of the table.
+            step: The last step that was made.
+        """
+        occupied = (self.tags >= 0).nonzero().squeeze(1)
+        table = self.as_op()
+        for places in occupied.split(self.table.slice_rows):  # type: ignore[no-untyped-call]
+            encode(
+                table,
+                self.tags[places].long(),
+                self.cache[places],
+                stochastic=self.config.rounding == "stochastic",
+                seed=seed,
+                stream=stream,
+                step=step,
+                slot=FLUSH_SLOT,
+            )
+        self.empty_cache()
+
+    @torch.no_grad()
+    def empty_cache(self) -> None:
+        """Forget the cached rows."""
+        self.tags.fill_(EMPTY)
+        self.cache.zero_()
+        if self.stamps is not None:
+            self.stamps.zero_()
+        if self.floors is not None:
+            self.floors.zero_()
+
+    def memory(self) -> CacheMemory:
+        """Bytes of storage."""
+        sizes = self.table.nbytes()
+        counters = [t.nbytes for t in (self.counts, self.stamps) if t is not None]
+        return CacheMemory(
+            codes=sizes["codes"],
+            quantisation=sizes.get("quantisation", 0),
+            cache=self.cache.nbytes,
+            tags=self.tags.nbytes,
+            counters=sum(counters),
+            floors=0 if self.floors is None else self.floors.nbytes,
+            fp32=4 * self.table.rows * self.table.dim,
+        )
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if self.floors is not None:
+            # A bound that holds for any residents.
+            self.floors = torch.zeros_like(self.floors, device=self.tags.device)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        c = self.config
+        cache = f"cache={self.sets}x{self.ways}, policy={c.policy}" if self.sets else "no cache"
+        return f"{cache}, rounding={c.rounding}, hash={c.hash}"

@@ -1,0 +1,267 @@
+"""Embedding tables that update their own rows in the backward pass: what one and many share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..ops import all_finite
+from ..ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
+from .cached_table import CachedTable, CacheMemory, EmbeddingTable
+
+_MASK = 0xFFFFFFFF
+
+
+class RowOptimizer(Protocol):
+    """What a module that updates its own rows asks its optimizer."""
+
+    def group_of(self, rows: Tensor) -> dict[str, Any]:
+        """The options of a table."""
+
+    def accumulator(self, rows: Tensor) -> Tensor | None:
+        """What it keeps of a table's gradients, FP32 ``(rows,)`` or ``(rows, dim)``."""
+
+
+class CachedTables(nn.Module):
+    """Tables that are looked up and updated in one call.
+
+    Args:
+        configs: The tables.
+        features: The table of each feature.
+        seed: Of the initial rows and of rounding; ``None`` follows ``torch.manual_seed``.
+        device: Where the tables lie.
+
+    Attributes:
+        tables: The tables.
+        row_optimizer: Set by :class:`subulp.optim.RowSGD` and :class:`subulp.optim.RowAdagrad`.
+        steps: Updates so far. Random bits and LRU's stamps are counted by it, so it belongs to the
+            module, not to the optimizer.
+    """
+
+    statistics: Tensor
+    evicted: Tensor
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingTable],
+        features: Sequence[int],
+        seed: int | None,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        if seed is None:
+            initial = torch.initial_seed()
+            seed = (initial ^ (initial >> 32)) & _MASK
+        if not 0 <= seed <= _MASK:
+            raise ValueError(f"seed={seed} is out of range: from 0 to 2**32 - 1")
+        self.seed, self.steps = seed, 0
+        self.row_optimizer: RowOptimizer | None = None
+        self._features = list(features)
+        self.tables = nn.ModuleList(CachedTable(config, device) for config in configs)
+        count = len(self.tables)
+        for name, shape in (("statistics", (count, 2)), ("evicted", (count,))):
+            zeros = torch.zeros(shape, dtype=torch.int64, device=device)
+            self.register_buffer(name, zeros, persistent=False)
+        for stream, table in enumerate(self._tables()):
+            # Streams have generators of their own: a table does not depend on those before it.
+            generator = torch.Generator().manual_seed((seed + 0x9E3779B9 * stream) & _MASK)
+            table.table.fill_uniform(1 / math.sqrt(table.table.rows), generator)
+
+    def _tables(self) -> list[CachedTable]:
+        return list(self.tables)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------------------- optimizer
+
+    @property
+    def row_parameters(self) -> Sequence[nn.Parameter]:
+        """The stored rows of each table, for the optimizers of rows."""
+        return [table.table.codes for table in self._tables()]
+
+    @property
+    def row_shapes(self) -> Sequence[tuple[int, int]]:
+        """Rows and numbers of a row of each table."""
+        return [(table.table.rows, table.table.dim) for table in self._tables()]
+
+    # --------------------------------------------------------------------------------- lookups
+
+    def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """Sums of bags, ``(batch, sum of dims)``; trains when its gradient comes."""
+        update = self.training and torch.is_grad_enabled()
+        with_grad = weights is not None and weights.requires_grad and torch.is_grad_enabled()
+        if not (update or with_grad):
+            return self._pool(values, offsets, weights, count=False)
+        # Row numbers have no gradient; this makes the output have one.
+        anchor = torch.empty(0, device=values.device, requires_grad=update)
+        out: Tensor = _Lookup.apply(anchor, weights, self, values, offsets, update)  # type: ignore[no-untyped-call]
+        return out
+
+    def _pool(
+        self, values: Tensor, offsets: Tensor, weights: Tensor | None, *, count: bool
+    ) -> Tensor:
+        out: Tensor
+        out, statistics = embedding_pool(
+            *self._operands(), self._features, values, offsets, weights
+        )
+        if count:
+            self.statistics += statistics
+        return out
+
+    def _operands(self) -> tuple[list[Any], ...]:
+        tables = [table.as_op() for table in self._tables()]
+        names = ("codes", "cache", "tags", "bits", "ways", "mixed")
+        return tuple([getattr(table, name) for table in tables] for name in names)
+
+    def _weight_grad(self, values: Tensor, offsets: Tensor, grad: Tensor) -> Tensor:
+        operands = self._operands()
+        result: Tensor = embedding_weight_grad(*operands, self._features, values, offsets, grad)
+        return result
+
+    def _check_update(self, weights: Tensor | None, grad: Tensor) -> None:
+        """Raise before anything is changed."""
+        if self.row_optimizer is None:
+            raise RuntimeError(
+                "the rows have no optimizer: make one with optim.RowAdagrad(module, lr=) or "
+                "optim.RowSGD(module, lr=), or call eval() to leave them as they are"
+            )
+        for name, tensor in (("gradient", grad), ("per_sample_weights", weights)):
+            if tensor is not None and not bool(all_finite([tensor])):
+                raise FloatingPointError(
+                    f"the {name} of shape {tuple(tensor.shape)} has NaN or infinite values; "
+                    "nothing was updated"
+                )
+
+    def _update(
+        self, values: Tensor, offsets: Tensor, weights: Tensor | None, grad: Tensor
+    ) -> None:
+        optimizer = self.row_optimizer
+        assert optimizer is not None
+        codes, caches, tags, bits, ways, mixed = self._operands()
+        tables = self._tables()
+        groups = [optimizer.group_of(rows) for rows in self.row_parameters]
+
+        def role(get: Callable[[CachedTable], Tensor | None], dtype: torch.dtype) -> list[Tensor]:
+            found = [get(table) for table in tables]
+            return [
+                torch.empty(0, dtype=dtype, device=c.device) if t is None else t
+                for t, c in zip(found, codes, strict=True)
+            ]
+
+        def option(name: str) -> list[float]:
+            return [float(group.get(name, 0.0)) for group in groups]
+
+        self.steps += 1
+        embedding_update(
+            codes,
+            caches,
+            tags,
+            role(lambda table: table.counts, torch.int32),
+            role(lambda table: table.stamps, torch.int32),
+            role(lambda table: table.floors, torch.int32),
+            role(lambda table: optimizer.accumulator(table.table.codes), torch.float32),
+            self.evicted,
+            bits,
+            ways,
+            mixed,
+            [table.config.rounding == "stochastic" for table in tables],
+            list(range(len(tables))),
+            option("lr"),
+            option("weight_decay"),
+            option("eps"),
+            self.seed,
+            self.steps,
+            self._features,
+            values,
+            offsets,
+            weights,
+            grad,
+        )
+
+    # ------------------------------------------------------------------------- what one can ask
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the lookups in training forwards that a cache served; 0 before the first."""
+        lookups, hits = self.statistics.sum(0).tolist()
+        return float(hits / lookups) if lookups else 0.0
+
+    @property
+    def hit_rates(self) -> list[float]:
+        """:attr:`hit_rate` of each table."""
+        return [hits / lookups if lookups else 0.0 for lookups, hits in self.statistics.tolist()]
+
+    @property
+    def evictions(self) -> int:
+        """Rows that had to leave a cache."""
+        return int(self.evicted.sum())
+
+    @property
+    def resident_rows(self) -> int:
+        """Rows in the caches."""
+        return sum(int((table.tags >= 0).sum()) for table in self._tables())
+
+    def reset_statistics(self) -> None:
+        """Count hits and evictions from zero again."""
+        self.statistics.zero_()
+        self.evicted.zero_()
+
+    def memory(self) -> CacheMemory:
+        """Bytes of storage of all tables, and of the optimizer's state."""
+        total = CacheMemory()
+        for table in self._tables():
+            total += table.memory()
+        if self.row_optimizer is not None:
+            kept = [self.row_optimizer.accumulator(rows) for rows in self.row_parameters]
+            state = sum(t.nbytes for t in kept if t is not None)
+            total += CacheMemory(optimizer=state)
+        return total
+
+    def flush(self) -> None:
+        """Round all cached rows into their tables, with the tables' rounding, and empty the caches.
+
+        Counts of accesses stay.
+        """
+        for stream, table in enumerate(self._tables()):
+            table.flush(seed=self.seed, stream=stream, step=self.steps)
+
+    def get_extra_state(self) -> Tensor:
+        """Seed and number of updates."""
+        return torch.tensor([self.seed, self.steps])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take seed and number of updates from a state dict."""
+        self.seed, self.steps = (int(number) for number in state)
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        weights: Tensor | None,
+        module: CachedTables,
+        values: Tensor,
+        offsets: Tensor,
+        update: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(weights, values, offsets)
+        ctx.module, ctx.update = module, update
+        return module._pool(values, offsets, weights, count=update)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weights, values, offsets = ctx.saved_tensors
+        module, grad = ctx.module, grad.contiguous()
+        if ctx.update:
+            module._check_update(weights, grad)
+        grad_weights = None
+        if ctx.needs_input_grad[1]:
+            grad_weights = module._weight_grad(values, offsets, grad)
+        if ctx.update:
+            module._update(values, offsets, weights, grad)
+        return None, grad_weights, None, None, None, None

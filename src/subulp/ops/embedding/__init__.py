@@ -1,0 +1,298 @@
+"""Tables of narrow rows with an FP32 cache: bags looked up, and updated in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import backend
+from .job import Job, Lookups, Table, TableUpdate
+
+__all__ = [
+    "Job",
+    "Lookups",
+    "Table",
+    "TableUpdate",
+    "embedding_pool",
+    "embedding_update",
+    "embedding_weight_grad",
+]
+
+
+def make_tables(
+    codes: Sequence[Tensor],
+    caches: Sequence[Tensor],
+    tags: Sequence[Tensor],
+    bits: Sequence[int],
+    ways: Sequence[int],
+    mixed: Sequence[bool],
+) -> list[Table]:
+    """The tables of a call."""
+    tables = [Table(*each) for each in zip(codes, caches, tags, bits, ways, mixed, strict=True)]
+    for i, table in enumerate(tables):
+        if table.cache.dtype != torch.float32 or table.tags.dtype != torch.int32:
+            raise ValueError(
+                f"table {i} has a cache of {table.cache.dtype} and tags of {table.tags.dtype}: "
+                "expected FP32 and int32; leave the dtypes of the module as they are"
+            )
+        if table.cache.shape[0] != table.tags.shape[0] or table.tags.shape[0] % table.ways:
+            raise ValueError(
+                f"table {i} has {table.cache.shape[0]} cached rows and {table.tags.shape[0]} tags: "
+                f"expected whole sets of {table.ways}"
+            )
+    return tables
+
+
+def make_lookups(
+    tables: Sequence[Table],
+    features: Sequence[int],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    grad: Tensor | None = None,
+) -> Lookups:
+    """The lookups of a call, and a check of its gradient."""
+    lookups = Lookups(features, values, offsets, weights)
+    if values.dtype != torch.int64 or offsets.dtype != torch.int64:
+        raise ValueError(
+            f"values and offsets have the dtypes {values.dtype} and {offsets.dtype}: expected int64"
+        )
+    if not features or (offsets.numel() - 1) % len(features) or offsets.numel() < 1:
+        raise ValueError(
+            f"{offsets.numel()} offsets do not divide into the bags of {len(features)} features: "
+            "expected features * batch + 1"
+        )
+    if weights is not None and (weights.shape != values.shape or weights.dtype != torch.float32):
+        raise ValueError(
+            f"weights have shape {tuple(weights.shape)} and dtype {weights.dtype}: expected FP32 "
+            f"{tuple(values.shape)}"
+        )
+    expected = (lookups.batch, lookups.columns(tables)[-1])
+    if grad is not None and (grad.shape != expected or grad.dtype != torch.float32):
+        raise ValueError(
+            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype}: expected FP32 {expected}"
+        )
+    return lookups
+
+
+@torch.library.custom_op("subulp::embedding_pool", mutates_args=())
+def embedding_pool(
+    codes: Sequence[Tensor],
+    caches: Sequence[Tensor],
+    tags: Sequence[Tensor],
+    bits: Sequence[int],
+    ways: Sequence[int],
+    mixed: Sequence[bool],
+    features: Sequence[int],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Sums of bags of rows of many tables.
+
+    With ``fetch`` the FP32 row in the cache if it is resident, else the decoded one of the table,
+    it equals, for each feature ``f`` and bag ``b``, in this order and in FP32::
+
+        out[b, columns of f] = sum(fetch(table of f, values[k]) * weights[k] for k in the bag)
+
+    Args:
+        codes: Stored rows of each table, see :class:`.job.Table`, and so are the next five.
+        caches: Cached rows.
+        tags: Which rows are cached.
+        bits: Bits of integers.
+        ways: Rows of a set.
+        mixed: Hash of the sets.
+        features: See :class:`.job.Lookups`, and so are the others.
+        values: Row numbers.
+        offsets: Begin of each bag.
+        weights: Factor of each row, or ``None``.
+
+    Returns:
+        FP32 ``(batch, sum of the features' dims)``; and int64 ``(tables, 2)``: lookups, and those
+        of them that the cache served.
+
+    Raises:
+        ValueError: Shapes or dtypes do not fit.
+        IndexError: A row number is out of range.
+    """
+    tables = make_tables(codes, caches, tags, bits, ways, mixed)
+    lookups = make_lookups(tables, features, values, offsets, weights)
+    result: tuple[Tensor, Tensor] = backend.run("embedding", Job("pool", tables, lookups))
+    return result
+
+
+@embedding_pool.register_fake
+def _(
+    codes: Sequence[Tensor],
+    caches: Sequence[Tensor],
+    tags: Sequence[Tensor],
+    bits: Sequence[int],
+    ways: Sequence[int],
+    mixed: Sequence[bool],
+    features: Sequence[int],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    batch = (offsets.shape[0] - 1) // len(features)
+    width = sum(caches[t].shape[1] for t in features)
+    out = torch.empty(batch, width, device=values.device)
+    return out, torch.empty(len(codes), 2, dtype=torch.int64, device=values.device)
+
+
+@torch.library.custom_op("subulp::embedding_weight_grad", mutates_args=())
+def embedding_weight_grad(
+    codes: Sequence[Tensor],
+    caches: Sequence[Tensor],
+    tags: Sequence[Tensor],
+    bits: Sequence[int],
+    ways: Sequence[int],
+    mixed: Sequence[bool],
+    features: Sequence[int],
+    values: Tensor,
+    offsets: Tensor,
+    grad: Tensor,
+) -> Tensor:
+    """Gradient of the weights of :func:`embedding_pool`.
+
+    The product of a bag's gradient and the fetched row, summed in the order of
+    :func:`.row_sum.row_sum`; 0 for values that belong to no bag.
+
+    Args:
+        codes: As for :func:`embedding_pool`, and so are the next eight.
+        caches: Cached rows.
+        tags: Which rows are cached.
+        bits: Bits of integers.
+        ways: Rows of a set.
+        mixed: Hash of the sets.
+        features: Table of each feature.
+        values: Row numbers.
+        offsets: Begin of each bag.
+        grad: FP32 ``(batch, sum of the features' dims)``, contiguous.
+
+    Returns:
+        FP32 tensor of the shape of ``values``.
+
+    Raises:
+        ValueError: Shapes or dtypes do not fit.
+    """
+    tables = make_tables(codes, caches, tags, bits, ways, mixed)
+    lookups = make_lookups(tables, features, values, offsets, None, grad)
+    result: Tensor = backend.run("embedding", Job("weight-grad", tables, lookups, grad))
+    return result
+
+
+@embedding_weight_grad.register_fake
+def _(
+    codes: Sequence[Tensor],
+    caches: Sequence[Tensor],
+    tags: Sequence[Tensor],
+    bits: Sequence[int],
+    ways: Sequence[int],
+    mixed: Sequence[bool],
+    features: Sequence[int],
+    values: Tensor,
+    offsets: Tensor,
+    grad: Tensor,
+) -> Tensor:
+    return torch.empty(values.shape, device=values.device)
+
+
+@torch.library.custom_op(
+    "subulp::embedding_update",
+    mutates_args=(
+        "codes",
+        "caches",
+        "tags",
+        "counts",
+        "stamps",
+        "floors",
+        "accumulators",
+        "evictions",
+    ),
+)
+def embedding_update(
+    codes: Sequence[Tensor],
+    caches: Sequence[Tensor],
+    tags: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    stamps: Sequence[Tensor],
+    floors: Sequence[Tensor],
+    accumulators: Sequence[Tensor],
+    evictions: Tensor,
+    bits: Sequence[int],
+    ways: Sequence[int],
+    mixed: Sequence[bool],
+    stochastic: Sequence[bool],
+    streams: Sequence[int],
+    lrs: Sequence[float],
+    weight_decays: Sequence[float],
+    eps: Sequence[float],
+    seed: int,
+    step: int,
+    features: Sequence[int],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    grad: Tensor,
+) -> None:
+    """One training step of the looked-up rows: "Mixed-Precision Embedding", Algorithm 2.
+
+    In each set of a table, for every row ``i`` that was looked up, in ascending order::
+
+        g = sum(grad[bag of k] * weights[k] for k where values[k] == i)   # in the order of k
+        count[i] += lookups of i                          # LFU; LRU: its stamp becomes the step
+        x = fetch(i)
+        g = g + x * weight_decay                          # unless that is 0
+        x = x - g * lr                                    # SGD
+        acc[i] += g * g; x = x - g * lr / (sqrt(acc[i]) + eps)            # Adagrad
+        acc[i] += mean(g * g); x = x - g * (lr / (sqrt(acc[i]) + eps))    # row-wise Adagrad
+
+    and ``x`` stays in the cache if it was there, or takes a free way of its set. If there is none,
+    let ``j`` be the resident of least priority (count or stamp; the first way among equals). If
+    ``i`` has a higher priority (or the policy is LRU and the cache direct-mapped), ``j`` is rounded
+    into the table and ``x`` takes its way; else ``x`` is rounded into the table. A mean sums in the
+    order of :func:`.row_sum.row_sum`. Each operation is rounded to FP32.
+
+    Args:
+        codes: As for :func:`embedding_pool`, and so are ``caches``, ``tags``, ``bits``, ``ways``,
+            ``mixed``, ``features``, ``values``, ``offsets``, ``weights``; row numbers are not
+            checked again.
+        caches: Cached rows.
+        tags: Which rows are cached.
+        counts: See :class:`.job.TableUpdate`, and so are the next three.
+        stamps: Of LRU.
+        floors: Of LFU.
+        accumulators: Of Adagrad.
+        evictions: int64 ``(tables,)``; rows that had to leave the cache are added.
+        bits: Bits of integers.
+        ways: Rows of a set.
+        mixed: Hash of the sets.
+        stochastic: See :class:`.job.TableUpdate`, and so are the next four.
+        streams: Philox key words.
+        lrs: Learning rates.
+        weight_decays: Weight decays.
+        eps: Of Adagrad.
+        seed: Philox key word.
+        step: Number of the step, from 1.
+        features: Table of each feature.
+        values: Row numbers.
+        offsets: Begin of each bag.
+        weights: Factor of each row, or ``None``.
+        grad: FP32 ``(batch, sum of the features' dims)``, contiguous.
+
+    Raises:
+        ValueError: Shapes or dtypes do not fit.
+    """
+    tables = make_tables(codes, caches, tags, bits, ways, mixed)
+    lookups = make_lookups(tables, features, values, offsets, weights, grad)
+    roles = (counts, stamps, floors, accumulators, stochastic, streams, lrs, weight_decays, eps)
+    updates = [TableUpdate(*each) for each in zip(*roles, strict=True)]
+    backend.run("embedding", Job("update", tables, lookups, grad, updates, evictions, seed, step))
+
+
+@embedding_update.register_fake
+def _(*arguments: object, **named: object) -> None:
+    """Nothing is returned, and what is mutated keeps its form."""

@@ -1,0 +1,200 @@
+"""What a call of the embedding ops works on: tables with their caches, and lookups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...numerics import Format, format_of
+from ...numerics.int_rows import IntFormat
+
+Policy = Literal["lfu", "lru"]
+Update = Literal["sgd", "adagrad", "rowwise-adagrad"]
+
+EMPTY = -1
+"""Tag of a way that holds no row."""
+
+COUNT_LIMIT = 2**31 - 1
+"""Where access counts stop."""
+
+BYPASS_SLOT, EVICT_SLOT, FLUSH_SLOT = 0, 1, 2
+"""Philox counter words of the reasons to round a row; see :func:`evict_slot`."""
+
+
+def evict_slot(evicted: int, updated: int) -> int:
+    """Philox counter word for rounding a row that another row's update evicts.
+
+    Rows of a set are updated in ascending order. A row that is evicted before its own turn in a
+    step may come back in that turn and be rounded again: the two draw from different words, so that
+    no (row, step, word) is used twice.
+    """
+    return EVICT_SLOT if evicted > updated else BYPASS_SLOT
+
+
+@dataclass
+class Table:
+    """A table of ``rows`` x ``dim`` and its cache of ``sets`` x ``ways`` rows.
+
+    Attributes:
+        codes: Stored rows: ``(rows, dim)``, or uint8 ``(rows, row_bytes(dim, bits))``.
+        cache: FP32 ``(sets * ways, dim)``; no rows where there is no cache.
+        tags: int32 ``(sets * ways,)``: which row lies there, ``EMPTY`` for none.
+        bits: Bits of an integer, 0 for a floating-point storage.
+        ways: Rows of a set.
+        mixed: Whether the set of a row is chosen by a mixing hash, instead of ``row % sets``.
+    """
+
+    codes: Tensor
+    cache: Tensor
+    tags: Tensor
+    bits: int
+    ways: int
+    mixed: bool
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.codes.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a row."""
+        return self.cache.shape[1]
+
+    @property
+    def sets(self) -> int:
+        """Sets of the cache; 0 without one."""
+        return self.tags.shape[0] // self.ways
+
+    @property
+    def storage(self) -> Format | IntFormat:
+        """What a row is made of."""
+        return IntFormat(self.bits) if self.bits else format_of(self.codes.dtype)
+
+
+@dataclass
+class TableUpdate:
+    """What an update of a table needs besides.
+
+    Attributes:
+        counts: LFU: int32 ``(rows,)``, lookups in training so far; else empty.
+        stamps: LRU: int32 ``(sets * ways,)``, the step of the last update; else empty.
+        floors: LFU: int32 ``(sets,)``, no more than the least count of a full set's residents, so
+            that most rows need not look at all of them; else empty. Backends may leave it alone.
+        accumulator: FP32 ``(rows,)`` or ``(rows, dim)``; empty for SGD.
+        stochastic: Rounding of rows that leave FP32.
+        stream: Philox key word.
+        lr: Learning rate.
+        weight_decay: Of the touched rows.
+        eps: Of Adagrad.
+    """
+
+    counts: Tensor
+    stamps: Tensor
+    floors: Tensor
+    accumulator: Tensor
+    stochastic: bool
+    stream: int
+    lr: float
+    weight_decay: float
+    eps: float
+
+    @property
+    def rule(self) -> Update:
+        """The optimizer's rule, from the shape of its state."""
+        if self.accumulator.numel() == 0:
+            return "sgd"
+        return "adagrad" if self.accumulator.dim() == 2 else "rowwise-adagrad"
+
+
+@dataclass
+class Lookups:
+    """Bags of rows: feature by feature, in each of them bag by bag.
+
+    Attributes:
+        features: The table of each feature.
+        values: int64 ``(count,)`` row numbers.
+        offsets: int64 ``(len(features) * batch + 1,)``: where the values of a bag begin.
+        weights: FP32 ``(count,)``, or ``None`` for 1.
+    """
+
+    features: Sequence[int]
+    values: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+
+    @property
+    def batch(self) -> int:
+        """Bags of a feature."""
+        return (self.offsets.shape[0] - 1) // len(self.features)
+
+    def columns(self, tables: Sequence[Table]) -> list[int]:
+        """Where each feature's columns begin in the output, and where the last ones end."""
+        columns = [0]
+        for table in self.features:
+            columns.append(columns[-1] + tables[table].dim)
+        return columns
+
+    def bags(self) -> Tensor:
+        """The bag of each value that belongs to one: int64 ``(offsets[-1],)``."""
+        lengths = self.offsets.diff()
+        return torch.repeat_interleave(
+            torch.arange(lengths.numel(), device=lengths.device), lengths
+        )
+
+
+@dataclass
+class Job:
+    """Tables and lookups.
+
+    Attributes:
+        kind: What to do with them.
+        tables: All tables.
+        lookups: Which rows.
+        grad: FP32 ``(batch, sum of dims)``: the output's gradient, for all but ``"pool"``.
+        updates: For ``"update"``: one for each table.
+        evictions: For ``"update"``: int64 ``(tables,)``; rows that had to leave are added.
+        seed: Philox key word.
+        step: Philox counter word, and the time stamp of LRU; from 1.
+    """
+
+    kind: Literal["pool", "weight-grad", "update"]
+    tables: Sequence[Table]
+    lookups: Lookups
+    grad: Tensor | None = None
+    updates: Sequence[TableUpdate] = ()
+    evictions: Tensor | None = None
+    seed: int = 0
+    step: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the lookups."""
+        return self.lookups.values.device
+
+
+def index_error(position: int, value: int, feature: int, rows: int) -> IndexError:
+    """The error of a row number that does not exist."""
+    return IndexError(
+        f"row number {value} at position {position} (feature {feature}) is out of range: its table "
+        f"has the rows 0 to {rows - 1}"
+    )
+
+
+def check_values(job: Job) -> None:
+    """Raise IndexError unless all row numbers exist."""
+    looked, batch = job.lookups, job.lookups.batch
+    bounds = looked.offsets[::batch] if batch else looked.offsets.repeat(len(looked.features) + 1)
+    lengths = bounds.diff()
+    limits = torch.tensor([job.tables[t].rows for t in looked.features], device=job.device)
+    values = looked.values[: int(bounds[-1])]
+    bad = (values < 0) | (values >= torch.repeat_interleave(limits, lengths))
+    if bool(bad.any()):
+        position = int(bad.int().argmax())
+        feature = int(torch.searchsorted(bounds, position, right=True)) - 1
+        rows = job.tables[looked.features[feature]].rows
+        raise index_error(position, int(values[position]), feature, rows)

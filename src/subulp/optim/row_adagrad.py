@@ -1,0 +1,103 @@
+"""Adagrad for embedding tables that update themselves in their own backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .row_optimizer import RowModule, RowOptimizer
+
+
+class RowAdagrad(RowOptimizer):
+    """Adagrad for :class:`subulp.nn.CachedEmbeddingBag` and ``CachedEmbeddingBags``.
+
+    Row-wise, a row has one FP32 number: the sum of its gradients' mean squares. Otherwise every
+    element has its own sum, as in ``torch.optim.Adagrad``, which takes the memory of an FP32 table.
+    The module updates its rows while it computes their gradient; :meth:`step` does nothing.
+
+    Args:
+        modules: One module, several, or a list of groups ``{"modules": [...], "lr": ...}``.
+        lr: Learning rate (default: 0.01).
+        eps: Added to the root (default: 1e-10).
+        weight_decay: L2 penalty of the rows that are looked up (default: 0).
+        rowwise: One number a row (default: ``True``).
+        initial_accumulator_value: What the sums begin with (default: 0).
+
+    Raises:
+        ValueError: A number is out of range, or a module has no such rows or another optimizer.
+    """
+
+    def __init__(
+        self,
+        modules: RowModule | Sequence[RowModule] | Sequence[dict[str, Any]],
+        lr: float = 0.01,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        rowwise: bool = True,
+        initial_accumulator_value: float = 0.0,
+    ) -> None:
+        super().__init__(
+            modules,
+            {
+                "lr": lr,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "rowwise": rowwise,
+                "initial_accumulator_value": initial_accumulator_value,
+            },
+        )
+        shapes = [shape for module in self._modules for shape in module.row_shapes]  # type: ignore[attr-defined]
+        for rows, shape in zip(self._rows(), shapes, strict=True):
+            group = self.group_of(rows)
+            self.state[rows]["sum"] = torch.full(
+                shape[:1] if group["rowwise"] else shape,
+                group["initial_accumulator_value"],
+                dtype=torch.float32,
+                device=rows.device,
+            )
+
+    def _rows(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _check_module(self, module: RowModule) -> None:
+        super()._check_module(module)
+        if not hasattr(module, "row_shapes"):
+            raise ValueError(
+                f"{type(module).__name__} is trained with RowSGD: RowAdagrad is for embeddings"
+            )
+
+    def accumulator(self, rows: Tensor) -> Tensor:
+        """The sums of a table: FP32 ``(rows,)`` row-wise, else ``(rows, dim)``."""
+        state = self.state[rows]
+        if state["sum"].device != rows.device:
+            state["sum"] = state["sum"].to(rows.device)
+        total: Tensor = state["sum"]
+        return total
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore options and sums; the sums stay FP32 whatever the rows are.
+
+        Raises:
+            ValueError: A table's sums are missing or have another shape.
+        """
+        indices = [i for group in state_dict["param_groups"] for i in group["params"]]
+        mine = self._rows()
+        if len(indices) != len(mine):
+            raise ValueError(f"state_dict has {len(indices)} tables, the optimizer {len(mine)}")
+        sums = []
+        for index, rows in zip(indices, mine, strict=True):
+            saved = state_dict["state"].get(index, {}).get("sum")
+            expected = tuple(self.state[rows]["sum"].shape)
+            if saved is None or tuple(saved.shape) != expected:
+                has = "none" if saved is None else f"sums of shape {tuple(saved.shape)}"
+                raise ValueError(
+                    f"state_dict has {has} for a table, RowAdagrad keeps {expected}: make the "
+                    "optimizer as it was saved"
+                )
+            sums.append(saved.detach().to(rows.device, torch.float32, copy=True))
+        super().load_state_dict(state_dict)
+        for rows, total in zip(mine, sums, strict=True):
+            self.state[rows]["sum"] = total

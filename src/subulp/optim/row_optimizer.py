@@ -1,0 +1,84 @@
+"""What optimizers of tables of rows that update themselves have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class RowModule(Protocol):
+    """A module whose rows an optimizer of this kind updates."""
+
+    row_optimizer: Any
+
+    @property
+    def row_parameters(self) -> Sequence[nn.Parameter]:
+        """The stored rows, one tensor a table."""
+
+
+class RowOptimizer(torch.optim.Optimizer):
+    """Groups of modules that update their own rows, and the options that they read.
+
+    :meth:`step` does nothing, so that training loops and schedulers of torch work as with any
+    optimizer.
+
+    Args:
+        modules: One module, several, or a list of groups ``{"modules": [...], "lr": ...}``.
+        defaults: Options of a group that does not name them.
+
+    Raises:
+        ValueError: A number is out of range, or a module has no rows or another optimizer.
+    """
+
+    def __init__(
+        self,
+        modules: RowModule | Sequence[RowModule] | Sequence[dict[str, Any]],
+        defaults: dict[str, Any],
+    ) -> None:
+        self._modules: list[RowModule] = []
+        given = list(modules) if isinstance(modules, Sequence) else [modules]
+        groups = [g if isinstance(g, dict) else {"modules": [g]} for g in given]
+        super().__init__([self._group(group) for group in groups], defaults)
+        for group in self.param_groups:
+            for name in defaults:
+                if not group[name] >= 0:
+                    raise ValueError(f"{name}={group[name]} is out of range: give at least 0")
+        for module in self._modules:
+            module.row_optimizer = self
+
+    def _group(self, group: dict[str, Any]) -> dict[str, Any]:
+        options = {name: value for name, value in group.items() if name != "modules"}
+        parameters: list[nn.Parameter] = []
+        for module in group["modules"]:
+            self._check_module(module)
+            self._modules.append(module)
+            parameters += module.row_parameters
+        return {**options, "params": parameters}
+
+    def _check_module(self, module: RowModule) -> None:
+        if not hasattr(module, "row_parameters"):
+            raise ValueError(
+                f"{type(module).__name__} has no rows that update themselves: "
+                f"{type(self).__name__} is for modules such as nn.ExtremeClassifier and "
+                "nn.CachedEmbeddingBag"
+            )
+        if module.row_optimizer is not None:
+            raise ValueError("a module has an optimizer already: give each to one")
+
+    def group_of(self, rows: Tensor) -> dict[str, Any]:
+        """The group that a table's stored rows belong to, as it is now."""
+        return next(g for g in self.param_groups if any(p is rows for p in g["params"]))
+
+    def accumulator(self, rows: Tensor) -> Tensor | None:
+        """What the optimizer keeps of a table's gradients: here nothing."""
+        return None
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Do nothing: the rows have been updated in the forward and backward pass."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
