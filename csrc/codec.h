@@ -6,12 +6,19 @@
 
 #include "subulp.h"
 
+// A call would pass vectors through memory. Arrays are there already, and all in one piece they take
+// the compiler minutes.
+#if defined(SUBULP_VECTORS_ARE_ARRAYS)
+#define SUBULP_FLAT inline
+#else
+#define SUBULP_FLAT __attribute__((always_inline)) inline
+#endif
+
 namespace simd {
 
 constexpr uint32_t MAGNITUDE = 0x7FFFFFFFu;
 constexpr uint32_t INFINITE = 0x7F800000u;
 constexpr uint32_t QUIET_NAN = 0x7FC00000u;
-constexpr uint32_t ALMOST_HALF = 0x7FFFFFFFu;
 
 // A magnitude on the line of codes.
 struct Position {
@@ -19,13 +26,13 @@ struct Position {
   U fraction;
 };
 
-inline U magnitude(F x) { return and_(as_u32(x), u32(MAGNITUDE)); }
+SUBULP_FLAT U magnitude(F x) { return and_(as_u32(x), u32(MAGNITUDE)); }
 
 // FP32 itself, so that a pass can be written once.
 struct Fp32 {
   static constexpr int bytes = 4;
-  static F load(const char* p) { return load_f32(p); }
-  static void store(char* p, F x) { store_f32(p, x); }
+  static SUBULP_FLAT F load(const char* p) { return load_f32(p); }
+  static SUBULP_FLAT void store(char* p, F x) { store_f32(p, x); }
 };
 
 // BF16: its line of codes is FP32's own bit pattern, cut after 16 bits.
@@ -34,35 +41,35 @@ struct Bf16 {
   static constexpr int random_width = 16;
   static constexpr uint32_t max_code = 0x7F7F;
 
-  static U load_code(const char* p) { return load_u16(p); }
-  static F value(U code) { return as_f32(shl<16>(code)); }
-  static F load(const char* p) { return value(load_u16(p)); }
+  static SUBULP_FLAT U load_code(const char* p) { return load_u16(p); }
+  static SUBULP_FLAT F value(U code) { return as_f32(shl<16>(code)); }
+  static SUBULP_FLAT F load(const char* p) { return value(load_u16(p)); }
 
   // NaN becomes the one quiet NaN, whose payload survives the cut.
-  static U quiet(F x) {
+  static SUBULP_FLAT U quiet(F x) {
     const U mag = magnitude(x);
     return select(greater(mag, u32(INFINITE)), u32(QUIET_NAN), mag);
   }
   // Results stand in the upper half of a lane; what is below means nothing.
-  static U finish_high(U rounded, U mag, F x) {
+  static SUBULP_FLAT U finish_high(U rounded, U mag, F x) {
     const U saturated = min(rounded, u32(0x7F7FFFFFu));
     const U r = select(greater(mag, u32(INFINITE - 1)), mag, saturated);
     return or_(r, and_(as_u32(x), u32(0x80000000u)));
   }
-  static U nearest_high(F x) {
+  static SUBULP_FLAT U nearest_high(F x) {
     const U mag = quiet(x);
     const U odd = and_(shr<16>(mag), u32(1));
     return finish_high(add(add(mag, u32(0x7FFF)), odd), mag, x);
   }
-  static U stochastic_high(F x, U bits) {
+  static SUBULP_FLAT U stochastic_high(F x, U bits) {
     const U mag = quiet(x);
     return finish_high(add(mag, bits), mag, x);
   }
-  static U nearest(F x) { return shr<16>(nearest_high(x)); }
+  static SUBULP_FLAT U nearest(F x) { return shr<16>(nearest_high(x)); }
   // `bits` in [0, 2^16).
-  static U stochastic(F x, U bits) { return shr<16>(stochastic_high(x, bits)); }
-  static void store_code(char* p, U code) { store_u16(p, code); }
-  static void store(char* p, F x) { store_code(p, nearest(x)); }
+  static SUBULP_FLAT U stochastic(F x, U bits) { return shr<16>(stochastic_high(x, bits)); }
+  static SUBULP_FLAT void store_code(char* p, U code) { store_u16(p, code); }
+  static SUBULP_FLAT void store(char* p, F x) { store_code(p, nearest(x)); }
 
   // Extra bits: head and k-bit tail, see numerics/extra_bits.py.
   static F join(U head, U tail, U k) {
@@ -111,52 +118,66 @@ struct Small {
   // FP32 exponent field of the smallest normal.
   static constexpr uint32_t first_normal = 127 - bias + 1;
 
-  static U load_code(const char* p) {
+  static SUBULP_FLAT U load_code(const char* p) {
     if constexpr (bytes == 2) return load_u16(p);
     else return load_u8(p);
   }
-  static void store_code(char* p, U code) {
+  static SUBULP_FLAT void store_code(char* p, U code) {
     if constexpr (bytes == 2) store_u16(p, code);
     else store_u8(p, code);
   }
 
-  static F value(U code) {
+  static SUBULP_FLAT F value(U code) {
     const U mag = and_(code, u32(sign_bit - 1));
-    // The code's fields, read as FP32 fields, are the value times 2^(bias - 127), subnormals included.
-    const F scaled = mul(as_f32(shl<23 - mantissa_bits>(mag)), f32(power_of_two(127 - bias)));
+    // Normal codes differ from FP32 in the bias; the others count the smallest of them. (Shifted
+    // into place they would be FP32's own subnormals, which processors multiply slowly.)
+    const U normal = add(shl<23 - mantissa_bits>(mag), u32(static_cast<uint32_t>(127 - bias) << 23));
+    const F small = mul(cvt_f32(mag), f32(1.0f / power_of_two(bias + mantissa_bits - 1)));
+    const F scaled = as_f32(select(greater(u32(1u << mantissa_bits), mag), as_u32(small), normal));
     const U special = has_infinity ? or_(as_u32(scaled), u32(INFINITE)) : u32(QUIET_NAN);
     const U bits = select(greater(mag, u32(max_code)), special, as_u32(scaled));
     return as_f32(or_(bits, shl<32 - width>(and_(code, u32(sign_bit)))));
   }
-  static F load(const char* p) { return value(load_code(p)); }
+  static SUBULP_FLAT F load(const char* p) { return value(load_code(p)); }
 
-  static Position position(U mag) {
-    const U field = shr<23>(mag);
-    const U grid = max(field, u32(first_normal));
-    const U significand = or_(and_(mag, u32(0x7FFFFF)), u32(0x800000));
-    const U dropped = add(sub(grid, field), u32(23 - mantissa_bits));
-    // One of the two shifts is by 32 or more (as unsigned) and gives 0, or both agree at 32.
-    const U fraction = or_(shl(significand, sub(u32(32), dropped)), shr(significand, sub(dropped, u32(32))));
-    return {add(shr(significand, dropped), shl<mantissa_bits>(sub(grid, u32(first_normal)))), fraction};
+  // A magnitude in steps of the grid around it, below 2^(mantissa_bits + 1) and thus exact, and the
+  // code of that binade's own zero. Infinities and NaN end beyond every code.
+  struct Steps {
+    F count;
+    U base;
+  };
+  static SUBULP_FLAT Steps steps(U mag) {
+    constexpr uint32_t lowest = first_normal << 23;
+    const U binade = and_(max(mag, u32(lowest)), u32(INFINITE));
+    const F unit = as_f32(sub(u32(static_cast<uint32_t>(254 + mantissa_bits) << 23), binade));
+    return {mul(as_f32(mag), unit), shr<23 - mantissa_bits>(sub(binade, u32(lowest)))};
   }
-  static U finish(U code, U mag, F x) {
+  static SUBULP_FLAT Position position(U mag) {
+    const Steps at = steps(mag);
+    Position r;
+    r.fraction = split_point(at.count, &r.code);
+    r.code = add(r.code, at.base);
+    return r;
+  }
+  static SUBULP_FLAT U finish(U code, U mag, F x) {
     U r = min(code, u32(max_code));
     r = select(greater(mag, u32(INFINITE - 1)), u32(infinity_code), r);
-    r = select(greater(mag, u32(INFINITE)), u32(nan_code), r);
+    if constexpr (infinity_code != nan_code) r = select(greater(mag, u32(INFINITE)), u32(nan_code), r);
     return or_(r, shr<32 - width>(and_(as_u32(x), u32(0x80000000u))));
   }
-  static U nearest(F x) {
+  static SUBULP_FLAT U nearest(F x) {
+    const U mag = magnitude(x);
+    const Steps at = steps(mag);
+    // Where FP32's own steps are 1. The base is even: the tie goes where it goes for the whole code.
+    const U rounded = as_u32(add(at.count, f32(12582912.0f)));
+    return finish(add(sub(rounded, u32(0x4B400000u)), at.base), mag, x);
+  }
+  static SUBULP_FLAT U stochastic(F x, U bits) {
     const U mag = magnitude(x);
     const Position at = position(mag);
-    const U odd = and_(at.code, u32(1));
-    return finish(add(at.code, carry(at.fraction, add(odd, u32(ALMOST_HALF)))), mag, x);
+    return finish(add_carry(at.code, at.fraction, bits), mag, x);
   }
-  static U stochastic(F x, U bits) {
-    const U mag = magnitude(x);
-    const Position at = position(mag);
-    return finish(add(at.code, carry(at.fraction, bits)), mag, x);
-  }
-  static void store(char* p, F x) { store_code(p, nearest(x)); }
+  static SUBULP_FLAT void store(char* p, F x) { store_code(p, nearest(x)); }
 
   static F join(U head, U tail, U k) {
     const U mag = and_(head, u32(sign_bit - 1));
@@ -175,7 +196,7 @@ struct Small {
     Position at = position(mag);
     if constexpr (random) {
       const U low = and_(bits, sub(shl(u32(1), drop), u32(1)));
-      at.code = add(at.code, carry(at.fraction, low));
+      at.code = add_carry(at.code, at.fraction, low);
       at.fraction = add(at.fraction, low);
     }
     U kept = shr(at.fraction, drop);
@@ -194,7 +215,7 @@ struct Small {
     for (int i = 0; i < n; ++i) r *= 2.0f;
     return r;
   }
-  static F select_finite(U mag, F finite, F special) {
+  static SUBULP_FLAT F select_finite(U mag, F finite, F special) {
     return as_f32(select(greater(mag, u32(max_code)), as_u32(special), as_u32(finite)));
   }
 };

@@ -21,22 +21,22 @@ struct Consecutive {
   // Whether encoding has a short form for ordinary values.
   static constexpr bool has_ordinary = false;
 
-  static F2 load(const char* p) { return {Format::load(p), Format::load(p + W * bytes)}; }
-  static F2 floats(const float* p) { return {load_f32(p), load_f32(p + W)}; }
-  static U2 words(const uint32_t* p) { return {load_u32(p), load_u32(p + W)}; }
+  static SUBULP_FLAT F2 load(const char* p) { return {Format::load(p), Format::load(p + W * bytes)}; }
+  static SUBULP_FLAT F2 floats(const float* p) { return {load_f32(p), load_f32(p + W)}; }
+  static SUBULP_FLAT U2 words(const uint32_t* p) { return {load_u32(p), load_u32(p + W)}; }
   // Random bits of Format::random_width bits, and the same with their halves swapped.
-  static U2 random(const char* p) {
+  static SUBULP_FLAT U2 random(const char* p) {
     if constexpr (Format::random_width == 16) return {load_u16(p), load_u16(p + 2 * W)};
     else return {load_u32(p), load_u32(p + 4 * W)};
   }
-  static U2 swapped(const char* p) {
+  static SUBULP_FLAT U2 swapped(const char* p) {
     static_assert(Format::random_width == 32);
     const U2 r = random(p);
     return {or_(shl<16>(r.a), shr<16>(r.a)), or_(shl<16>(r.b), shr<16>(r.b))};
   }
   // Rounds, stores, and returns the values stored.
   template <bool careful>
-  static F2 store_nearest(char* p, F2 x) {
+  static SUBULP_FLAT F2 store_nearest(char* p, F2 x) {
     if constexpr (bytes == 4) {
       store_f32(p, x.a);
       store_f32(p + W * bytes, x.b);
@@ -48,11 +48,11 @@ struct Consecutive {
     }
   }
   template <bool careful>
-  static void store_stochastic(char* p, F2 x, U2 bits) {
+  static SUBULP_FLAT void store_stochastic(char* p, F2 x, U2 bits) {
     store_code(p, {Format::stochastic(x.a, bits.a), Format::stochastic(x.b, bits.b)});
   }
-  static U2 load_code(const char* p) { return {Format::load_code(p), Format::load_code(p + W * bytes)}; }
-  static void store_code(char* p, U2 code) {
+  static SUBULP_FLAT U2 load_code(const char* p) { return {Format::load_code(p), Format::load_code(p + W * bytes)}; }
+  static SUBULP_FLAT void store_code(char* p, U2 code) {
     Format::store_code(p, code.a);
     Format::store_code(p + W * bytes, code.b);
   }
@@ -63,21 +63,21 @@ struct SplitBf16 {
   static constexpr int bytes = 2;
   static constexpr bool has_ordinary = true;
 
-  static F2 load(const char* p) {
+  static SUBULP_FLAT F2 load(const char* p) {
     U even, odd;
     load_split(p, &even, &odd);
     return {as_f32(even), as_f32(odd)};
   }
-  static F2 floats(const float* p) {
+  static SUBULP_FLAT F2 floats(const float* p) {
     F2 r;
     load_split_f32(p, &r.a, &r.b);
     return r;
   }
-  static U2 random(const char* p) {
+  static SUBULP_FLAT U2 random(const char* p) {
     const U both = load_u32(p);
     return {and_(both, u32(0xFFFF)), shr<16>(both)};
   }
-  static U2 swapped(const char* p) {
+  static SUBULP_FLAT U2 swapped(const char* p) {
     const U both = swap_bytes(load_u32(p));
     return {and_(both, u32(0xFFFF)), shr<16>(both)};
   }
@@ -86,13 +86,13 @@ struct SplitBf16 {
   static constexpr uint32_t ordinary_bound = 2 * 0x7F7F0000u;  // of bits shifted left by one
 
   template <bool careful>
-  static F2 store_nearest(char* p, F2 x) {
+  static SUBULP_FLAT F2 store_nearest(char* p, F2 x) {
     const U2 r = {nearest<careful>(x.a), nearest<careful>(x.b)};
     store_split(p, r.a, r.b);
     return {as_f32(and_(r.a, u32(0xFFFF0000u))), as_f32(and_(r.b, u32(0xFFFF0000u)))};
   }
   template <bool careful>
-  static void store_stochastic(char* p, F2 x, U2 bits) {
+  static SUBULP_FLAT void store_stochastic(char* p, F2 x, U2 bits) {
     if constexpr (careful)
       store_split(p, Bf16::stochastic_high(x.a, bits.a), Bf16::stochastic_high(x.b, bits.b));
     else
@@ -101,22 +101,22 @@ struct SplitBf16 {
 
  private:
   template <bool careful>
-  static U nearest(F x) {
+  static SUBULP_FLAT U nearest(F x) {
     if constexpr (careful) return Bf16::nearest_high(x);
     return round_half_even_16(as_u32(x));
   }
 };
 
-inline F2 add(F2 x, F2 y) { return {add(x.a, y.a), add(x.b, y.b)}; }
-inline F2 sub(F2 x, F2 y) { return {sub(x.a, y.a), sub(x.b, y.b)}; }
-inline F2 mul(F2 x, F y) { return {mul(x.a, y), mul(x.b, y)}; }
-inline F2 zero_nan(F2 x) { return {zero_nan(x.a), zero_nan(x.b)}; }
+SUBULP_FLAT F2 add(F2 x, F2 y) { return {add(x.a, y.a), add(x.b, y.b)}; }
+SUBULP_FLAT F2 sub(F2 x, F2 y) { return {sub(x.a, y.a), sub(x.b, y.b)}; }
+SUBULP_FLAT F2 mul(F2 x, F y) { return {mul(x.a, y), mul(x.b, y)}; }
+SUBULP_FLAT F2 zero_nan(F2 x) { return {zero_nan(x.a), zero_nan(x.b)}; }
 
 // The largest bits of the vectors, shifted left by one to drop the signs.
-inline U worse(F2 x) {
+SUBULP_FLAT U worse(F2 x) {
   const U a = as_u32(x.a), b = as_u32(x.b);
   return max(add(a, a), add(b, b));
 }
-inline U worse(F2 x, F2 y) { return max(worse(x), worse(y)); }
+SUBULP_FLAT U worse(F2 x, F2 y) { return max(worse(x), worse(y)); }
 
 }  // namespace simd

@@ -81,11 +81,19 @@ inline U round_half_even_16(U a) {
 
 inline M greater(U a, U b) { return _mm256_cmpgt_epi32(a, b); }
 inline U select(M m, U a, U b) { return _mm256_blendv_epi8(b, a, m); }
-inline U carry(U a, U b) {
+inline U add_carry(U n, U a, U b) {
   const U sum = add(a, b);
   // No carry exactly if the sum is still the larger one.
   const U none = _mm256_cmpeq_epi32(_mm256_max_epu32(sum, a), sum);
-  return _mm256_add_epi32(none, _mm256_set1_epi32(1));
+  return add(add(n, u32(1)), none);
+}
+inline U split_point(F t, U* whole) {
+  // The nearest whole number first: the rest is between -1/2 and 1/2, which a signed conversion
+  // takes (1/2 becomes 2^31 by overflow), and below zero it has no bits to cut.
+  const U near = _mm256_cvtps_epi32(t);
+  const F rest = sub(t, cvt_f32(near));
+  *whole = sub(near, shr<31>(as_u32(rest)));
+  return _mm256_cvttps_epi32(mul(rest, f32(4294967296.0f)));
 }
 inline bool any_at_least(U a, uint32_t bound) {
   return _mm256_movemask_epi8(_mm256_cmpeq_epi32(_mm256_max_epu32(a, u32(bound)), a)) != 0;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#define SUBULP_VECTORS_ARE_ARRAYS
+
 namespace simd {
 
 constexpr int W = 8;
@@ -102,8 +104,19 @@ inline U round_half_even_16(U a) {
 // Both operands below 2^31.
 inline M greater(U a, U b) { return lanes<M>([&](int i) { return a.v[i] > b.v[i]; }); }
 inline U select(M m, U a, U b) { return lanes<U>([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; }); }
-// 1 where a + b leaves 32 bits, else 0.
-inline U carry(U a, U b) { return lanes<U>([&](int i) { return a.v[i] + b.v[i] < a.v[i] ? 1u : 0u; }); }
+// n, and 1 more where a + b leaves 32 bits.
+inline U add_carry(U n, U a, U b) { return lanes<U>([&](int i) { return n.v[i] + (a.v[i] + b.v[i] < a.v[i] ? 1u : 0u); }); }
+// t from 0 to 2^16: the whole part, and the first 32 bits behind the point; of others, anything.
+inline U split_point(F t, U* whole) {
+  U fraction;
+  SUBULP_LANES {
+    const float x = t.v[i] < 65536.0f ? t.v[i] : 0.0f;
+    const uint64_t fixed = static_cast<uint64_t>(static_cast<int64_t>(x * 4294967296.0f));
+    whole->v[i] = static_cast<uint32_t>(fixed >> 32);
+    fraction.v[i] = static_cast<uint32_t>(fixed);
+  }
+  return fraction;
+}
 // Whether any lane is at least `bound`, as unsigned numbers.
 inline bool any_at_least(U a, uint32_t bound) {
   bool any = false;

@@ -162,7 +162,6 @@ inline int dtype_bytes(int dtype) { return dtype == SUBULP_FP32 ? 4 : dtype == S
 
 inline void decode_gradient(int dtype, const char* from, float* to) {
   switch (dtype) {
-    case SUBULP_FP32: return decode_block<Fp32>(from, to);
     case SUBULP_BF16: return decode_block<Bf16>(from, to);
     case SUBULP_FP16: return decode_block<Fp16>(from, to);
     case SUBULP_E4M3: return decode_block<E4m3>(from, to);
@@ -219,6 +218,7 @@ class Pass {
         grad_dtype_(s.grad_dtype),
         grad_bytes_(dtype_bytes(s.grad_dtype)),
         same_grad_(s.grad_dtype == s.param_dtype),
+        narrow_grad_(!same_grad_ && s.grad_dtype != SUBULP_FP32),
         maximize_(s.maximize != 0),
         has_slow_(s.slow != nullptr),
         tail_width_(s.extra_bits + (S == SUBULP_EXTRA_STOCHASTIC)),
@@ -231,7 +231,7 @@ class Pass {
 
   void blocks(int64_t from, int64_t to) {
     const int64_t whole = numel_ / BLOCK, end = std::min(to, whole);
-    if (L::random_parameter || L::random_slow || L::tails || !same_grad_) {
+    if (L::random_parameter || L::random_slow || L::tails || narrow_grad_) {
       for (int64_t b = from; b < end; ++b) block(at(b), b);
     } else if (from < end) {
       // Nothing to prepare per block: one loop over all of them.
@@ -276,20 +276,22 @@ class Pass {
     const uint64_t first = static_cast<uint64_t>(index) * BLOCK;
     if constexpr (L::tails) unpack_tails(p.extra, tail_width_, work_.tail);
     if constexpr (L::random_parameter) work_.bits.template draw<Base::random_width>(first);
-    if (!same_grad_) decode_gradient(grad_dtype_, p.grad, work_.grad);
+    if (narrow_grad_) decode_gradient(grad_dtype_, p.grad, work_.grad);
     elements(p, BLOCK);
     if constexpr (L::tails) pack_tails(work_.tail, tail_width_, p.extra);
   }
 
   void elements(const Pointers& p, int64_t n) {
     // Copies on the stack: stores through the streams' pointers cannot change them.
-    const Context c = {rule_, p, same_grad_, maximize_, Rule::has_fast || has_slow_};
+    const float* const wide_grad = narrow_grad_ ? work_.grad : reinterpret_cast<const float*>(p.grad);
+    const Context c = {rule_, p, wide_grad, same_grad_, maximize_, Rule::has_fast || has_slow_};
     for (int64_t i = 0; i < n; i += W2) lanes<!P::has_ordinary || wide_states(S)>(c, i);
   }
 
   struct Context {
     Rule rule;
     Pointers p;
+    const float* wide_grad;
     bool same_grad, maximize, has_slow;
   };
 
@@ -297,7 +299,7 @@ class Pass {
   template <bool careful>
   SUBULP_INLINE void lanes(const Context& c, int64_t i) {
     const Pointers& p = c.p;
-    F2 g = c.same_grad ? P::load(p.grad + i * P::bytes) : P::floats(work_.grad + i);
+    F2 g = c.same_grad ? P::load(p.grad + i * P::bytes) : P::floats(c.wide_grad + i);
     if (c.maximize) g = mul(g, f32(-1.0f));
     const F2 theta = decode_parameter(p, i);
     F2 m = {f32(0.0f), f32(0.0f)}, v = m;
@@ -405,7 +407,7 @@ class Pass {
   int64_t numel_;
   Pointers base_;
   int grad_dtype_, grad_bytes_;
-  bool same_grad_, maximize_, has_slow_;
+  bool same_grad_, narrow_grad_, maximize_, has_slow_;
   int tail_width_;
   U k_;
   Work work_;

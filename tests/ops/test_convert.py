@@ -60,6 +60,19 @@ def test_encode_rounds_to_nearest(dtype, size, isa):
     assert same(codes, round_to(x * 2.0, format_of(dtype)).to(dtype))
 
 
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize < 4], ids=short)
+def test_encode_at_every_boundary(dtype, isa):
+    """Each code, each middle of two, and the FP32 numbers beside them; the size leaves a tail."""
+    values = every_code(dtype).float()
+    values = values[values.isfinite()].unique()
+    x = torch.cat((values, (values[1:] + values[:-1]) / 2))
+    x = torch.cat((x, x.nextafter(x.new_tensor(torch.inf)), x.nextafter(x.new_tensor(-torch.inf))))
+    with environment(SUBULP_BACKEND="cpu", SUBULP_ISA=isa):
+        codes = convert.encode(x, torch.empty(x.shape, dtype=dtype))
+    assert same(codes, round_to(x, format_of(dtype)).to(dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_backends_and_threads_agree(dtype):
     x = samples(50_001)

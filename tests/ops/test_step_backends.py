@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from subulp.numerics import extra_bits
+from subulp.numerics import extra_bits, format_of, random_bits, round_to
 from subulp.ops import parse_strategy
 
 from .support import (
@@ -29,6 +29,7 @@ from .support import (
     interpreted,
     isas,
     parameters,
+    patterns,
     setups,
     short,
     take_step,
@@ -324,6 +325,32 @@ def test_finite_gradients_never_overflow(setup):
     for role in state.roles().values():
         for x in role:
             assert x.float().isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
+@pytest.mark.parametrize("dtype", [E4M3, FP16], ids=short)
+def test_each_element_at_the_threshold_of_its_bits(dtype, backend):
+    """Above every code: the last value that an element's random bits round down, the first up."""
+    fmt = format_of(dtype)
+    codes = torch.arange(fmt.max_code, dtype=torch.int16 if dtype == FP16 else torch.uint8)
+    low, high = (c.view(dtype).double().repeat(3) for c in (codes, codes + 1))
+    address = {"seed": 7, "stream": 0, "step": 2, "offset": 5}
+    bits = random_bits.draw(low.shape, **address)
+    target = (low + (high - low) * (2**32 - bits) * 2.0**-32).float()
+    neighbours = torch.tensor([-torch.inf, 0.0, torch.inf]).repeat_interleave(len(codes))
+    x = torch.where(neighbours == 0, target, target.nextafter(neighbours))
+    x[::2] *= -1
+    expected = round_to(x, fmt, "stochastic", bits=bits).to(dtype)
+    up = (expected.double().abs() > low).view(3, -1)
+    assert not up[0].any()
+    assert up[2].all()
+
+    setup = Setup("sgd", "stochastic", dtype, weight_decay=0.0, momentum=None, lr=1.0)
+    for isa in isas() if backend == "cpu" else ["plain"]:
+        state = fresh_state(setup, [torch.zeros(x.shape, dtype=dtype)])
+        with environment(SUBULP_ISA=isa):
+            take_step(setup, state, [-x], 2, [5], backend=backend)
+        assert (patterns(state.params[0]) == patterns(expected)).all()
 
 
 def test_missing_tails_are_zero():
