@@ -137,25 +137,30 @@ def test_renee_is_the_dense_gradient_with_momentum():
         torch.testing.assert_close(head.weight.detach(), weight, rtol=0.01, atol=1e-4)
 
 
-def test_renee_leaves_out_a_step_that_overflows():
+def test_renee_leaves_out_a_step_that_overflows_and_halves_the_factor(monkeypatch):
+    monkeypatch.setattr("subulp.train.xmc.renee.GROWTH_INTERVAL", 3)
     head = ReneeClassifier(4, 3, 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("subulp.train.xmc.renee.LOSS_SCALE", 2.0**17)
 
-        class Options:
-            def group_of(self, rows):
-                return {"lr": 0.1, "weight_decay": 0.0}
+    class Options:
+        def group_of(self, rows):
+            return {"lr": 0.1, "weight_decay": 0.0}
 
-            def next_step(self, rows):
-                return 1
+        def next_step(self, rows):
+            return 1
 
-        head.row_optimizer = Options()
+    head.row_optimizer = Options()
+    head.loss_scale.fill_(2.0**17)
+    none = torch.zeros(0, dtype=torch.int64)
+    scales = []
+    for _ in range(6):
         before = head.weight.clone()
         x = torch.ones(2, 4, requires_grad=True)
-        none = torch.zeros(0, dtype=torch.int64)
         head(x, none, none).backward()
-        assert torch.equal(head.weight, before)
-        assert torch.equal(x.grad, torch.zeros(2, 4))
+        left_out = torch.equal(head.weight, before)
+        assert left_out == torch.equal(x.grad, torch.zeros(2, 4))
+        scales.append((left_out, head.loss_scale.log2().item()))
+    # Two rows of 0.5 each overflow at 65504; after three steps in turn the factor doubles.
+    assert scales == [(True, 16), (True, 15), (False, 15), (False, 15), (False, 16), (True, 15)]
 
 
 def test_the_encoder_gives_a_sane_norm_and_constants():

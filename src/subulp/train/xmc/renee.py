@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 MOMENTUM = 0.9
-LOSS_SCALE = 2.0**10
+INITIAL_LOSS_SCALE = 2.0**10
+GROWTH_INTERVAL = 2000
+"""Steps without overflow after which the factor on the loss doubles, as in PyTorch's GradScaler."""
 
 
 class ReneeClassifier(nn.Module):
@@ -24,6 +26,8 @@ class ReneeClassifier(nn.Module):
     Like :class:`subulp.nn.ExtremeClassifier` it updates itself in the forward pass, from the
     learning rate of :class:`subulp.optim.RowSGD`. Products are computed in FP32 from FP16 operands
     where FP16 units are missing.
+
+    A step whose gradient overflows FP16 is left out, and the factor on the loss is halved.
 
     Args:
         dim: Size of an embedding.
@@ -39,6 +43,17 @@ class ReneeClassifier(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.register_buffer("momentum", torch.zeros_like(weight))
         self.row_optimizer: Any = None
+        self.register_buffer("loss_scale", torch.tensor(INITIAL_LOSS_SCALE))
+        self.register_buffer("finite_steps", torch.tensor(0))
+
+    def count(self, finite: bool) -> None:
+        """Adapt the factor on the loss to a step that was finite or not."""
+        scale, steps = self.get_buffer("loss_scale"), self.get_buffer("finite_steps")
+        steps.copy_(steps + 1 if finite else 0)
+        if not finite:
+            scale.div_(2)
+        elif steps % GROWTH_INTERVAL == 0:
+            scale.mul_(2)
 
     @property
     def num_labels(self) -> int:
@@ -80,14 +95,15 @@ class _Step(torch.autograd.Function):
             value = total - logits[rows, cols].float().sum()
         gradient = logits.sigmoid_()
         gradient[rows, cols] -= 1
-        gradient.mul_(LOSS_SCALE)
-        grad_x = _product(gradient, weight).float() / LOSS_SCALE
-        grad_weight = _product(gradient.t(), narrow).float().div_(LOSS_SCALE)
+        scale = head.get_buffer("loss_scale")
+        gradient.mul_(scale)
+        grad_x = _product(gradient, weight).float() / scale
+        grad_weight = _product(gradient.t(), narrow).float().div_(scale)
         finite = bool(torch.isfinite(grad_weight).all() and torch.isfinite(grad_x).all())
         group = head.row_optimizer.group_of(head.weight)
         head.row_optimizer.next_step(head.weight)
+        head.count(finite)
         if finite:
-            # Mixed precision leaves out a step that overflowed.
             grad_weight.add_(head.weight, alpha=group["weight_decay"])
             momentum = head.get_buffer("momentum")
             momentum.mul_(MOMENTUM).add_(grad_weight, alpha=1 - MOMENTUM)

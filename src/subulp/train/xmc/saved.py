@@ -36,7 +36,7 @@ LABELS = "labels.jsonl"
 _FORMAT = "subulp xmc model 1"
 _NAME = re.compile(r"(.+)-seed-(\d+)\.json")
 # What only training needs.
-_LEFT_OUT = ("head.momentum",)
+_LEFT_OUT = ("head.momentum", "head.loss_scale", "head.finite_steps")
 
 Head = ExtremeClassifier | ReneeClassifier
 
