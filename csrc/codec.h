@@ -1,7 +1,7 @@
 // Narrow formats in vector registers: decode to FP32, encode by nearest-even or from random bits.
 // The algorithm of numerics/rounding.py: a code and a 32-bit fraction of the step to the next code;
-// adding an increment to the fraction and keeping the carry rounds. Values are FP32 lanes, codes
-// 32-bit lanes.
+// adding random bits to the fraction and keeping the carry rounds. Values are FP32 lanes, codes 32-bit
+// lanes.
 #pragma once
 
 #include "subulp.h"

@@ -4,7 +4,8 @@ One idea serves every format, all modes and the extra bits. The non-negative val
 in order, have the codes 0, 1, 2, ...; between two neighbours the grid is uniform. A magnitude thus
 has a *position* on the line of codes: an integer code and a fraction of the step to the next one,
 kept as fixed point with 32 fraction bits. Rounding adds an increment below one step and drops the
-fraction; the mode is the increment. The C++ and Triton kernels do the same in 32-bit integers.
+fraction; the mode is the increment. The Triton kernels do the same in 32-bit integers; the C++
+kernels find code and fraction as the whole part and the rest of the magnitude in units of the grid.
 """
 
 from __future__ import annotations
