@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -10,8 +11,10 @@ from subulp.train.metrics import (
     Spread,
     Summary,
     baseline_of,
+    by_name,
     excess_over_baseline,
     to_json,
+    with_drops,
 )
 
 LOSS, PERPLEXITY = METRICS
@@ -53,6 +56,26 @@ def test_excess_is_paired_by_seed():
     assert excess_over_baseline(PERPLEXITY, runs[2], runs) == pytest.approx(1.0)
     assert excess_over_baseline(PERPLEXITY, runs[0], runs) == 0
     assert excess_over_baseline(PERPLEXITY, runs[2], runs[2:]) is None
+
+
+def test_a_drop_is_relative_to_the_baseline_of_the_seed():
+    drop = Metric("drop", "drop", "{:.2f}", "Drop", "%", drop_of="perplexity")
+    runs = [summary("fp32", 0, 8.0), summary("int8", 0, 7.0), summary("int8", 1, 7.0)]
+    drops = [run.metrics["drop"] for run in with_drops([LOSS, drop], runs)]
+    assert drops[:2] == [0.0, 12.5]
+    assert math.isnan(drops[2])
+
+
+def test_variants_of_a_precision_are_told_apart():
+    cached = dataclasses.replace(
+        summary("int8"), variant="int8 lfu", settings={"cache_fraction": 0.05, "policy": None}
+    )
+    assert (summary("int8").name, cached.name) == ("int8", "int8 lfu")
+    assert list(by_name([summary("int8"), cached])) == ["int8", "int8 lfu"]
+    saved = json.loads(to_json(cached))
+    assert (saved["precision"], saved["variant"]) == ("int8", "int8 lfu")
+    assert (saved["cache_fraction"], saved["policy"]) == (0.05, None)
+    assert "variant" not in json.loads(to_json(summary("int8")))
 
 
 def test_spread_is_the_sample_deviation():

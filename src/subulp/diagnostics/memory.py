@@ -22,7 +22,7 @@ CATEGORIES = ("weights", "gradients", "states", "activations")
 """The kinds of memory told apart, in the order that tables show them."""
 
 
-def track_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> MemoryTracker:
+def track_memory(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> MemoryTracker:
     """Follow every tensor of a training step, and tell the live bytes by category.
 
     ::
@@ -40,7 +40,7 @@ def track_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Me
 
     - ``weights``: parameters and buffers of the model;
     - ``gradients``: gradients of parameters, from the moment that autograd computes them;
-    - ``states``: tensors of ``optimizer.state``, the lower components of weights included;
+    - ``states``: tensors of the optimizers' ``state``, the lower components of weights included;
     - ``activations``: everything else created inside the block, temporaries included.
 
     Tensors that exist before the block count if they belong to the model or the optimizer. Scratch
@@ -49,9 +49,9 @@ def track_memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Me
 
     Args:
         model: Its parameters, gradients and buffers are counted.
-        optimizer: Its state is counted.
+        optimizers: Their states are counted.
     """
-    return MemoryTracker(model, optimizer)
+    return MemoryTracker(model, *optimizers)
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         category_peak_bytes: The highest value of each category on its own, and of the total.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = dict.fromkeys((*CATEGORIES, "total"), 0)
         self.category_peak_bytes = dict(self.peak_bytes)
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._storages = _StorageLog()
         self._hooks: list[Any] = []
 
@@ -113,7 +113,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     parameter.register_hook(self._gradient),  # type: ignore[no-untyped-call]
                     parameter.register_post_accumulate_grad_hook(self._gradient_of),  # type: ignore[no-untyped-call]
                 ]
-        self._hooks.append(self._optimizer.register_step_post_hook(lambda *_: self._classify()))
+        for optimizer in self._optimizers:
+            self._hooks.append(optimizer.register_step_post_hook(lambda *_: self._classify()))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -148,8 +149,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _classify(self) -> None:
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             self._storages.see(tensor, "weights")
-        for tensor in _tensors(list(self._optimizer.state.values())):
-            self._storages.see(tensor, "states")
+        for optimizer in self._optimizers:
+            for tensor in _tensors(list(optimizer.state.values())):
+                self._storages.see(tensor, "states")
         for parameter in self._model.parameters():
             self._gradient_of(parameter)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .config import RunConfig
 from .loop import resolve_device
-from .metrics import Metric, Record, Summary
+from .metrics import Metric, Record, Summary, with_drops
 from .parallel import default_jobs, run_all
 from .progress import Plan, Reporter
 from .run_directory import DESCENT_PLOT, LOSS_PLOT, MODELS, RunDirectory, summary_object
@@ -26,7 +26,7 @@ class Comparison:
         metrics: What the task measures.
         data: The data that all runs share: its name and its sizes, as plain JSON.
         records: Every logged step, run by run.
-        summaries: One per run: precision by precision, each with all seeds.
+        summaries: One per run: variant by variant, each with all seeds.
     """
 
     directory: Path
@@ -44,7 +44,7 @@ def compare(
     jobs: int | None = None,
     reporter: Callable[[Plan], Reporter] | None = None,
 ) -> Comparison:
-    """Train one model for every precision and seed of ``config``, and write a run directory.
+    """Train one model for every variant and seed of ``config``, and write a run directory.
 
     All runs of a seed start from the same weights and see the same data in the same order. Worker
     processes import the calling script: guard its main part with ``if __name__ == "__main__":``,
@@ -63,7 +63,7 @@ def compare(
         ValueError: An argument or a field of ``config`` is wrong, or the data is.
         OSError: A file or a folder is missing, in the way, or not accessible.
     """
-    runs = [(precision, seed) for precision in config.precision for seed in config.seeds]
+    runs = [(variant, seed) for variant in config.variants for seed in config.seeds]
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs={jobs} is out of range: give at least 1")
     device = resolve_device(config.device)
@@ -75,7 +75,7 @@ def compare(
     directory.write_config(config, device=device.type, jobs=jobs)
 
     records: list[Record] = []
-    shown = tuple(metric.name for metric in task.METRICS)
+    shown = tuple(metric.name for metric in task.METRICS if metric.drop_of is None)
     described = task.describe(data)
     plan = Plan(tuple(runs), task.steps(config, data), shown, described)
     progress = reporter(plan) if reporter else None
@@ -88,12 +88,22 @@ def compare(
 
     with progress or nullcontext():
         summaries = run_all(config, data, runs, jobs, keep, directory.path / MODELS)
+    summaries = with_drops(task.METRICS, summaries)
     # Runs that train at the same time interleave their records.
-    records.sort(key=lambda record: runs.index((record.precision, record.seed)))
+    records.sort(key=lambda record: runs.index((record.name, record.seed)))
     directory.write_summary(summary_object(config.task, described, summaries))
+    found = Comparison(directory.path, task.METRICS, described, records, summaries)
+    plot = getattr(task, "plot", None)
+    if plot is None:
+        _plot(found)
+    else:
+        plot(config, data, found)
+    return found
+
+
+def _plot(found: Comparison) -> None:
     # Matplotlib takes a second to import, which a failing run need not wait for.
     from .plots import plot_descent_quality, plot_quality  # noqa: PLC0415
 
-    plot_quality(records, task.METRICS, directory.path / LOSS_PLOT)
-    plot_descent_quality(records, directory.path / DESCENT_PLOT)
-    return Comparison(directory.path, task.METRICS, described, records, summaries)
+    plot_quality(found.records, found.metrics, found.directory / LOSS_PLOT)
+    plot_descent_quality(found.records, found.directory / DESCENT_PLOT)

@@ -53,14 +53,36 @@ def _names(type_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(part.strip() for token in tokens for part in token.value.split(","))
 
 
-def _integers(type_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in _names(type_, tokens))
-    except ValueError:
-        given = ",".join(token.value for token in tokens)
-        raise ValueError(
-            f"seeds={given} is not a list of integers: give one, or several as in 0,1,2"
-        ) from None
+def _numbers(
+    name: str, kind: type[int] | type[float], example: str
+) -> Callable[[object, Sequence[Token]], tuple[float, ...]]:
+    """A converter of the list of numbers that the option ``name`` takes."""
+    noun = "integers" if kind is int else "numbers"
+
+    def convert(type_: object, tokens: Sequence[Token]) -> tuple[float, ...]:
+        try:
+            return tuple(kind(part) for part in _names(type_, tokens))
+        except ValueError:
+            given = ",".join(token.value for token in tokens)
+            raise ValueError(
+                f"{name}={given} is not a list of {noun}: give one, or several as in {example}"
+            ) from None
+
+    return convert
+
+
+def numbers(
+    name: str, kind: type[int] | type[float], example: str, options: tuple[str, ...] | None = None
+) -> Parameter:
+    """A list of numbers separated by commas.
+
+    Args:
+        name: The field, for messages.
+        kind: Of the numbers.
+        example: What several look like.
+        options: Names of the option; without it that of the field (default: ``None``).
+    """
+    return _a_list(_numbers(name, kind, example), options)
 
 
 def _a_list(
@@ -96,7 +118,7 @@ class RunConfig:
 
     seeds: Annotated[
         tuple[int, ...],
-        _a_list(converter=_integers, name=("--seed", "--seeds")),
+        numbers("seeds", int, "0,1,2", ("--seed", "--seeds")),
     ] = (0,)
     """Seed of initial weights, data order, dropout and stochastic rounding. Several, as in 0,1,2,
     repeat every precision and report mean and spread."""
@@ -131,6 +153,15 @@ class RunConfig:
         check_range("watch_every", self.watch_every, 2)
         for seed in self.seeds:
             check_range("seed", seed, 0, 2**32 - 1)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the runs of one seed: the precisions, unless a task varies more than these."""
+        return self.precision
+
+    def settings(self, variant: str) -> dict[str, Any]:
+        """What a variant is, as plain JSON: its ``"precision"``, and what else the task varies."""
+        return {"precision": variant}
 
     @property
     def gradient_policy(self) -> Literal["raise", "skip", "propagate"]:

@@ -28,7 +28,7 @@ MEMORY_STEP = 2
 def run(
     config: RunConfig,
     data: Any,
-    precision: str,
+    variant: str,
     seed: int,
     on_record: Callable[[Record], None] = lambda record: None,
     models: Path | None = None,
@@ -41,7 +41,7 @@ def run(
     Args:
         config: The comparison that the run is part of.
         data: What the task's ``load`` returned for it.
-        precision: The run's strategy.
+        variant: The run's strategy, one of ``config.variants``.
         seed: The run's seed.
         on_record: Called with every logged step as it happens (default: does nothing).
         models: Folder for the trained model, if the task saves any (default: not saved).
@@ -54,12 +54,12 @@ def run(
     device = resolve_device(config.device)
     with _threads(config.threads), torch.random.fork_rng(_cuda_devices(device)):
         try:
-            workload = task_of(config).build(config, data, precision, seed, device)
-            summary = _run(config, workload, precision, seed, on_record)
+            workload = task_of(config).build(config, data, variant, seed, device)
+            summary = _run(config, workload, variant, seed, on_record)
         except FloatingPointError as error:
-            raise FloatingPointError(f"precision={precision}, seed={seed}: {error}") from error
+            raise FloatingPointError(f"precision={variant}, seed={seed}: {error}") from error
         if models is not None and workload.save is not None:
-            workload.save(models / f"{precision}-seed-{seed}")
+            workload.save(models / f"{variant}-seed-{seed}")
         return summary
 
 
@@ -79,17 +79,17 @@ def resolve_device(name: str) -> torch.device:
 def _run(
     config: RunConfig,
     work: Workload,
-    precision: str,
+    variant: str,
     seed: int,
     on_record: Callable[[Record], None],
 ) -> Summary:
     optimizer = work.optimizer
-    schedulers = [
-        torch.optim.lr_scheduler.LambdaLR(each, work.learning_rate)
-        for each in (optimizer, work.rows)
-        if each is not None
-    ]
-    memory = track_memory(work.model, optimizer)
+    settings = config.settings(variant)
+    precision = settings.pop("precision")
+    name = None if precision == variant else variant
+    optimizers = [each for each in (optimizer, work.rows) if each is not None]
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(o, work.learning_rate) for o in optimizers]
+    memory = track_memory(work.model, *optimizers)
     losses: list[tuple[int, float]] = []
     all_seconds: list[float] = []
     plain_seconds: list[float] = []
@@ -131,6 +131,7 @@ def _run(
                         lr,
                         all_seconds[-1],
                         metrics if evaluated else {},
+                        variant=name,
                         **(_descent(measured[-1]) if measured else {}),
                     )
                 )
@@ -156,6 +157,8 @@ def _run(
             if work.steps_per_epoch is None
             else work.steps_per_epoch * statistics.fmean(plain_seconds or all_seconds)
         ),
+        variant=name,
+        settings=settings,
     )
 
 

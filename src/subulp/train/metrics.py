@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 
@@ -23,6 +23,9 @@ class Metric:
         factor: From the value to the unit (default: 1).
         versus: How runs are compared with the baseline: by ``"ratio"``, by ``"difference"``, or
             not (default: ``None``).
+        drop_of: Measured by comparison, when all runs are there: the drop of the metric of this
+            name below the baseline with the same seed, in percent of the baseline's
+            (default: ``None``).
     """
 
     name: str
@@ -32,6 +35,7 @@ class Metric:
     unit: str
     factor: float = 1.0
     versus: Literal["ratio", "difference"] | None = None
+    drop_of: str | None = None
 
     def excess(self, value: Any, baseline: Any) -> Any:
         """``value`` above the baseline's, floats or arrays: in percent of it, or in units."""
@@ -61,6 +65,8 @@ class Record:
         update_norm: Norm of the intended update.
         descent_share: ``effective_descent_quality / update_norm``: 1 when nothing is lost.
         lost_arithmetic: Share of the nonzero updates that left their parameter unchanged.
+        variant: Name of the run among those of its seed, where the precision alone does not tell
+            them apart.
     """
 
     precision: str
@@ -74,6 +80,12 @@ class Record:
     update_norm: float | None = None
     descent_share: float | None = None
     lost_arithmetic: float | None = None
+    variant: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What tells the run apart from others of its seed."""
+        return self.variant or self.precision
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,9 @@ class Summary:
         seconds_per_epoch: Of the training steps of one pass over the training part, without
             evaluations: the mean of the steps that measured nothing else, as often as a pass has
             steps. ``None`` where there are no such passes.
+        variant: Name of the run among those of its seed, where the precision alone does not tell
+            them apart.
+        settings: What else than the precision makes the variant.
     """
 
     precision: str
@@ -119,6 +134,13 @@ class Summary:
     parameters: int
     simulated: bool = False
     seconds_per_epoch: float | None = None
+    variant: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What tells the run apart from others of its seed."""
+        return self.variant or self.precision
 
 
 @dataclass(frozen=True)
@@ -141,31 +163,52 @@ class Spread:
         return cls(math.fsum(values) / len(values), deviation)
 
 
-def by_precision(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
-    """The runs of each precision, both in the order given."""
+def by_name(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """The runs of each variant, both in the order given."""
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
-        groups.setdefault(summary.precision, []).append(summary)
+        groups.setdefault(summary.name, []).append(summary)
     return groups
 
 
-def baseline_of(precisions: Iterable[str]) -> str | None:
-    """The precision that others are compared with: master weights, else FP32, else none."""
-    precisions = list(precisions)
-    return next((name for name in ("master", "fp32") if name in precisions), None)
+def baseline_of(names: Iterable[str]) -> str | None:
+    """The variant that others are compared with: master weights, else FP32, else none."""
+    names = list(names)
+    return next((name for name in ("master", "fp32") if name in names), None)
 
 
 def excess_over_baseline(
     metric: Metric, summary: Summary, summaries: Iterable[Summary]
 ) -> float | None:
     """:meth:`Metric.excess` over the baseline with the same seed; ``None`` without a baseline."""
-    summaries = list(summaries)
-    baseline = baseline_of(s.precision for s in summaries)
-    for other in summaries:
-        if other.precision == baseline and other.seed == summary.seed:
-            excess: float = metric.excess(summary.metrics[metric.name], other.metrics[metric.name])
-            return excess
-    return None
+    other = _baseline_run(summary, list(summaries))
+    if other is None:
+        return None
+    excess: float = metric.excess(summary.metrics[metric.name], other.metrics[metric.name])
+    return excess
+
+
+def with_drops(metrics: Iterable[Metric], summaries: Sequence[Summary]) -> list[Summary]:
+    """The runs with every metric that has ``drop_of``; without a baseline it is NaN."""
+    metrics = [metric for metric in metrics if metric.drop_of is not None]
+    return [
+        replace(run, metrics={**run.metrics, **{m.name: _drop(m, run, summaries) for m in metrics}})
+        for run in summaries
+    ]
+
+
+def _drop(metric: Metric, summary: Summary, summaries: Sequence[Summary]) -> float:
+    baseline = _baseline_run(summary, summaries)
+    if baseline is None:
+        return math.nan
+    assert metric.drop_of is not None
+    whole, part = (run.metrics[metric.drop_of] for run in (baseline, summary))
+    return 100 * (whole - part) / whole if whole else math.nan
+
+
+def _baseline_run(summary: Summary, summaries: Sequence[Summary]) -> Summary | None:
+    baseline = baseline_of(s.name for s in summaries)
+    return next((s for s in summaries if (s.name, s.seed) == (baseline, summary.seed)), None)
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -192,5 +235,8 @@ def _flat(fields: dict[str, Any]) -> dict[str, Any]:
     """Metrics among the other fields, where readers look for them; without what is missing."""
     flat: dict[str, Any] = {}
     for name, value in fields.items():
-        flat.update(value if name == "metrics" else {name: value})
-    return {name: value for name, value in flat.items() if value is not None}
+        if name in ("metrics", "settings"):
+            flat.update(value)
+        elif value is not None:
+            flat[name] = value
+    return flat

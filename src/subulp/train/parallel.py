@@ -25,7 +25,7 @@ from .metrics import Record, Summary
 from .task import task_of
 
 Runs = Sequence[tuple[str, int]]
-"""Precision and seed of each run."""
+"""Variant and seed of each run."""
 
 
 def default_jobs(runs: int) -> int:
@@ -60,7 +60,7 @@ def run_all(
         Exception: Whatever a run raised; other runs are stopped.
     """
     if jobs == 1:
-        return [run(config, data, precision, seed, on_record, models) for precision, seed in runs]
+        return [run(config, data, variant, seed, on_record, models) for variant, seed in runs]
     summaries: dict[int, Summary] = {}
     waiting = list(enumerate(runs))
     with _workers(config, models, min(jobs, len(runs))) as workers:
@@ -95,9 +95,9 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self.process.join()
             assert self.run is not None
-            precision, seed = self.run[1]
+            variant, seed = self.run[1]
             raise ChildProcessError(
-                f"the process that trained precision={precision}, seed={seed} died with exit code "
+                f"the process that trained precision={variant}, seed={seed} died with exit code "
                 f"{self.process.exitcode}; if memory ran out, use fewer jobs or a smaller model"
             ) from None
         if isinstance(message, Exception):
@@ -154,11 +154,11 @@ def _work(config: RunConfig, models: Path | None, pipe: Connection) -> None:
     data = task_of(config).load(config)
     while True:
         try:
-            precision, seed = pipe.recv()
+            variant, seed = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send(run(config, data, precision, seed, pipe.send, models))
+            pipe.send(run(config, data, variant, seed, pipe.send, models))
         except Exception as error:
             error.add_note(f"in a worker process:\n{traceback.format_exc()}")
             pipe.send(error)

@@ -127,17 +127,17 @@ def _from_zero(ax: Axes) -> None:
 def _series(
     records: Iterable[Record], value: Callable[[Record], float | None]
 ) -> dict[str, Series]:
-    """The measured values of each precision, one row per seed."""
+    """The measured values of each variant, one row per seed."""
     runs: dict[str, dict[int, dict[int, float]]] = {}
     for record in records:
         y = value(record)
         if y is not None:
-            runs.setdefault(record.precision, {}).setdefault(record.seed, {})[record.step] = y
+            runs.setdefault(record.name, {}).setdefault(record.seed, {})[record.step] = y
     series = {}
-    for precision, seeds in runs.items():
+    for name, seeds in runs.items():
         steps = sorted(set.intersection(*(set(values) for values in seeds.values())))
         rows = [[seeds[seed][step] for step in steps] for seed in sorted(seeds)]
-        series[precision] = (np.array(steps), np.array(rows))
+        series[name] = (np.array(steps), np.array(rows))
     return series
 
 

@@ -26,7 +26,7 @@ class Plan:
     """What is about to be trained.
 
     Attributes:
-        runs: Precision and seed of each run.
+        runs: Variant and seed of each run.
         steps: Training steps of each.
         shown: Names of the metrics that progress tells of (default: none).
         data: Name and sizes of what the runs are trained on (default: nothing is told of it).
@@ -37,9 +37,9 @@ class Plan:
     shown: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
-    def name(self, precision: str, seed: int) -> str:
+    def name(self, variant: str, seed: int) -> str:
         """A run as people are told of it: without the seed where all have the same."""
-        return precision if len({s for _, s in self.runs}) == 1 else f"{precision}, seed {seed}"
+        return variant if len({s for _, s in self.runs}) == 1 else f"{variant}, seed {seed}"
 
 
 class Reporter(Protocol):
@@ -82,9 +82,9 @@ class _Rates:
 
     def __call__(self, record: Record) -> str:
         now = self._clock()
-        step, before = self._last.get((record.precision, record.seed), (record.step - 1, None))
+        step, before = self._last.get((record.name, record.seed), (record.step - 1, None))
         seconds = record.seconds if before is None else now - before
-        self._last[record.precision, record.seed] = record.step, now
+        self._last[record.name, record.seed] = record.step, now
         return f"{(record.step - step) / max(seconds, 1e-9):.1f} steps/s"
 
 
@@ -105,14 +105,14 @@ class Bars:
             console=console,
         )
         self._tasks: dict[tuple[str, int], TaskID] = {}
-        for precision, seed in plan.runs:
-            self._tasks[precision, seed] = self._progress.add_task(
-                plan.name(precision, seed), total=plan.steps, start=False, loss="", rate=""
+        for variant, seed in plan.runs:
+            self._tasks[variant, seed] = self._progress.add_task(
+                plan.name(variant, seed), total=plan.steps, start=False, loss="", rate=""
             )
 
     def on_record(self, record: Record) -> None:
         """Move the run's bar."""
-        task = self._tasks[record.precision, record.seed]
+        task = self._tasks[record.name, record.seed]
         if not self._progress.tasks[task].started:
             self._progress.start_task(task)
         self._progress.update(
@@ -148,7 +148,7 @@ class Lines:
             f"{name.replace('_', ' ')} {record.metrics[name]:.4g}" for name in self._plan.shown
         )
         self._console.print(
-            f"{self._plan.name(record.precision, record.seed)}: step {record.step}/"
+            f"{self._plan.name(record.name, record.seed)}: step {record.step}/"
             f"{self._plan.steps}, loss {record.loss:.3f}, {measured}, {self._rate(record)}",
             highlight=False,
             soft_wrap=True,

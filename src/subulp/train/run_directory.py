@@ -21,8 +21,11 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 LOSS_PLOT = "loss.png"
 DESCENT_PLOT = "descent_quality.png"
+COMPRESSION_PLOT = "compression.png"
+ACCESS_PLOT = "accesses.png"
 MODELS = "models"
-_OWN_FILES = (CONFIG, METRICS, SUMMARY, LOSS_PLOT, DESCENT_PLOT)
+_PLOTS = (LOSS_PLOT, DESCENT_PLOT, COMPRESSION_PLOT, ACCESS_PLOT)
+_OWN_FILES = (CONFIG, METRICS, SUMMARY, *_PLOTS)
 
 
 class RunDirectory:

@@ -17,7 +17,7 @@ from .metrics import (
     Spread,
     Summary,
     baseline_of,
-    by_precision,
+    by_name,
     excess_over_baseline,
 )
 
@@ -27,7 +27,7 @@ _HEADINGS = {"gradients": "grads", "activations": "activ."}
 
 @dataclass(frozen=True)
 class _Column:
-    """A quantity: its heading, and the text of its cell from the runs of one precision."""
+    """A quantity: its heading, and the text of its cell from the runs of one variant."""
 
     heading: str
     cell: Callable[[Sequence[Summary]], str]
@@ -36,7 +36,7 @@ class _Column:
 def print_comparison(
     console: Console, metrics: Sequence[Metric], summaries: Sequence[Summary]
 ) -> None:
-    """One row per precision: quality, what rounding lost, memory and time.
+    """One row per variant: quality, what rounding lost, memory and time.
 
     With several seeds the metrics are mean ± sample standard deviation, and the other columns
     means. Runs are compared with the baseline (master weights, else FP32) seed by seed. A console
@@ -61,12 +61,12 @@ def print_comparison(
 
 
 def _quality_columns(metrics: Sequence[Metric], summaries: Sequence[Summary]) -> list[_Column]:
-    precisions = [s.precision for s in summaries]
-    baseline = baseline_of(precisions)
+    names = [s.name for s in summaries]
+    baseline = baseline_of(names)
     columns = []
     for metric in metrics:
         columns.append(_Column(metric.heading, partial(_metric, metric)))
-        if metric.versus and baseline is not None and len(set(precisions)) > 1:
+        if metric.versus and baseline is not None and len(set(names)) > 1:
             columns.append(_Column(f"vs\n{baseline}", partial(_excess, metric, summaries)))
     if not any("loss" in metric.name for metric in metrics):
         columns.append(
@@ -124,8 +124,8 @@ def _table(
     table.add_column("precision", no_wrap=True, style="bold", vertical="bottom")
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True, vertical="bottom")
-    for precision, runs in by_precision(summaries).items():
-        table.add_row(precision, *(column.cell(runs) for column in columns))
+    for name, runs in by_name(summaries).items():
+        table.add_row(name, *(column.cell(runs) for column in columns))
     return table
 
 
@@ -144,7 +144,7 @@ def _metric(metric: Metric, runs: Sequence[Summary]) -> str:
 
 
 def _excess(metric: Metric, summaries: Sequence[Summary], runs: Sequence[Summary]) -> str:
-    if runs[0].precision == baseline_of(s.precision for s in summaries):
+    if runs[0].name == baseline_of(s.name for s in summaries):
         return ""
     found = (excess_over_baseline(metric, run, summaries) for run in runs)
     mean = Spread.of(excess for excess in found if excess is not None).mean

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..optim.base import Optimizer
-from ..optim.row_sgd import RowSGD
+from ..optim.row_optimizer import RowOptimizer
 from .config import RunConfig
 from .metrics import Metric
 
@@ -50,7 +50,7 @@ class Workload:
     evaluate: Callable[[], dict[str, float]]
     loss_scale: float = 1.0
     scaler: torch.amp.GradScaler | None = None
-    rows: RowSGD | None = None
+    rows: RowOptimizer | None = None
     bytes_per_parameter: Callable[[], dict[str, float]] | None = None
     save: Callable[[Path], None] | None = None
     simulated: bool = False
@@ -58,7 +58,11 @@ class Workload:
 
 
 class Task(Protocol):
-    """A module ``train.NAME.task``; its configuration is in ``train.NAME.config``."""
+    """A module ``train.NAME.task``; its configuration is in ``train.NAME.config``.
+
+    With a function ``plot(config, data, comparison)`` it draws its own figures into the run
+    directory, instead of quality and descent quality against steps.
+    """
 
     METRICS: tuple[Metric, ...]
     """What :attr:`Workload.evaluate` measures, in the order of the table; the first is plotted as
@@ -81,8 +85,8 @@ class Task(Protocol):
         """Training steps of each run."""
 
     @staticmethod
-    def build(config: Any, data: Any, precision: str, seed: int, device: torch.device) -> Workload:
-        """One run's workload, from the seed alone."""
+    def build(config: Any, data: Any, variant: str, seed: int, device: torch.device) -> Workload:
+        """One run's workload, from the seed alone; ``variant`` is one of ``config.variants``."""
 
 
 def task_of(config: RunConfig) -> Task:
