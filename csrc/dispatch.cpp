@@ -35,6 +35,7 @@ extern "C" {
 int subulp_abi(void) { return SUBULP_ABI; }
 int64_t subulp_sizeof_step(void) { return sizeof(subulp_step); }
 int64_t subulp_sizeof_scalars(void) { return sizeof(subulp_scalars); }
+int64_t subulp_sizeof_table(void) { return sizeof(subulp_table); }
 
 int subulp_best_isa(void) {
   return runs(SUBULP_AVX512) ? SUBULP_AVX512 : runs(SUBULP_AVX2) ? SUBULP_AVX2 : SUBULP_PLAIN;
@@ -68,6 +69,32 @@ int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, in
                     int32_t threads, int32_t isa) {
   const subulp_kernels* k = kernels(isa);
   return k ? k->logistic(logits, rows, columns, gain, gradient, sums, threads) : -1;
+}
+int subulp_decode_rows(int32_t bits, const void* from, float* to, int64_t rows, int64_t dim, int32_t threads,
+                       int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->decode_rows(bits, from, to, rows, dim, threads) : -1;
+}
+int subulp_encode_rows(int32_t bits, const float* from, void* to, int64_t rows, int64_t dim, int32_t threads,
+                       int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->encode_rows(bits, from, to, rows, dim, threads) : -1;
+}
+int64_t subulp_embedding_pool(const subulp_table* tables, const subulp_lookups* lookups, float* out,
+                              int64_t* statistics, int32_t threads, int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->embedding_pool(tables, *lookups, out, statistics, threads) : -1;
+}
+int subulp_embedding_weight_grad(const subulp_table* tables, const subulp_lookups* lookups, const float* grad,
+                                 float* result, int32_t threads, int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->embedding_weight_grad(tables, *lookups, grad, result, threads) : -1;
+}
+int subulp_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups* lookups,
+                            const float* grad, int64_t* evictions, uint32_t seed, uint32_t step, int32_t threads,
+                            int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->embedding_update(tables, count, *lookups, grad, evictions, seed, step, threads) : -1;
 }
 
 }  // extern "C"

@@ -8,6 +8,8 @@
 
 #include "all_finite.h"
 #include "convert.h"
+#include "embedding.h"
+#include "int_rows.h"
 #include "kernels.h"
 #include "logistic.h"
 #include "step.h"
@@ -19,4 +21,9 @@ extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = 
     simd::run_decode,
     simd::run_encode,
     simd::run_logistic,
+    simd::run_decode_rows,
+    simd::run_encode_rows,
+    simd::run_embedding_pool,
+    simd::run_embedding_weight_grad,
+    simd::run_embedding_update,
 };

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 2
+#define SUBULP_ABI 3
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -21,7 +21,19 @@ extern "C" {
 
 enum subulp_isa { SUBULP_PLAIN = 0, SUBULP_AVX2 = 1, SUBULP_AVX512 = 2, SUBULP_BEST = -1 };
 
-enum subulp_dtype { SUBULP_FP32, SUBULP_BF16, SUBULP_FP16, SUBULP_E4M3, SUBULP_E5M2 };
+/* The last three: rows of integers with an FP32 scale and bias each, see csrc/rows.h. */
+enum subulp_dtype {
+  SUBULP_FP32,
+  SUBULP_BF16,
+  SUBULP_FP16,
+  SUBULP_E4M3,
+  SUBULP_E5M2,
+  SUBULP_INT8,
+  SUBULP_INT4,
+  SUBULP_INT2,
+};
+
+enum subulp_rule { SUBULP_ROW_SGD, SUBULP_ADAGRAD, SUBULP_ROWWISE_ADAGRAD };
 
 /* How a step stores what it updates; see src/subulp/ops/strategy.py. */
 enum subulp_strategy {
@@ -78,9 +90,46 @@ typedef struct {
   float weight_decay; /* coupled weight decay; 0 leaves it out */
 } subulp_step;
 
+/* An embedding table and its cache; see src/subulp/ops/embedding/job.py. Absent roles are null; only an
+ * update reads what stands behind `tags`, `sets`, `ways` and `mixed`. */
+typedef struct {
+  void* codes;
+  float* cache;
+  int32_t* tags;
+  int32_t* counts;
+  int32_t* stamps;
+  int32_t* floors;
+  float* accumulator;
+  int64_t rows;
+  int64_t row_bytes;
+  int64_t dim;
+  int64_t sets; /* 0 without a cache */
+  int32_t dtype;
+  int32_t ways;
+  int32_t mixed;
+  int32_t stochastic;
+  int32_t rule;
+  uint32_t stream;
+  float lr, weight_decay, eps;
+  int32_t reserved;
+} subulp_table;
+
+/* Bags of rows, feature by feature. */
+typedef struct {
+  int64_t features;
+  int64_t batch;  /* bags of a feature */
+  int64_t stride; /* of a row of the output and of its gradient */
+  const int32_t* table;   /* of each feature */
+  const int64_t* column;  /* of each feature, in the output */
+  const int64_t* values;  /* row numbers */
+  const int64_t* offsets; /* features * batch + 1 */
+  const float* weights;   /* of the values, or null */
+} subulp_lookups;
+
 SUBULP_EXPORT int subulp_abi(void);
 SUBULP_EXPORT int64_t subulp_sizeof_step(void);
 SUBULP_EXPORT int64_t subulp_sizeof_scalars(void);
+SUBULP_EXPORT int64_t subulp_sizeof_table(void);
 
 /* The widest instruction set that this build and this processor share. */
 SUBULP_EXPORT int subulp_best_isa(void);
@@ -107,6 +156,24 @@ SUBULP_EXPORT int subulp_encode(int32_t dtype, const float* from, void* to, int6
  * of softplus(z) over each row; -1 as above. */
 SUBULP_EXPORT int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, int32_t gradient,
                                   double* sums, int32_t threads, int32_t isa);
+
+/* Rows of integers of 8, 4 or 2 bits to FP32 (rows, dim) and back, rounded to nearest; -1 as above. */
+SUBULP_EXPORT int subulp_decode_rows(int32_t bits, const void* from, float* to, int64_t rows, int64_t dim,
+                                     int32_t threads, int32_t isa);
+SUBULP_EXPORT int subulp_encode_rows(int32_t bits, const float* from, void* to, int64_t rows, int64_t dim,
+                                     int32_t threads, int32_t isa);
+
+/* Sums of bags: `out` (batch, stride); `statistics` (tables, 2) get lookups and cache hits added. Returns 0,
+ * or 1 + the position of a row number that is out of range; -1 as above. */
+SUBULP_EXPORT int64_t subulp_embedding_pool(const subulp_table* tables, const subulp_lookups* lookups, float* out,
+                                            int64_t* statistics, int32_t threads, int32_t isa);
+/* The gradient of the weights; entries of values in no bag are left alone; -1 as above. */
+SUBULP_EXPORT int subulp_embedding_weight_grad(const subulp_table* tables, const subulp_lookups* lookups,
+                                               const float* grad, float* result, int32_t threads, int32_t isa);
+/* One step of the rows in the bags; `evictions` of each table are added; -1 as above. */
+SUBULP_EXPORT int subulp_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups* lookups,
+                                          const float* grad, int64_t* evictions, uint32_t seed, uint32_t step,
+                                          int32_t threads, int32_t isa);
 
 #ifdef __cplusplus
 }

@@ -14,7 +14,7 @@ import torch
 
 from .job import SCALARS
 
-ABI = 2
+ABI = 3
 ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
 _DTYPES = (
     torch.float32,
@@ -62,6 +62,49 @@ class Step(ctypes.Structure):
     )
 
 
+class Lookups(ctypes.Structure):
+    """``subulp_lookups`` of csrc/subulp.h."""
+
+    _fields_ = (
+        ("features", c_int64),
+        ("batch", c_int64),
+        ("stride", c_int64),
+        ("table", c_void_p),
+        ("column", c_void_p),
+        ("values", c_void_p),
+        ("offsets", c_void_p),
+        ("weights", c_void_p),
+    )
+
+
+TABLE = np.dtype(
+    [
+        ("codes", "u8"),
+        ("cache", "u8"),
+        ("tags", "u8"),
+        ("counts", "u8"),
+        ("stamps", "u8"),
+        ("floors", "u8"),
+        ("accumulator", "u8"),
+        ("rows", "i8"),
+        ("row_bytes", "i8"),
+        ("dim", "i8"),
+        ("sets", "i8"),
+        ("dtype", "i4"),
+        ("ways", "i4"),
+        ("mixed", "i4"),
+        ("stochastic", "i4"),
+        ("rule", "i4"),
+        ("stream", "u4"),
+        ("lr", "f4"),
+        ("weight_decay", "f4"),
+        ("eps", "f4"),
+        ("reserved", "i4"),
+    ]
+)
+"""``subulp_table`` of csrc/subulp.h; addresses are 0 for absent roles."""
+
+
 def library_path() -> Path:
     """Where the package keeps its shared library."""
     name = {"Windows": "subulp.dll", "Darwin": "libsubulp.dylib"}.get(
@@ -89,8 +132,13 @@ def library() -> ctypes.CDLL:
     lib.subulp_abi.restype = c_int
     lib.subulp_sizeof_step.restype = c_int64
     lib.subulp_sizeof_scalars.restype = c_int64
-    built = (lib.subulp_abi(), lib.subulp_sizeof_step(), lib.subulp_sizeof_scalars())
-    expected = (ABI, ctypes.sizeof(Step), SCALARS.itemsize)
+    built = [lib.subulp_abi(), lib.subulp_sizeof_step(), lib.subulp_sizeof_scalars()]
+    expected = [ABI, ctypes.sizeof(Step), SCALARS.itemsize]
+    # Libraries before ABI 3 have none, and fail by that number.
+    if hasattr(lib, "subulp_sizeof_table"):
+        lib.subulp_sizeof_table.restype = c_int64
+        built.append(lib.subulp_sizeof_table())
+        expected.append(TABLE.itemsize)
     if built != expected:
         raise RuntimeError(
             f"The C++ kernels have ABI {built}, the package expects {expected}: they come from "
@@ -112,6 +160,21 @@ def library() -> ctypes.CDLL:
         *(c_void_p, c_int64, c_int64, c_float, c_int32, c_void_p, c_int32, c_int32)
     ]
     lib.subulp_logistic.restype = c_int
+    for name in ("subulp_decode_rows", "subulp_encode_rows"):
+        rows = getattr(lib, name)
+        rows.argtypes = [c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32]
+        rows.restype = c_int
+    lookups = POINTER(Lookups)
+    lib.subulp_embedding_pool.argtypes = [c_void_p, lookups, c_void_p, c_void_p, c_int32, c_int32]
+    lib.subulp_embedding_pool.restype = c_int64
+    lib.subulp_embedding_weight_grad.argtypes = [
+        *(c_void_p, lookups, c_void_p, c_void_p, c_int32, c_int32)
+    ]
+    lib.subulp_embedding_weight_grad.restype = c_int
+    lib.subulp_embedding_update.argtypes = [
+        *(c_void_p, c_int64, lookups, c_void_p, c_void_p, c_uint32, c_uint32, c_int32, c_int32)
+    ]
+    lib.subulp_embedding_update.restype = c_int
     return lib
 
 

@@ -1,7 +1,152 @@
-"""Embedding ops on a CPU."""
+"""Embedding ops in C++ (csrc/embedding.h)."""
 
 from __future__ import annotations
 
-from .reference import run
+import ctypes
 
-__all__ = ["run"]
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import native
+from ..job import as_fp32
+from .job import Job, index_error
+
+_INTEGERS = {8: 5, 4: 6, 2: 7}
+_RULES = {"sgd": 0, "adagrad": 1, "rowwise-adagrad": 2}
+
+
+def run(job: Job) -> tuple[Tensor, Tensor] | Tensor | None:
+    """Do ``job``.
+
+    Raises:
+        IndexError: A row number is out of range.
+        RuntimeError: The library is missing or has no kernel for a storage.
+    """
+    call = _Call(job)
+    if job.kind == "pool":
+        return call.pool()
+    if job.kind == "weight-grad":
+        return call.weight_grad()
+    call.update()
+    return None
+
+
+class _Call:
+    """The structures that a call of the library reads, kept alive for as long."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.lib = native.library()
+        self.tables = _tables(job)
+        looked = job.lookups
+        columns = looked.columns(job.tables)
+        self.width = columns[-1]
+        self.features = np.array(looked.features, dtype=np.int32)
+        self.columns = np.array(columns, dtype=np.int64)
+        self.values, self.offsets = looked.values.contiguous(), looked.offsets.contiguous()
+        self.weights = None if looked.weights is None else looked.weights.contiguous()
+        self.lookups = native.Lookups(
+            len(looked.features),
+            looked.batch,
+            self.width,
+            native.address(self.features),
+            native.address(self.columns),
+            self.values.data_ptr(),
+            self.offsets.data_ptr(),
+            None if self.weights is None else self.weights.data_ptr(),
+        )
+        self.where = (torch.get_num_threads(), native.isa())
+
+    def pool(self) -> tuple[Tensor, Tensor]:
+        out = torch.empty(self.job.lookups.batch, self.width)
+        statistics = torch.zeros(len(self.tables), 2, dtype=torch.int64)
+        result = self.lib.subulp_embedding_pool(
+            native.address(self.tables),
+            ctypes.byref(self.lookups),
+            out.data_ptr(),
+            statistics.data_ptr(),
+            *self.where,
+        )
+        if result > 0:
+            raise self._index_error(result - 1)
+        _check(result)
+        return out, statistics
+
+    def _index_error(self, position: int) -> IndexError:
+        looked = self.job.lookups
+        ends = looked.offsets[looked.batch :: looked.batch]
+        feature = int(torch.searchsorted(ends, position, right=True))
+        rows = self.job.tables[looked.features[feature]].rows
+        return index_error(position, int(looked.values[position]), feature, rows)
+
+    def weight_grad(self) -> Tensor:
+        grad = self._grad()
+        result = torch.zeros(self.values.shape)
+        _check(
+            self.lib.subulp_embedding_weight_grad(
+                native.address(self.tables),
+                ctypes.byref(self.lookups),
+                grad.data_ptr(),
+                result.data_ptr(),
+                *self.where,
+            )
+        )
+        return result
+
+    def update(self) -> None:
+        grad, job = self._grad(), self.job
+        assert job.evictions is not None
+        _check(
+            self.lib.subulp_embedding_update(
+                native.address(self.tables),
+                len(self.tables),
+                ctypes.byref(self.lookups),
+                grad.data_ptr(),
+                job.evictions.data_ptr(),
+                job.seed,
+                job.step,
+                *self.where,
+            )
+        )
+
+    def _grad(self) -> Tensor:
+        assert self.job.grad is not None
+        return self.job.grad.contiguous()
+
+
+def _tables(job: Job) -> np.ndarray:
+    rows = []
+    for i, table in enumerate(job.tables):
+        codes, update = table.codes, job.updates[i] if job.updates else None
+        roles = (update.counts, update.stamps, update.floors, update.accumulator) if update else ()
+        for tensor in (codes, table.cache, table.tags, *roles):
+            if not tensor.is_contiguous():
+                raise ValueError(f"table {i} has a tensor that is not contiguous")
+        addresses = [t.data_ptr() if t.numel() else 0 for t in roles] or [0] * 4
+        numbers = (
+            (
+                update.stochastic and codes.dtype != torch.float32,
+                _RULES[update.rule],
+                update.stream,
+                as_fp32(update.lr),
+                as_fp32(update.weight_decay),
+                as_fp32(update.eps),
+            )
+            if update
+            else (0, 0, 0, 0.0, 0.0, 0.0)
+        )
+        rows.append(
+            (
+                *(codes.data_ptr(), table.cache.data_ptr(), table.tags.data_ptr(), *addresses),
+                *(codes.shape[0], codes.stride(0) * codes.itemsize, table.dim, table.sets),
+                _INTEGERS[table.bits] if table.bits else native.DTYPE_CODES[codes.dtype],
+                *(table.ways, table.mixed, *numbers, 0),
+            )
+        )
+    return np.array(rows, dtype=native.TABLE)
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        raise RuntimeError("the C++ kernels have no tables of such rows")

@@ -1,0 +1,47 @@
+// Scratch memory of a kernel. Not std::vector: the linker keeps one copy of what its templates become,
+// maybe that of an instruction set which the processor lacks. In `simd` every build has its own.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+
+namespace simd {
+
+// Zeros at first; T is a number.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size = 0) { resize(size); }
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  T& operator[](int64_t i) { return data_[i]; }
+  const T& operator[](int64_t i) const { return data_[i]; }
+  int64_t size() const { return size_; }
+
+  // What was there is lost if it grows.
+  void resize(int64_t size) {
+    if (size > room_) {
+      std::free(data_);
+      data_ = static_cast<T*>(std::calloc(static_cast<size_t>(size), sizeof(T)));
+      if (!data_) std::abort();
+      room_ = size;
+    }
+    size_ = size;
+  }
+  void swap(Buffer& other) {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(room_, other.room_);
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t size_ = 0, room_ = 0;
+};
+
+}  // namespace simd

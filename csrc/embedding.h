@@ -1,0 +1,519 @@
+// Bags of rows of tables with an FP32 cache: pooled, and updated ("Mixed-Precision Embedding Using a
+// Cache", Algorithm 2). ops/embedding/__init__.py defines the sequence of rounded operations.
+//
+// A row is a cache miss: while one is worked on, the next ones are on their way. Threads of an update
+// own sets of the cache (or rows, without one), so what they do does not depend on their number.
+#pragma once
+
+#include <type_traits>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "ieee_mode.h"
+#include "rows.h"
+
+namespace simd {
+
+constexpr int64_t AHEAD = 16;  // rows on their way
+constexpr uint32_t EVICT_SLOT = 1;  // rounding of a row that is evicted before its own turn
+
+inline void prefetch(const void* p, int64_t bytes) {
+  const char* const first = static_cast<const char*>(p);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i);
+  __builtin_prefetch(first + bytes - 1);
+}
+
+inline int64_t set_of(const subulp_table& t, uint32_t row) {
+  if (t.mixed) {
+    row = (row ^ row >> 16) * 0x85EBCA6Bu;
+    row = (row ^ row >> 13) * 0xC2B2AE35u;
+    row ^= row >> 16;
+  }
+  return row % static_cast<uint32_t>(t.sets);
+}
+
+// The first of `ways` tags that is `tag`, or -1.
+inline int find_tag(const int32_t* tags, int ways, int32_t tag) {
+  int w = 0;
+  for (; w + 8 <= ways; w += 8) {
+    int any = 0;
+    for (int i = 0; i < 8; ++i) any |= tags[w + i] == tag;
+    if (any) break;
+  }
+  for (; w < ways; ++w)
+    if (tags[w] == tag) return w;
+  return -1;
+}
+
+// Where a row lies in the cache, or -1.
+inline int64_t find_row(const subulp_table& t, int64_t row) {
+  if (!t.sets) return -1;
+  const int64_t first = set_of(t, static_cast<uint32_t>(row)) * t.ways;
+  const int way = find_tag(t.tags + first, t.ways, static_cast<int32_t>(row));
+  return way < 0 ? -1 : first + way;
+}
+
+inline char* stored_row(const subulp_table& t, int64_t row) { return static_cast<char*>(t.codes) + row * t.row_bytes; }
+
+// ----------------------------------------------------------------------------------------- lookups
+
+// A run of looked-up rows: visit(k, row, whether it is in the cache), each fetched in time.
+// Row numbers out of range are replaced by row 0; `*bad` gets the first one's position.
+template <class Visit>
+inline void each_row(const subulp_table& t, const int64_t* values, int64_t first, int64_t last, int64_t* bad,
+                     Visit visit) {
+  struct Row {
+    const char* at;
+    bool cached;
+  } ring[AHEAD];
+  const auto row_of = [&](int64_t k) -> int64_t {
+    if (static_cast<uint64_t>(values[k]) < static_cast<uint64_t>(t.rows)) return values[k];
+    if (bad) *bad = std::min(*bad, k);
+    return 0;
+  };
+  const auto announce = [&](int64_t k) {
+    if (t.sets && k < last) prefetch(t.tags + set_of(t, static_cast<uint32_t>(row_of(k))) * t.ways, t.ways * 4);
+  };
+  const auto locate = [&](int64_t k) {
+    if (k >= last) return;
+    const int64_t row = row_of(k), place = find_row(t, row);
+    const char* const at = place < 0 ? stored_row(t, row) : reinterpret_cast<const char*>(t.cache + place * t.dim);
+    prefetch(at, place < 0 ? t.row_bytes : t.dim * 4);
+    ring[k % AHEAD] = {at, place >= 0};
+  };
+  for (int64_t k = first; k < first + 2 * AHEAD; ++k) announce(k);
+  for (int64_t k = first; k < first + AHEAD; ++k) locate(k);
+  for (int64_t k = first; k < last; ++k) {
+    const Row row = ring[k % AHEAD];
+    announce(k + 2 * AHEAD);
+    locate(k + AHEAD);
+    visit(k, row.at, row.cached);
+  }
+}
+
+constexpr int64_t BAGS = 64;  // bags of a task
+
+// Calls work(feature, first bag, last bag) for all bags, in parallel.
+template <class Work>
+inline void each_task(const subulp_lookups& l, int threads, Work work) {
+  const int64_t per_feature = (l.batch + BAGS - 1) / BAGS, tasks = l.features * per_feature;
+  const int64_t bags = l.features * l.batch;
+  const int64_t count = bags ? l.offsets[bags] : 0;
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads) if (tasks > 1 && count > 256 && threads > 1)
+#endif
+  {
+    const IeeeMode ieee;
+#if defined(_OPENMP)
+#pragma omp for schedule(dynamic)
+#endif
+    for (int64_t task = 0; task < tasks; ++task) {
+      const int64_t feature = task / per_feature, bag = task % per_feature * BAGS;
+      work(feature, bag, std::min(bag + BAGS, l.batch));
+    }
+  }
+  (void)threads;
+  (void)count;
+}
+
+template <class Row>
+inline void pool_bags(const subulp_table& t, const subulp_lookups& l, int64_t feature, int64_t bag, int64_t end,
+                      float* out, int64_t* hits, int64_t* bad) {
+  Buffer<float> sum(padded(t.dim));
+  const int64_t* const offsets = l.offsets + feature * l.batch;
+  float* const column = out + l.column[feature];
+  const auto finish = [&] {
+    std::memcpy(column + bag * l.stride, sum.data(), static_cast<size_t>(t.dim) * sizeof(float));
+    std::memset(sum.data(), 0, static_cast<size_t>(sum.size()) * sizeof(float));
+    ++bag;
+  };
+  each_row(t, l.values, offsets[bag], offsets[end], bad, [&](int64_t k, const char* row, bool cached) {
+    while (k >= offsets[bag + 1]) finish();
+    *hits += cached;
+    const auto accumulate = [&](auto scaled) {
+      const F weight = f32(scaled ? l.weights[k] : 1.0f);
+      const auto add_to = [&](int64_t i, F value) {
+        if constexpr (scaled) value = mul(value, weight);
+        store_f32(sum.data() + i, simd::add(load_f32(sum.data() + i), value));
+      };
+      if (cached) FloatRow<Fp32>::each(row, t.dim, add_to);
+      else Row::each(row, t.dim, add_to);
+    };
+    if (l.weights) accumulate(std::true_type{});
+    else accumulate(std::false_type{});
+  });
+  while (bag < end) finish();
+}
+
+// Statistics: lookups and hits of each table, added. Returns 0, or 1 + the position of the first row
+// number that is out of range, or -1.
+inline int64_t run_embedding_pool(const subulp_table* tables, const subulp_lookups& l, float* out,
+                                  int64_t* statistics, int threads) {
+  int64_t bad = INT64_MAX;
+  bool known = true;
+  each_task(l, threads, [&](int64_t feature, int64_t bag, int64_t end) {
+    const subulp_table& t = tables[l.table[feature]];
+    int64_t hits = 0, mine = INT64_MAX;
+    const bool found = with_row_type(t.dtype, [&](auto row) {
+      pool_bags<decltype(row)>(t, l, feature, bag, end, out, &hits, &mine);
+    });
+    const int64_t* const offsets = l.offsets + feature * l.batch;
+#if defined(_OPENMP)
+#pragma omp critical(subulp_pool)
+#endif
+    {
+      statistics[2 * l.table[feature]] += offsets[end] - offsets[bag];
+      statistics[2 * l.table[feature] + 1] += hits;
+      bad = std::min(bad, mine);
+      known &= found;
+    }
+  });
+  return !known ? -1 : bad == INT64_MAX ? 0 : bad + 1;
+}
+
+inline int run_embedding_weight_grad(const subulp_table* tables, const subulp_lookups& l, const float* grad,
+                                     float* result, int threads) {
+  each_task(l, threads, [&](int64_t feature, int64_t bag, int64_t end) {
+    const subulp_table& t = tables[l.table[feature]];
+    const int64_t* const offsets = l.offsets + feature * l.batch;
+    const float* const column = grad + l.column[feature];
+    with_row_type(t.dtype, [&](auto type) {
+      using Row = decltype(type);
+      int64_t b = bag;
+      each_row(t, l.values, offsets[bag], offsets[end], nullptr, [&](int64_t k, const char* row, bool cached) {
+        while (k >= offsets[b + 1]) ++b;
+        const float* const g = column + b * l.stride;
+        F parts[PARTS];
+        for (F& part : parts) part = f32(0.0f);
+        const auto add_product = [&](int64_t i, F value) {
+          F& part = parts[i / W % PARTS];
+          part = simd::add(part, mul(load_part(g + i, t.dim - i), value));
+        };
+        if (cached) FloatRow<Fp32>::each(row, t.dim, add_product);
+        else Row::each(row, t.dim, add_product);
+        result[k] = sum_lanes(parts);
+      });
+    });
+  });
+  return 0;
+}
+
+// ------------------------------------------------------------------------------------------ update
+
+constexpr uint32_t COUNT_LIMIT = 0x7FFFFFFF;
+
+// Looked-up rows of a thread, as row << 32 | position, ascending.
+class RowOrder {
+ public:
+  // Room for `count`; none yet.
+  void clear(int64_t count) {
+    entries_.resize(count);
+    other_.resize(count);
+    size_ = 0;
+  }
+  void push(int64_t row, int64_t position) {
+    entries_[size_++] = static_cast<uint64_t>(row) << 32 | static_cast<uint64_t>(position);
+  }
+  // Positions are ascending already, so that sorting by row, stably, suffices.
+  void sort(int64_t rows) {
+    if (size_ < 128) {
+      for (int64_t i = 1; i < size_; ++i) {
+        const uint64_t e = entries_[i];
+        int64_t j = i;
+        for (; j && entries_[j - 1] > e; --j) entries_[j] = entries_[j - 1];
+        entries_[j] = e;
+      }
+    } else {
+      for (int shift = 32; shift < 64 && (static_cast<uint64_t>(rows - 1) << 32) >> shift; shift += DIGIT) pass(shift);
+    }
+    starts_.resize(size_ + 1);
+    runs_ = 0;
+    for (int64_t i = 0; i < size_; ++i)
+      if (i == 0 || row(i) != row(i - 1)) starts_[runs_++] = static_cast<uint32_t>(i);
+    starts_[runs_] = static_cast<uint32_t>(size_);
+  }
+  int64_t row(int64_t i) const { return static_cast<int64_t>(entries_[i] >> 32); }
+  int64_t position(int64_t i) const { return static_cast<int64_t>(entries_[i] & 0xFFFFFFFFu); }
+  // Runs of one row.
+  int64_t runs() const { return runs_; }
+  int64_t start(int64_t run) const { return starts_[run]; }
+
+ private:
+  static constexpr int DIGIT = 11;
+  static constexpr uint64_t MASK = (1u << DIGIT) - 1;
+
+  void pass(int shift) {
+    uint32_t begin[1 << DIGIT] = {};
+    for (int64_t i = 0; i < size_; ++i) ++begin[entries_[i] >> shift & MASK];
+    uint32_t sum = 0;
+    for (uint32_t& b : begin) {
+      const uint32_t count = b;
+      b = sum;
+      sum += count;
+    }
+    for (int64_t i = 0; i < size_; ++i) other_[begin[entries_[i] >> shift & MASK]++] = entries_[i];
+    entries_.swap(other_);
+  }
+
+  Buffer<uint64_t> entries_, other_;
+  Buffer<uint32_t> starts_;
+  int64_t size_ = 0, runs_ = 0;
+};
+
+struct UpdateCall {
+  const subulp_lookups& lookups;
+  const float* grad;
+  const int64_t* grad_at;  // of each position: where its bag's gradient begins
+  uint32_t seed;
+  uint32_t step;
+};
+
+template <class Row>
+class TableUpdate {
+ public:
+  TableUpdate(const subulp_table& t, const UpdateCall& call)
+      : t_(t),
+        call_(call),
+        width_(padded(t.dim)),
+        direct_(t.dim == width_),
+        bits_(call.seed, t.stream, call.step, t.dim),
+        memory_(3 * width_),
+        q_(width_ + W) {
+    x_ = memory_.data();
+    g_ = x_ + width_;
+    leaving_ = g_ + width_;
+  }
+
+  void run(const RowOrder& order) {
+    const int64_t runs = order.runs();
+    for (int64_t r = 0; r < std::min(2 * AHEAD, runs); ++r) announce(order.row(order.start(r)));
+    for (int64_t r = 0; r < std::min(AHEAD, runs); ++r) bring(order, order.start(r));
+    for (int64_t r = 0; r < runs; ++r) {
+      if (r + 2 * AHEAD < runs) announce(order.row(order.start(r + 2 * AHEAD)));
+      if (r + AHEAD < runs) bring(order, order.start(r + AHEAD));
+      const int64_t first = order.start(r), last = order.start(r + 1);
+      merge(order, first, last);
+      update(order.row(first), static_cast<uint32_t>(last - first));
+    }
+  }
+  int64_t evictions = 0;
+
+ private:
+  void announce(int64_t row) const {
+    if (t_.sets) {
+      const int64_t set = set_of(t_, static_cast<uint32_t>(row));
+      prefetch(t_.tags + set * t_.ways, t_.ways * 4);
+      if (t_.floors) __builtin_prefetch(t_.floors + set, 1);
+    }
+    if (t_.counts) __builtin_prefetch(t_.counts + row, 1);
+    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) __builtin_prefetch(t_.accumulator + row, 1);
+  }
+
+  void bring(const RowOrder& order, int64_t start) const {
+    const int64_t row = order.row(start), place = find_row(t_, row);
+    if (place < 0) prefetch(stored_row(t_, row), t_.row_bytes);
+    else prefetch(t_.cache + place * t_.dim, t_.dim * 4);
+    if (t_.rule == SUBULP_ADAGRAD) prefetch(t_.accumulator + row * t_.dim, t_.dim * 4);
+    prefetch(call_.grad + call_.grad_at[order.position(start)], t_.dim * 4);
+  }
+
+  // The gradients of a row's lookups, summed in their order.
+  void merge(const RowOrder& order, int64_t first, int64_t last) {
+    for (int64_t e = first; e < last; ++e) {
+      const int64_t k = order.position(e);
+      const float* const from = call_.grad + call_.grad_at[k];
+      const F weight = f32(call_.lookups.weights ? call_.lookups.weights[k] : 1.0f);
+      for (int64_t i = 0; i < t_.dim; i += W) {
+        F g = load_part(from + i, t_.dim - i);
+        if (call_.lookups.weights) g = mul(g, weight);
+        store_f32(g_ + i, simd::add(e == first ? f32(0.0f) : load_f32(g_ + i), g));
+      }
+    }
+  }
+
+  void update(int64_t row, uint32_t lookups) {
+    const int64_t set = t_.sets ? set_of(t_, static_cast<uint32_t>(row)) : 0, first = set * t_.ways;
+    const int way = t_.sets ? find_tag(t_.tags + first, t_.ways, static_cast<int32_t>(row)) : -1;
+    float* x = x_;
+    if (way >= 0 && direct_) {
+      x = t_.cache + (first + way) * t_.dim;
+    } else {
+      const auto put = [&](int64_t i, F value) { store_f32(x_ + i, value); };
+      if (way >= 0) FloatRow<Fp32>::each(cached(first + way), t_.dim, put);
+      else Row::each(stored_row(t_, row), t_.dim, put);
+      clear_padding(x_);
+    }
+    optimize(row, x);
+    if (t_.counts) {
+      const uint32_t total = static_cast<uint32_t>(t_.counts[row]) + lookups;
+      t_.counts[row] = static_cast<int32_t>(std::min(total, COUNT_LIMIT));
+    }
+    if (way >= 0) return stay(first + way, x);
+    if (!t_.sets) return encode(row, x, 0);
+    const int free = find_tag(t_.tags + first, t_.ways, -1);
+    if (free >= 0) return enter(first + free, row, x);
+    const int victim = loser(set, row);
+    if (victim < 0) return encode(row, x, 0);
+    const int64_t place = first + victim;
+    const int64_t evicted = t_.tags[place];
+    std::memcpy(leaving_, cached(place), static_cast<size_t>(t_.dim) * sizeof(float));
+    encode(evicted, leaving_, evicted > row ? EVICT_SLOT : 0);
+    enter(place, row, x);
+    ++evictions;
+  }
+
+  // The way that has to be left to `row`, or -1: the row bypasses the cache.
+  int loser(int64_t set, int64_t row) {
+    const int32_t* const tags = t_.tags + set * t_.ways;
+    int least = 0;
+    if (t_.counts) {
+      const int32_t own = t_.counts[row];
+      if (own <= t_.floors[set]) return -1;
+      int32_t low = t_.counts[tags[0]];
+      for (int w = 1; w < t_.ways; ++w) {
+        const int32_t count = t_.counts[tags[w]];
+        if (count < low) low = count, least = w;
+      }
+      t_.floors[set] = low;
+      return own > low ? least : -1;
+    }
+    // Direct-mapped LRU: the row of now goes first.
+    if (!t_.stamps) return 0;
+    const int32_t* const stamps = t_.stamps + set * t_.ways;
+    for (int w = 1; w < t_.ways; ++w)
+      if (stamps[w] < stamps[least]) least = w;
+    return static_cast<int32_t>(call_.step) > stamps[least] ? least : -1;
+  }
+
+  void enter(int64_t place, int64_t row, const float* x) {
+    t_.tags[place] = static_cast<int32_t>(row);
+    stay(place, x);
+  }
+  void stay(int64_t place, const float* x) {
+    float* const to = t_.cache + place * t_.dim;
+    if (x != to) std::memcpy(to, x, static_cast<size_t>(t_.dim) * sizeof(float));
+    if (t_.stamps) t_.stamps[place] = static_cast<int32_t>(call_.step);
+  }
+  const char* cached(int64_t place) const { return reinterpret_cast<const char*>(t_.cache + place * t_.dim); }
+  void clear_padding(float* p) const { std::fill(p + t_.dim, p + width_, 0.0f); }
+
+  void encode(int64_t row, float* x, uint32_t slot) {
+    const RowRounding rounding{t_.stochastic ? &bits_ : nullptr, static_cast<uint64_t>(row * t_.dim), slot};
+    Row::encode(x, t_.dim, stored_row(t_, row), q_.data(), rounding);
+  }
+
+  void optimize(int64_t row, float* x) {
+    const F lr = f32(t_.lr), eps = f32(t_.eps);
+    if (t_.weight_decay != 0.0f)
+      for (int64_t i = 0; i < width_; i += W)
+        store_f32(g_ + i, simd::add(load_f32(g_ + i), mul(load_f32(x + i), f32(t_.weight_decay))));
+    if (t_.rule == SUBULP_ADAGRAD) {
+      float* const kept = t_.accumulator + row * t_.dim;
+      for (int64_t i = 0; i < t_.dim; i += W) {
+        const F g = load_f32(g_ + i);
+        const F total = simd::add(load_part(kept + i, t_.dim - i), mul(g, g));
+        store_part(kept + i, total, t_.dim - i);
+        store_f32(x + i, sub(load_f32(x + i), div(mul(g, lr), simd::add(sqrt(total), eps))));
+      }
+      // Without an eps the padding is 0 / 0.
+      clear_padding(x);
+      return;
+    }
+    F factor = lr;
+    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) {
+      F parts[PARTS];
+      for (F& part : parts) part = f32(0.0f);
+      for (int64_t i = 0; i < width_; i += W) {
+        const F g = load_f32(g_ + i);
+        F& part = parts[i / W % PARTS];
+        part = simd::add(part, mul(g, g));
+      }
+      const float total = t_.accumulator[row] + sum_lanes(parts) / static_cast<float>(t_.dim);
+      t_.accumulator[row] = total;
+      factor = div(lr, simd::add(sqrt(f32(total)), eps));
+    }
+    for (int64_t i = 0; i < width_; i += W)
+      store_f32(x + i, sub(load_f32(x + i), mul(load_f32(g_ + i), factor)));
+  }
+
+  const subulp_table& t_;
+  const UpdateCall& call_;
+  const int64_t width_;
+  const bool direct_;  // a cached row can be worked on in its place
+  RowBits bits_;
+  Buffer<float> memory_;
+  Buffer<uint8_t> q_;
+  float *x_, *g_, *leaving_;
+};
+
+// The share of a thread in a table.
+inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& call, uint32_t thread, uint32_t threads,
+                            RowOrder* order) {
+  const subulp_lookups& l = call.lookups;
+  int64_t count = 0;
+  for (int64_t feature = 0; feature < l.features; ++feature)
+    if (l.table[feature] == index) count += l.offsets[(feature + 1) * l.batch] - l.offsets[feature * l.batch];
+  order->clear(count);
+  for (int64_t feature = 0; feature < l.features; ++feature) {
+    if (l.table[feature] != index) continue;
+    const int64_t first = l.offsets[feature * l.batch], last = l.offsets[(feature + 1) * l.batch];
+    if (threads == 1) {
+      for (int64_t k = first; k < last; ++k) order->push(l.values[k], k);
+      continue;
+    }
+    for (int64_t k = first; k < last; ++k) {
+      const uint32_t row = static_cast<uint32_t>(l.values[k]);
+      const uint32_t owned = t.sets ? static_cast<uint32_t>(set_of(t, row)) : row;
+      // Neighbours, which may be alike, go to different threads.
+      if (uint64_t{owned * 0x9E3779B1u} * threads >> 32 == thread) order->push(l.values[k], k);
+    }
+  }
+  order->sort(t.rows);
+  int64_t evictions = 0;
+  with_row_type(t.dtype, [&](auto type) {
+    TableUpdate<decltype(type)> update(t, call);
+    update.run(*order);
+    evictions = update.evictions;
+  });
+  return evictions;
+}
+
+inline int run_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups& l, const float* grad,
+                                int64_t* evictions, uint32_t seed, uint32_t step, int threads) {
+  const int64_t bags = l.features * l.batch, used = bags ? l.offsets[bags] : 0;
+  Buffer<int64_t> grad_at(used);
+  const UpdateCall call{l, grad, grad_at.data(), seed, step};
+  bool known = true;
+  for (int64_t i = 0; i < count; ++i) known &= with_row_type(tables[i].dtype, [](auto) {});
+  if (!known || used > INT64_C(0xFFFFFFFF)) return -1;
+  if (used < 256) threads = 1;
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads) if (threads > 1)
+#endif
+  {
+    const IeeeMode ieee;
+#if defined(_OPENMP)
+    const uint32_t thread = static_cast<uint32_t>(omp_get_thread_num());
+    const uint32_t team = static_cast<uint32_t>(omp_get_num_threads());
+#pragma omp for schedule(static)
+#else
+    const uint32_t thread = 0, team = 1;
+#endif
+    for (int64_t bag = 0; bag < bags; ++bag) {
+      const int64_t at = l.column[bag / l.batch] + bag % l.batch * l.stride;
+      for (int64_t k = l.offsets[bag]; k < l.offsets[bag + 1]; ++k) grad_at[k] = at;
+    }
+    RowOrder order;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t evicted = update_share(tables[i], static_cast<int>(i), call, thread, team, &order);
+#if defined(_OPENMP)
+#pragma omp atomic
+#endif
+      evictions[i] += evicted;
+    }
+  }
+  return 0;
+}
+
+}  // namespace simd

@@ -1,0 +1,70 @@
+// Runs of integer rows to FP32 and back, rounded to nearest: one read, one write.
+#pragma once
+
+#include "ieee_mode.h"
+#include "rows.h"
+
+namespace simd {
+
+template <int bits>
+inline int decode_int_rows(const char* from, float* to, int64_t rows, int64_t dim, int threads) {
+  const int64_t bytes = IntRow<bits>::bytes(dim);
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads) if (rows * dim > 16384 && threads > 1)
+#endif
+  {
+    const IeeeMode ieee;
+#if defined(_OPENMP)
+#pragma omp for schedule(static)
+#endif
+    for (int64_t r = 0; r < rows; ++r)
+      IntRow<bits>::each(from + r * bytes, dim,
+                         [&](int64_t i, F value) { store_part(to + r * dim + i, value, dim - i); });
+  }
+  (void)threads;
+  return 0;
+}
+
+template <int bits>
+inline int encode_int_rows(const float* from, char* to, int64_t rows, int64_t dim, int threads) {
+  const int64_t bytes = IntRow<bits>::bytes(dim);
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(threads) if (rows * dim > 16384 && threads > 1)
+#endif
+  {
+    const IeeeMode ieee;
+    Buffer<float> x(padded(dim));
+    Buffer<uint8_t> q(padded(dim) + W);
+#if defined(_OPENMP)
+#pragma omp for schedule(static)
+#endif
+    for (int64_t r = 0; r < rows; ++r) {
+      std::memcpy(x.data(), from + r * dim, static_cast<size_t>(dim) * sizeof(float));
+      IntRow<bits>::encode(x.data(), dim, to + r * bytes, q.data(), {});
+    }
+  }
+  (void)threads;
+  return 0;
+}
+
+inline int run_decode_rows(int bits, const void* from, float* to, int64_t rows, int64_t dim, int threads) {
+  const char* const stored = static_cast<const char*>(from);
+  switch (bits) {
+    case 8: return decode_int_rows<8>(stored, to, rows, dim, threads);
+    case 4: return decode_int_rows<4>(stored, to, rows, dim, threads);
+    case 2: return decode_int_rows<2>(stored, to, rows, dim, threads);
+    default: return -1;
+  }
+}
+
+inline int run_encode_rows(int bits, const float* from, void* to, int64_t rows, int64_t dim, int threads) {
+  char* const stored = static_cast<char*>(to);
+  switch (bits) {
+    case 8: return encode_int_rows<8>(from, stored, rows, dim, threads);
+    case 4: return encode_int_rows<4>(from, stored, rows, dim, threads);
+    case 2: return encode_int_rows<2>(from, stored, rows, dim, threads);
+    default: return -1;
+  }
+}
+
+}  // namespace simd

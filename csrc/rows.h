@@ -1,0 +1,249 @@
+// One row of a table in its storage: read as FP32 vectors, written with its rounding. Integer rows as
+// in numerics/int_rows.py. Rows in work buffers are padded to a multiple of ROW_LANES.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "buffer.h"
+#include "codec.h"
+
+namespace simd {
+
+constexpr int ROW_LANES = 16;  // the lanes that a row is summed in, see ops/embedding/row_sum.py
+constexpr int PARTS = ROW_LANES / W;
+
+inline int64_t padded(int64_t dim) { return (dim + ROW_LANES - 1) / ROW_LANES * ROW_LANES; }
+
+inline F load_part(const float* p, int64_t n) {
+  if (n >= W) return load_f32(p);
+  alignas(64) float t[W] = {};
+  std::memcpy(t, p, static_cast<size_t>(n) * sizeof(float));
+  return load_f32(t);
+}
+inline void store_part(float* p, F x, int64_t n) {
+  if (n >= W) return store_f32(p, x);
+  alignas(64) float t[W];
+  store_f32(t, x);
+  std::memcpy(p, t, static_cast<size_t>(n) * sizeof(float));
+}
+inline float sum_lanes(const F (&parts)[PARTS]) {
+  alignas(64) float t[ROW_LANES];
+  for (int i = 0; i < PARTS; ++i) store_f32(t + i * W, parts[i]);
+  for (int half = ROW_LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) t[i] += t[i + half];
+  return t[0];
+}
+
+// The random bits of a row's elements: those of their places in the whole table.
+class RowBits {
+ public:
+  RowBits(uint32_t seed, uint32_t stream, uint32_t step, int64_t dim)
+      : step_(step), words_(dim + 4 * PHILOX + 4 * W + 8) {
+    for (int round = 0; round < 10; ++round, seed += 0x9E3779B9u, stream += 0xBB67AE85u) {
+      key_[2 * round] = seed;
+      key_[2 * round + 1] = stream;
+    }
+  }
+  // Numbers of `width` bits, one after the other.
+  template <int width>
+  const char* draw(uint64_t first, int64_t count, uint32_t slot) {
+    constexpr uint64_t per_counter = 128 / width;
+    const uint64_t counter = first / per_counter;
+    const int64_t counters = static_cast<int64_t>((first + count - 1) / per_counter - counter + 1);
+    for (int64_t i = 0; i < counters; i += PHILOX) philox(counter + i, step_, slot, key_, words_.data() + 4 * i);
+    return reinterpret_cast<const char*>(words_.data()) + first % per_counter * (width / 8);
+  }
+
+ private:
+  uint32_t key_[20];
+  uint32_t step_;
+  Buffer<uint32_t> words_;
+};
+
+// How a row is rounded: to nearest without bits.
+struct RowRounding {
+  RowBits* bits;
+  uint64_t first;
+  uint32_t slot;
+};
+
+// Rows of a floating-point format.
+template <class Format>
+struct FloatRow {
+  static int64_t bytes(int64_t dim) { return dim * Format::bytes; }
+
+  // Calls visit(i, values of the elements from i on); lanes past the end are zero.
+  template <class Visit>
+  static void each(const char* row, int64_t dim, Visit visit) {
+    int64_t i = 0;
+    for (; i + W <= dim; i += W) visit(i, Format::load(row + i * Format::bytes));
+    if (i < dim) {
+      char tail[W * 4] = {};
+      std::memcpy(tail, row + i * Format::bytes, static_cast<size_t>((dim - i) * Format::bytes));
+      visit(i, Format::load(tail));
+    }
+  }
+
+  static void encode(float* x, int64_t dim, char* row, uint8_t*, const RowRounding& rounding) {
+    const char* random = nullptr;
+    if constexpr (Format::bytes < 4)
+      if (rounding.bits) random = rounding.bits->template draw<Format::random_width>(rounding.first, dim, rounding.slot);
+    for (int64_t i = 0; i < dim; i += W) {
+      char part[W * 4];
+      char* const to = i + W <= dim ? row + i * Format::bytes : part;
+      const F value = load_f32(x + i);
+      if constexpr (Format::bytes < 4) {
+        if (random) {
+          const char* const at = random + i * (Format::random_width / 8);
+          Format::store_code(to, Format::stochastic(value, Format::random_width == 16 ? load_u16(at) : load_u32(at)));
+        } else {
+          Format::store(to, value);
+        }
+      } else {
+        Format::store(to, value);
+      }
+      if (to == part) std::memcpy(row + i * Format::bytes, part, static_cast<size_t>((dim - i) * Format::bytes));
+    }
+  }
+};
+
+// Where NaN does not occur.
+inline F lesser(F a, F b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  F r;
+  for (int i = 0; i < W; ++i) r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+  return r;
+#endif
+}
+
+// W integers of `bits` bits from packed bytes.
+template <int bits>
+inline U load_packed(const char* p) {
+  if constexpr (bits == 8) {
+    return load_u8(p);
+  } else {
+    alignas(64) static constexpr uint32_t shifts[2][16] = {
+        {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
+        {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28},
+    };
+    uint32_t word[2] = {};
+    std::memcpy(word, p, W * bits / 8);
+    U words = u32(word[0]);
+#if defined(__AVX512F__)
+    if constexpr (bits == 4) words = _mm512_inserti32x8(words, _mm256_set1_epi32(static_cast<int>(word[1])), 1);
+#endif
+    return and_(shr(words, load_u32(shifts[bits / 4])), u32((1u << bits) - 1));
+  }
+}
+
+// Rows of integers: FP32 scale and bias, then the packed integers.
+template <int bits>
+struct IntRow {
+  static constexpr uint32_t top = (1u << bits) - 1;
+  static constexpr int per_byte = 8 / bits;
+  static constexpr int parameters = 8;
+  static int64_t packed(int64_t dim) { return (dim * bits + 7) / 8; }
+  static int64_t bytes(int64_t dim) { return parameters + packed(dim); }
+
+  // As above; lanes past the end mean nothing.
+  template <class Visit>
+  static void each(const char* row, int64_t dim, Visit visit) {
+    float given[2];
+    std::memcpy(given, row, sizeof given);
+    const F scale = f32(given[0]), bias = f32(given[1]);
+    const char* const codes = row + parameters;
+    int64_t i = 0;
+    for (; i + W <= dim; i += W)
+      visit(i, simd::add(mul(cvt_f32(load_packed<bits>(codes + i / per_byte)), scale), bias));
+    if (i < dim) {
+      char tail[W] = {};
+      std::memcpy(tail, codes + i / per_byte, static_cast<size_t>(packed(dim) - i / per_byte));
+      visit(i, simd::add(mul(cvt_f32(load_packed<bits>(tail)), scale), bias));
+    }
+  }
+
+  // `x` has room for padding, `q` for a byte an element.
+  static void encode(float* x, int64_t dim, char* row, uint8_t* q, const RowRounding& rounding) {
+    const int64_t whole = padded(dim);
+    for (int64_t i = dim; i < whole; ++i) x[i] = x[0];
+    F low = load_f32(x), high = low;
+    U largest = magnitude(low);
+    for (int64_t i = W; i < whole; i += W) {
+      const F value = load_f32(x + i);
+      low = lesser(low, value);
+      high = simd::max(high, value);
+      largest = simd::max(largest, magnitude(value));
+    }
+    alignas(64) float lows[W], highs[W];
+    store_f32(lows, low);
+    store_f32(highs, high);
+    float bias = lows[0], most = highs[0];
+    for (int i = 1; i < W; ++i) bias = std::min(bias, lows[i]), most = std::max(most, highs[i]);
+    bias += 0.0f;
+    const float span = most - bias;
+    float scale = span / static_cast<float>(top);
+    if (reduce_max(largest) >= INFINITE || span > 3.4028234663852886e38f) {
+      const uint32_t nan[2] = {QUIET_NAN, QUIET_NAN};
+      std::memcpy(row, nan, sizeof nan);
+      std::memset(row + parameters, 0, static_cast<size_t>(packed(dim)));
+      return;
+    }
+    if (!(scale > 0.0f)) scale = 0.0f;
+    std::memcpy(row, &scale, sizeof scale);
+    std::memcpy(row + sizeof scale, &bias, sizeof bias);
+    if (scale == 0.0f) {
+      std::memset(row + parameters, 0, static_cast<size_t>(packed(dim)));
+      return;
+    }
+    const F b = f32(bias), s = f32(scale), magic = f32(12582912.0f), zero = f32(0.0f);
+    const char* const random =
+        rounding.bits ? rounding.bits->template draw<32>(rounding.first, dim, rounding.slot) : nullptr;
+    for (int64_t i = 0; i < whole; i += W) {
+      // The maximum makes -0 a 0.
+      const F t = simd::max(div(sub(load_f32(x + i), b), s), zero);
+      // Adding 1.5 * 2^23 leaves no fraction bits: rounded to nearest even, the integer lowest.
+      const F shifted = simd::add(t, magic);
+      U n = sub(as_u32(shifted), u32(0x4B400000u));
+      if (random && i < dim) {
+        const F whole_part = sub(shifted, magic);
+        const M above = greater(as_u32(whole_part), as_u32(t));
+        const F below = as_f32(select(above, as_u32(sub(whole_part, f32(1.0f))), as_u32(whole_part)));
+        const F u = mul(cvt_f32(shr<8>(load_u32(random + 4 * i))), f32(5.9604644775390625e-8f));
+        n = sub(n, select(above, u32(1), u32(0)));
+        n = simd::add(n, select(greater(as_u32(sub(t, below)), as_u32(u)), u32(1), u32(0)));
+      }
+      store_u8(q + i, simd::min(n, u32(top)));
+    }
+    std::memset(q + dim, 0, static_cast<size_t>(whole - dim));
+    uint8_t* const to = reinterpret_cast<uint8_t*>(row) + parameters;
+    const int64_t count = packed(dim);
+    if constexpr (bits == 8) std::memcpy(to, q, static_cast<size_t>(count));
+    else if constexpr (bits == 4)
+      for (int64_t i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(q[2 * i] | q[2 * i + 1] << 4);
+    else
+      for (int64_t i = 0; i < count; ++i)
+        to[i] = static_cast<uint8_t>(q[4 * i] | q[4 * i + 1] << 2 | q[4 * i + 2] << 4 | q[4 * i + 3] << 6);
+  }
+};
+
+// Work on rows with the type of their storage; false if there is none.
+template <class Work>
+inline bool with_row_type(int dtype, Work work) {
+  switch (dtype) {
+    case SUBULP_FP32: work(FloatRow<Fp32>{}); return true;
+    case SUBULP_BF16: work(FloatRow<Bf16>{}); return true;
+    case SUBULP_FP16: work(FloatRow<Fp16>{}); return true;
+    case SUBULP_E4M3: work(FloatRow<E4m3>{}); return true;
+    case SUBULP_INT8: work(IntRow<8>{}); return true;
+    case SUBULP_INT4: work(IntRow<4>{}); return true;
+    case SUBULP_INT2: work(IntRow<2>{}); return true;
+    default: return false;
+  }
+}
+
+}  // namespace simd
