@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..numerics import FP32, Format
+from ..numerics import Format
 from ..numerics.int_rows import RowRounding
+from ..ops.big_memory import full, zeros
 from ..ops.embedding import Table
 from ..ops.embedding.job import EMPTY, FLUSH_SLOT, Policy
 from ..ops.embedding.rows import encode, find
@@ -171,9 +172,9 @@ class CachedTable(nn.Module):
         self.table = RowTable(rows, dim, config.storage, device=device)
 
         def integers(count: int, value: int = 0) -> Tensor:
-            return torch.full((count,), value, dtype=torch.int32, device=device)
+            return full((count,), value, torch.int32, device)
 
-        self.register_buffer("cache", torch.zeros(places, dim, dtype=FP32.dtype, device=device))
+        self.register_buffer("cache", zeros((places, dim), torch.float32, device))
         self.register_buffer("tags", integers(places, EMPTY))
         lfu = bool(places) and config.policy == "lfu"
         stamped = bool(places) and config.policy == "lru" and self.ways > 1

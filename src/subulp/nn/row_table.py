@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..numerics import BF16, E4M3, FP16, FP32, Format, round_to
 from ..numerics.formats import simulated
 from ..numerics.int_rows import INT2, INT4, INT8, PARAMETER_BYTES, IntFormat
+from ..ops.big_memory import zeros
 from ..ops.convert import decode, encode
 from ..ops.int_rows import decode_rows, encode_rows
 
@@ -105,7 +106,7 @@ class RowTable(nn.Module):
             shape, dtype = (rows, self.storage.row_bytes(dim)), torch.uint8
         else:
             shape, dtype = (rows, dim), self.storage.dtype or torch.float32
-        codes = torch.zeros(shape, dtype=dtype, device=device)
+        codes = zeros(shape, dtype, device)
         self.codes = nn.Parameter(codes, requires_grad=False)
         remainder = torch.zeros(precise_rows, dim, dtype=torch.bfloat16, device=device)
         self.register_buffer("remainder", remainder if precise_rows else None)

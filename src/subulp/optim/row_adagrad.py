@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops.big_memory import full
 from .row_optimizer import RowModule, RowOptimizer
 
 
@@ -52,11 +53,11 @@ class RowAdagrad(RowOptimizer):
         shapes = [shape for module in self._modules for shape in module.row_shapes]  # type: ignore[attr-defined]
         for rows, shape in zip(self._rows(), shapes, strict=True):
             group = self.group_of(rows)
-            self.state[rows]["sum"] = torch.full(
+            self.state[rows]["sum"] = full(
                 shape[:1] if group["rowwise"] else shape,
                 group["initial_accumulator_value"],
-                dtype=torch.float32,
-                device=rows.device,
+                torch.float32,
+                rows.device,
             )
 
     def _rows(self) -> list[Tensor]:

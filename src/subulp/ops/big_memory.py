@@ -1,0 +1,55 @@
+"""Memory of giant tables: rows are read at random, and small pages would make that slow."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE = 1 << 21
+_MADV_HUGEPAGE = 14
+
+
+def zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None = None
+) -> Tensor:
+    """``torch.zeros``, on a Linux CPU in pages of 2 MiB where there are any.
+
+    Almost every row of a giant table lies in another page. The processor remembers where a few
+    thousand pages are and looks the others up in memory; it gives up prefetches that would need
+    that. With huge pages it remembers gigabytes.
+    """
+    made = torch.empty(shape, dtype=dtype, device=device)
+    if made.device.type == "cpu" and made.nbytes >= 2 * HUGE_PAGE:
+        # Before the first write, which is what chooses the pages.
+        _advise(made.data_ptr(), made.nbytes)
+    return made.zero_()
+
+
+def full(
+    shape: tuple[int, ...],
+    value: float,
+    dtype: torch.dtype,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """``torch.full``, as :func:`zeros`."""
+    return zeros(shape, dtype, device).fill_(value)
+
+
+def _advise(address: int, size: int) -> None:
+    """Ask for huge pages; it is a wish, and no error if it is not granted."""
+    madvise = _madvise()
+    first = -(-address // HUGE_PAGE) * HUGE_PAGE
+    end = (address + size) // HUGE_PAGE * HUGE_PAGE
+    if madvise is not None and first < end:
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_HUGEPAGE)
+
+
+@cache
+def _madvise() -> ctypes._NamedFuncPointer | None:
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None), "madvise", None)
