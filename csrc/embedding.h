@@ -16,12 +16,23 @@
 namespace simd {
 
 constexpr int64_t AHEAD = 16;  // rows on their way
+constexpr int64_t GRADIENTS_AHEAD = 8;
 constexpr uint32_t EVICT_SLOT = 1;  // rounding of a row that is evicted before its own turn
+
+// Not __builtin_prefetch alone: GCC 12 takes a function that does nothing else for pure, and leaves
+// out its calls.
+inline void fetch_line(const void* p) {
+#if defined(SUBULP_X86) && defined(__GNUC__)
+  asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));
+#else
+  __builtin_prefetch(p);
+#endif
+}
 
 inline void prefetch(const void* p, int64_t bytes) {
   const char* const first = static_cast<const char*>(p);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i);
-  __builtin_prefetch(first + bytes - 1);
+  for (int64_t i = 0; i < bytes; i += 64) fetch_line(first + i);
+  fetch_line(first + bytes - 1);
 }
 
 inline int64_t set_of(const subulp_table& t, uint32_t row) {
@@ -235,6 +246,7 @@ class RowOrder {
   }
   int64_t row(int64_t i) const { return static_cast<int64_t>(entries_[i] >> 32); }
   int64_t position(int64_t i) const { return static_cast<int64_t>(entries_[i] & 0xFFFFFFFFu); }
+  int64_t size() const { return size_; }
   // Runs of one row.
   int64_t runs() const { return runs_; }
   int64_t start(int64_t run) const { return starts_[run]; }
@@ -264,7 +276,7 @@ class RowOrder {
 struct UpdateCall {
   const subulp_lookups& lookups;
   const float* grad;
-  const int64_t* grad_at;  // of each position: where its bag's gradient begins
+  const uint32_t* grad_at;  // of each position: where its bag's gradient begins
   uint32_t seed;
   uint32_t step;
 };
@@ -304,10 +316,10 @@ class TableUpdate {
     if (t_.sets) {
       const int64_t set = set_of(t_, static_cast<uint32_t>(row));
       prefetch(t_.tags + set * t_.ways, t_.ways * 4);
-      if (t_.floors) __builtin_prefetch(t_.floors + set, 1);
+      if (t_.floors) fetch_line(t_.floors + set);
     }
-    if (t_.counts) __builtin_prefetch(t_.counts + row, 1);
-    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) __builtin_prefetch(t_.accumulator + row, 1);
+    if (t_.counts) fetch_line(t_.counts + row);
+    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) fetch_line(t_.accumulator + row);
   }
 
   void bring(const RowOrder& order, int64_t start) const {
@@ -315,13 +327,16 @@ class TableUpdate {
     if (place < 0) prefetch(stored_row(t_, row), t_.row_bytes);
     else prefetch(t_.cache + place * t_.dim, t_.dim * 4);
     if (t_.rule == SUBULP_ADAGRAD) prefetch(t_.accumulator + row * t_.dim, t_.dim * 4);
-    prefetch(call_.grad + call_.grad_at[order.position(start)], t_.dim * 4);
   }
 
   // The gradients of a row's lookups, summed in their order.
   void merge(const RowOrder& order, int64_t first, int64_t last) {
     for (int64_t e = first; e < last; ++e) {
       const int64_t k = order.position(e);
+      if (e + 2 * GRADIENTS_AHEAD < order.size()) {
+        fetch_line(call_.grad_at + order.position(e + 2 * GRADIENTS_AHEAD));
+        prefetch(call_.grad + call_.grad_at[order.position(e + GRADIENTS_AHEAD)], t_.dim * 4);
+      }
       const float* const from = call_.grad + call_.grad_at[k];
       const F weight = f32(call_.lookups.weights ? call_.lookups.weights[k] : 1.0f);
       for (int64_t i = 0; i < t_.dim; i += W) {
@@ -482,11 +497,11 @@ inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& 
 inline int run_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups& l, const float* grad,
                                 int64_t* evictions, uint32_t seed, uint32_t step, int threads) {
   const int64_t bags = l.features * l.batch, used = bags ? l.offsets[bags] : 0;
-  Buffer<int64_t> grad_at(used);
+  Buffer<uint32_t> grad_at(used);
   const UpdateCall call{l, grad, grad_at.data(), seed, step};
   bool known = true;
   for (int64_t i = 0; i < count; ++i) known &= with_row_type(tables[i].dtype, [](auto) {});
-  if (!known || used > INT64_C(0xFFFFFFFF)) return -1;
+  if (!known || used > INT64_C(0xFFFFFFFF) || l.batch * l.stride > INT64_C(0xFFFFFFFF)) return -1;
   if (used < 256) threads = 1;
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -501,7 +516,7 @@ inline int run_embedding_update(const subulp_table* tables, int64_t count, const
     const uint32_t thread = 0, team = 1;
 #endif
     for (int64_t bag = 0; bag < bags; ++bag) {
-      const int64_t at = l.column[bag / l.batch] + bag % l.batch * l.stride;
+      const uint32_t at = static_cast<uint32_t>(l.column[bag / l.batch] + bag % l.batch * l.stride);
       for (int64_t k = l.offsets[bag]; k < l.offsets[bag + 1]; ++k) grad_at[k] = at;
     }
     RowOrder order;

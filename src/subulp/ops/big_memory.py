@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 HUGE_PAGE = 1 << 21
-_MADV_HUGEPAGE = 14
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 def zeros(
@@ -23,10 +23,14 @@ def zeros(
     that. With huge pages it remembers gigabytes.
     """
     made = torch.empty(shape, dtype=dtype, device=device)
-    if made.device.type == "cpu" and made.nbytes >= 2 * HUGE_PAGE:
-        # Before the first write, which is what chooses the pages.
-        _advise(made.data_ptr(), made.nbytes)
-    return made.zero_()
+    if made.device.type != "cpu" or made.nbytes < 2 * HUGE_PAGE:
+        return made.zero_()
+    # The first write to a page chooses its size. Memory that the allocator had before has been
+    # written to: its pages are brought together afterwards, where Linux can (6.1 and later).
+    _advise(made, _MADV_HUGEPAGE)
+    made.zero_()
+    _advise(made, _MADV_COLLAPSE)
+    return made
 
 
 def full(
@@ -39,13 +43,14 @@ def full(
     return zeros(shape, dtype, device).fill_(value)
 
 
-def _advise(address: int, size: int) -> None:
-    """Ask for huge pages; it is a wish, and no error if it is not granted."""
+def _advise(memory: Tensor, advice: int) -> None:
+    """Tell Linux a wish; it is no error if it is not granted."""
     madvise = _madvise()
+    address = memory.data_ptr()
     first = -(-address // HUGE_PAGE) * HUGE_PAGE
-    end = (address + size) // HUGE_PAGE * HUGE_PAGE
+    end = (address + memory.nbytes) // HUGE_PAGE * HUGE_PAGE
     if madvise is not None and first < end:
-        madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_HUGEPAGE)
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)
 
 
 @cache

@@ -76,7 +76,7 @@ class _Call:
     def _index_error(self, position: int) -> IndexError:
         looked = self.job.lookups
         ends = looked.offsets[looked.batch :: looked.batch]
-        feature = int(torch.searchsorted(ends, position, right=True))
+        feature = int((ends <= position).sum())
         rows = self.job.tables[looked.features[feature]].rows
         return index_error(position, int(looked.values[position]), feature, rows)
 

@@ -22,17 +22,12 @@ COUNT_LIMIT = 2**31 - 1
 """Where access counts stop."""
 
 BYPASS_SLOT, EVICT_SLOT, FLUSH_SLOT = 0, 1, 2
-"""Philox counter words of the reasons to round a row; see :func:`evict_slot`."""
+"""Philox counter words of the reasons to round a row.
 
-
-def evict_slot(evicted: int, updated: int) -> int:
-    """Philox counter word for rounding a row that another row's update evicts.
-
-    Rows of a set are updated in ascending order. A row that is evicted before its own turn in a
-    step may come back in that turn and be rounded again: the two draw from different words, so that
-    no (row, step, word) is used twice.
-    """
-    return EVICT_SLOT if evicted > updated else BYPASS_SLOT
+Rows of a set are updated in ascending order. A row that is evicted before its own turn in a step
+(``EVICT_SLOT``) may come back in that turn and be rounded again (``BYPASS_SLOT``, or evicted once
+more, which is after its turn and has that word as well): so no (row, step, word) is used twice.
+"""
 
 
 @dataclass
@@ -139,13 +134,6 @@ class Lookups:
             columns.append(columns[-1] + tables[table].dim)
         return columns
 
-    def bags(self) -> Tensor:
-        """The bag of each value that belongs to one: int64 ``(offsets[-1],)``."""
-        lengths = self.offsets.diff()
-        return torch.repeat_interleave(
-            torch.arange(lengths.numel(), device=lengths.device), lengths
-        )
-
 
 @dataclass
 class Job:
@@ -195,6 +183,6 @@ def check_values(job: Job) -> None:
     bad = (values < 0) | (values >= torch.repeat_interleave(limits, lengths))
     if bool(bad.any()):
         position = int(bad.int().argmax())
-        feature = int(torch.searchsorted(bounds, position, right=True)) - 1
+        feature = int((bounds <= position).sum()) - 1
         rows = job.tables[looked.features[feature]].rows
         raise index_error(position, int(values[position]), feature, rows)

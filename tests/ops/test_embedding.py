@@ -1,0 +1,145 @@
+"""Embedding ops: the same bits whoever computes, and the promises of torch.library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from subulp.numerics import int_rows as numerics
+from subulp.ops import big_memory, int_rows
+from subulp.ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
+from subulp.ops.embedding.row_sum import row_sum
+
+from .embedding_jobs import RULES, STORAGES, batch, make, train
+from .support import environment, interpreted, isas, patterns, threads
+
+
+def same(a: dict, b: dict) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        x, y = value, b[name]
+        if value.dtype == torch.int64:
+            assert torch.equal(x, y), name
+        else:
+            assert np.array_equal(patterns(x), patterns(y)), name
+
+
+def run(backend: str, *arguments, steps=3, bags=9, weighted=True, **named) -> dict:
+    with environment(SUBULP_BACKEND=backend), np.errstate(all="ignore"):
+        return train(make(*arguments, **named), steps, bags, weighted)
+
+
+@pytest.mark.parametrize(
+    ("rule", "dim"), [("sgd", 1), ("adagrad", 35), ("rowwise", 35), ("rowwise", 64)]
+)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_kernels_are_the_reference(storage, rounding, rule, dim):
+    expected = run("reference", storage, rule, dim=dim, rounding=rounding)
+    assert int(expected["evictions"].sum()) > 0
+    for isa in isas():
+        with environment(SUBULP_ISA=isa):
+            same(run("cpu", storage, rule, dim=dim, rounding=rounding), expected)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("storage", ["int4", "fp16"])
+def test_threads_do_not_show(storage, weighted):
+    results = []
+    for count in (1, 2, 3):
+        with threads(count):
+            results.append(run("cpu", storage, "rowwise", rows=3000, bags=200, weighted=weighted))
+    for result in results[1:]:
+        same(result, results[0])
+    same(run("reference", storage, "rowwise", rows=3000, bags=200, weighted=weighted), results[0])
+
+
+@interpreted
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_triton_is_the_reference(storage, rounding, rule):
+    expected = run("reference", storage, rule, dim=19, rounding=rounding, rows=60, bags=5, steps=2)
+    got = run("triton", storage, rule, dim=19, rounding=rounding, rows=60, bags=5, steps=2)
+    same(got, expected)
+
+
+@pytest.mark.parametrize("dim", [1, 15, 16, 17, 100])
+def test_row_sum_is_sixteen_lanes(dim):
+    x = torch.randn(3, dim, generator=torch.Generator().manual_seed(0))
+    for row, total in zip(x.numpy(), row_sum(x), strict=True):
+        lanes = [np.float32(0)] * 16
+        for i, value in enumerate(row):
+            lanes[i % 16] = lanes[i % 16] + value
+        while len(lanes) > 1:
+            half = len(lanes) // 2
+            lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
+        assert float(total) == lanes[0]
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("dim", [1, 5, 16, 33, 200])
+def test_rows_are_converted_as_numerics_says(bits, dim, isa):
+    generator = torch.Generator().manual_seed(dim)
+    x = torch.randn(301, dim, generator=generator)
+    x *= (12 * torch.randn(301, 1, generator=generator)).exp2()
+    x[7], x[8, 0], x[9, -1], x[10] = 0.0, torch.nan, -torch.inf, -0.0
+    x[11, :] = torch.finfo(torch.float32).max
+    x[12] *= 2.0**-140
+    if dim > 1:
+        x[11, 0] *= -1
+    expected = numerics.to_bytes(numerics.encode(x, bits))
+    with environment(SUBULP_BACKEND="cpu", SUBULP_ISA=isa):
+        stored = int_rows.encode_rows(x, torch.empty_like(expected), bits)
+        values = int_rows.decode_rows(stored, torch.empty_like(x), bits)
+    assert torch.equal(stored, expected)
+    want = numerics.decode(numerics.from_bytes(expected, bits, dim))
+    assert np.array_equal(patterns(values), patterns(want))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_row_number_out_of_range_is_named(backend):
+    tables = make("int8", "sgd")
+    values, offsets, weights, _ = batch(tables, 1)
+    bad = values.clone()
+    bad[int(offsets[9]) + 1] = 153
+    bad[-1] = -1
+    with environment(SUBULP_BACKEND=backend), pytest.raises(IndexError, match=r"153 .*feature 1"):
+        embedding_pool(*tables.pool(bad, offsets, weights))
+
+
+DEFAULT = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+@pytest.mark.parametrize("storage", ["int8", "bf16"])
+def test_the_ops_keep_their_promises(storage):
+    tables = make(storage, "rowwise")
+    values, offsets, weights, grad = batch(tables, 1)
+    check = torch.library.opcheck
+    check(embedding_pool, tables.pool(values, offsets, weights), test_utils=DEFAULT)
+    check(embedding_weight_grad, tables.weight_grad(values, offsets, grad), test_utils=DEFAULT)
+    check(embedding_update, tables.update(values, offsets, None, grad, 1), test_utils=DEFAULT)
+
+
+def test_shapes_that_do_not_fit():
+    tables = make("int8", "sgd")
+    values, offsets, weights, grad = batch(tables, 1)
+    with pytest.raises(ValueError, match="do not divide"):
+        embedding_pool(*tables.pool(values, offsets[:-1], weights))
+    with pytest.raises(ValueError, match="int64"):
+        embedding_pool(*tables.pool(values.int(), offsets, weights))
+    with pytest.raises(ValueError, match="weights"):
+        embedding_pool(*tables.pool(values, offsets, weights[1:]))
+    with pytest.raises(ValueError, match="grad"):
+        embedding_update(*tables.update(values, offsets, None, grad[1:], 1))
+    tables.tables[1].tags = tables.tables[1].tags[1:]
+    with pytest.raises(ValueError, match="whole sets"):
+        embedding_pool(*tables.pool(values, offsets, weights))
+
+
+def test_big_memory_is_zeros():
+    for shape in ((3,), (1 << 21, 3)):
+        assert not big_memory.zeros(shape, torch.uint8).any()
+        assert (big_memory.full(shape, -1, torch.int32) == -1).all()
