@@ -1,0 +1,1 @@
+"""Examples of click-through-rate prediction: a label, numbers, and categories."""

@@ -1,0 +1,135 @@
+"""What the lines of a file of examples hold, and what of it a model sees."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Transform = Literal["log", "none"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers.
+
+    Attributes:
+        column: Its name.
+        transform: ``"log"`` for ``log(1 + max(x, 0))``, as DLRM does with Criteo's counts, or
+            ``"none"`` (default: ``"log"``).
+        standardise: Subtract the training part's mean and divide by its deviation (default:
+            ``False``). A missing number is the mean; without it, zero.
+    """
+
+    column: str
+    transform: Transform = "log"
+    standardise: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table: of one column, or of several that are crossed.
+
+    Attributes:
+        columns: Their names.
+        rows: Rows of the table, at most, with a vocabulary.
+        storage: Its precision, whatever the run's is; ``None`` for the run's (default: ``None``).
+    """
+
+    columns: tuple[str, ...]
+    rows: int
+    storage: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the table, in messages and figures."""
+        return " x ".join(self.columns)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a file, and what is made of them.
+
+    Attributes:
+        columns: All of them in their order.
+        label: The column to predict.
+        numbers: Columns of numbers.
+        tables: Columns of categories, alone or crossed.
+        separator: One character.
+        header: The first line names the columns (default: ``False``).
+        quote: Character around fields that contain the separator; empty for none (default: none).
+        positive: Values of the label that are 1.
+        negative: Values of the label that are 0.
+        missing: Besides nothing at all, what a missing number is written as (default: nothing).
+        buckets: Ascending bounds for columns of numbers; as a category, such a number is the count
+            of the bounds that it reaches (default: none).
+        hexadecimal: Categories are hexadecimal numbers of 32 bits, as Criteo's, and hash to
+            themselves; nothing is 0 (default: ``False``).
+
+    Raises:
+        ValueError: A name is unknown or named twice, or a size is out of range.
+    """
+
+    columns: tuple[str, ...]
+    label: str
+    numbers: tuple[Number, ...]
+    tables: tuple[Table, ...]
+    separator: str
+    header: bool = False
+    quote: str = ""
+    positive: tuple[str, ...] = ("1", "1.0")
+    negative: tuple[str, ...] = ("0", "0.0")
+    missing: str = ""
+    buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    hexadecimal: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_columns()
+        for column, bounds in self.buckets.items():
+            if not bounds or not all(map(math.isfinite, bounds)) or list(bounds) != sorted(bounds):
+                raise ValueError(f"buckets of {column} are {bounds}: give ascending numbers")
+        for table in self.tables:
+            if not table.columns:
+                raise ValueError("a table has no columns: give one, or several to cross")
+            if not 1 <= table.rows < 2**31:
+                raise ValueError(f"table {table.name} has {table.rows} rows: give 1 to 2**31 - 1")
+        for name in ("tables", "numbers"):
+            if not getattr(self, name):
+                raise ValueError(f"there are no {name}: a model needs at least one")
+        if set(self.positive) & set(self.negative) or not self.positive or not self.negative:
+            raise ValueError(
+                f"positive={self.positive} and negative={self.negative}: give each label to one"
+            )
+
+    def _check_columns(self) -> None:
+        twice = sorted({name for name in self.columns if self.columns.count(name) > 1})
+        if twice:
+            raise ValueError(f"columns repeats {', '.join(twice)}: a name is of one column")
+        numeric = {number.column for number in self.numbers}
+        for where, names in (
+            ("label", {self.label}),
+            ("numeric", numeric),
+            ("buckets", set(self.buckets)),
+            ("table", self.categories),
+        ):
+            for name in sorted(names):
+                check_name(where, name, self.columns)
+        if self.label in numeric | self.categories:
+            raise ValueError(f"label={self.label} is a feature too: a model would see the answer")
+
+    @property
+    def categories(self) -> set[str]:
+        """Columns that tables are made of."""
+        return {column for table in self.tables for column in table.columns}
+
+
+def check_name(where: str, name: str, known: Iterable[str]) -> None:
+    """Raise ValueError, with the nearest name, unless ``name`` is ``known``."""
+    known = list(known)
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    hint = f": did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{where} names {name!r}, which is unknown{hint}")
