@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from triton import knobs
 
+from subulp.nn.cached_table import CachedTable, EmbeddingTable
 from subulp.numerics import format_of
 from subulp.ops import adam, sgd
 from subulp.ops.adam import triton as adam_triton
 from subulp.ops.all_finite import triton as all_finite_triton
+from subulp.ops.embedding import TableUpdate
+from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.sgd import triton as sgd_triton
 
@@ -50,6 +53,22 @@ def compile_all_finite(dtype: torch.dtype, capability: int, whole: bool) -> Comp
 def compile_head(dtype: torch.dtype, capability: int, aligned: bool) -> Compiled:
     job = head_job(format_of(dtype), weight_decay=0.1)
     return _inspect(head_triton.compile_for(capability, job, aligned=aligned))
+
+
+def compile_embedding(
+    storage: str, rule: str, policy: str, capability: int, dim: int
+) -> dict[str, Compiled]:
+    cached = CachedTable(EmbeddingTable(640, dim, storage, 0.1, policy, 8))  # type: ignore[arg-type]
+    none = torch.empty(0, dtype=torch.int32)
+    roles = [none if t is None else t for t in (cached.counts, cached.stamps, cached.floors)]
+    shapes = {"sgd": (0,), "adagrad": (640, dim), "rowwise": (640,)}
+    update = TableUpdate(*roles, torch.zeros(shapes[rule]), True, 0, 0.1, 0.1, 1e-6)
+    table = cached.as_op()
+    return {
+        "pool": _inspect(embedding_triton.compile_lookup(capability, table, pool=True)),
+        "weight-grad": _inspect(embedding_triton.compile_lookup(capability, table, pool=False)),
+        "update": _inspect(embedding_triton.compile_update(capability, table, update)),
+    }
 
 
 def _inspect(kernel: Any) -> Compiled:

@@ -84,3 +84,22 @@ def test_head(compiler, dtype, capability, aligned):
     compiled = compiler.submit(aot_worker.compile_head, dtype, capability, aligned).result()
     # The product is a sum of fused multiply-adds; the rounded operations after it are not.
     check_registers(compiled)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize(
+    ("storage", "rule", "policy", "dim"),
+    [
+        ("fp32", "sgd", "lfu", 64),
+        ("bf16", "adagrad", "lru", 128),
+        ("fp16", "rowwise", "lfu", 100),
+        ("e4m3", "rowwise", "lru", 64),
+        ("int8", "rowwise", "lfu", 128),
+        ("int4", "rowwise", "lfu", 128),
+        ("int2", "adagrad", "lru", 19),
+    ],
+)
+def test_embedding(compiler, storage, rule, policy, dim, capability):
+    job = compiler.submit(aot_worker.compile_embedding, storage, rule, policy, capability, dim)
+    for compiled in job.result().values():
+        check(compiled)

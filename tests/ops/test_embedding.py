@@ -55,14 +55,27 @@ def test_threads_do_not_show(storage, weighted):
     same(run("reference", storage, "rowwise", rows=3000, bags=200, weighted=weighted), results[0])
 
 
+SMALL = {"dim": 19, "rows": 40, "bags": 3, "steps": 2}
+# Every storage, rule and rounding; the interpreter is too slow for all their combinations.
+TRITON = [
+    ("fp32", "sgd", "nearest"),
+    ("bf16", "adagrad", "stochastic"),
+    ("fp16", "rowwise", "stochastic"),
+    ("e4m3", "sgd", "stochastic"),
+    ("e4m3", "rowwise", "nearest"),
+    ("int8", "rowwise", "stochastic"),
+    ("int4", "adagrad", "nearest"),
+    ("int4", "rowwise", "stochastic"),
+    ("int2", "sgd", "stochastic"),
+]
+
+
 @interpreted
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("storage", STORAGES)
-def test_triton_is_the_reference(storage, rounding, rule):
-    expected = run("reference", storage, rule, dim=19, rounding=rounding, rows=60, bags=5, steps=2)
-    got = run("triton", storage, rule, dim=19, rounding=rounding, rows=60, bags=5, steps=2)
-    same(got, expected)
+@pytest.mark.parametrize(("storage", "rule", "rounding"), TRITON)
+def test_triton_is_the_reference(storage, rule, rounding):
+    expected = run("reference", storage, rule, rounding=rounding, **SMALL)
+    assert int(expected["evictions"].sum()) > 0
+    same(run("triton", storage, rule, rounding=rounding, **SMALL), expected)
 
 
 @pytest.mark.parametrize("dim", [1, 15, 16, 17, 100])
