@@ -11,7 +11,7 @@ from subulp.ops import big_memory, int_rows
 from subulp.ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
 from subulp.ops.embedding.row_sum import row_sum
 
-from .embedding_jobs import RULES, STORAGES, batch, make, train
+from .embedding_jobs import STORAGES, batch, make, train
 from .support import environment, interpreted, isas, patterns, threads
 
 

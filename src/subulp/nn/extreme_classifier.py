@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..numerics import E4M3
+from ..numerics.int_rows import IntFormat
 from ..ops.head import HeadJob, RandomAddress, Rounding, fp8, head_step
 from ..ops.head import Products as JobProducts
-from .row_table import RowTable, Storage, parse_storage
+from .row_table import RowTable, Storage, parse_storage, parse_storage
 from .top_k import TopK
 
 Reduction = Literal["mean", "sum"]
@@ -113,6 +114,11 @@ class ExtremeClassifier(nn.Module):
     ) -> None:
         super().__init__()
         _check(dim, num_labels, chunks, head_fraction, dropout, rounding, reduction)
+        if isinstance(parse_storage(storage), IntFormat):
+            raise ValueError(
+                f"storage={storage!r} is for embeddings, whose rows are updated whole: use e4m3, "
+                "bf16, fp16 or fp32"
+            )
         self._e4m3 = parse_storage(storage) == E4M3
         self.products = _checked_products(products, storage, self._e4m3)
         self.chunks, self.dropout, self.head_fraction = chunks, dropout, head_fraction
