@@ -19,7 +19,7 @@ from ..numerics import E4M3
 from ..numerics.int_rows import IntFormat
 from ..ops.head import HeadJob, RandomAddress, Rounding, fp8, head_step
 from ..ops.head import Products as JobProducts
-from .row_table import RowTable, Storage, parse_storage, parse_storage
+from .row_table import RowTable, Storage, parse_storage
 from .top_k import TopK
 
 Reduction = Literal["mean", "sum"]
