@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ._version import version
 from .train.config import MACHINE, RunConfig
+from .train.ctr.config import CTRConfig
 from .train.image.config import ImageConfig
 from .train.lm.config import LMConfig
 from .train.xmc.config import XMCConfig
@@ -89,6 +90,20 @@ def train_xmc(
     return _compare(config, output)
 
 
+@train.command(name="ctr")
+def train_ctr(
+    config: Annotated[CTRConfig, Parameter(name="*")] = CTRConfig(),  # noqa: B008 - frozen
+    output: Annotated[Output, Parameter(name="*")] = Output(),
+) -> int:
+    """Train a click-through-rate model once for every precision, rounding and cache of its tables.
+
+    For example, INT8 and INT4 rows with no cache and one of 5 % of the rows, over three seeds:
+
+        subulp train ctr --precision fp32,int8,int4 --cache-fraction 0,0.05 --seeds 0,1,2
+    """
+    return _compare(config, output)
+
+
 def _compare(config: RunConfig, output: Output) -> int:
     from .train.comparison import compare  # noqa: PLC0415
     from .train.metrics import to_json  # noqa: PLC0415
@@ -108,8 +123,19 @@ def _compare(config: RunConfig, output: Output) -> int:
         print(to_json(summary_object(config.task, found.data, found.summaries)))
     else:
         print_comparison(_output(), found.metrics, found.summaries)
+    if found.data.get("skipped_lines"):
+        errors.print(_skipped(found.data), highlight=False, soft_wrap=True)
     errors.print(f"wrote {found.directory}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _skipped(described: Mapping[str, object]) -> str:
+    """How many lines a data set was read without."""
+    count = described["skipped_lines"]
+    return (
+        f"left out {count:,} line{'' if count == 1 else 's'} that cannot be read; the first: "
+        f"{described['first_skipped']}"
+    )
 
 
 @data.command(name="dblp")

@@ -150,7 +150,7 @@ def _run(
         **_mean_descent([_descent(entry) for entry in watched.history]),
         steps=work.steps,
         skipped_steps=optimizer.skipped_steps,
-        parameters=sum(p.numel() for p in work.model.parameters()),
+        parameters=work.parameters or sum(p.numel() for p in work.model.parameters()),
         simulated=work.simulated,
         seconds_per_epoch=(
             None

@@ -34,8 +34,19 @@ _SPARE_STYLES: tuple[_Style, ...] = (
     ("#8C564B", (0, (6, 2, 2, 2)), ">"),
     ("#4B0092", (0, (4, 1)), "*"),
     ("#5D5D00", (0, (1, 3)), "h"),
+    ("#D55E00", (0, (5, 2)), "s"),
+    ("#0072B2", (0, (5, 2, 1, 2)), "^"),
+    ("#009E73", (0, (1, 1.5)), "D"),
+    ("#CC79A7", (0, (8, 3)), "v"),
+    ("#E69F00", (0, (3, 1.5)), "P"),
+    ("#56B4E9", (0, (3, 1, 1, 1, 1, 1)), "X"),
+    ("#7A5195", (0, (6, 1)), "p"),
+    ("#000000", (0, (3, 3)), "d"),
 )
-_TEXT = "#333333"
+TEXT = "#333333"
+"""Colour of titles, labels and legends."""
+_LEGEND_INSIDE = 8
+"""Lines that leave room for their legend."""
 
 Series = tuple[np.ndarray, np.ndarray]
 """Steps, and values of shape (seeds, steps)."""
@@ -59,10 +70,22 @@ def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Pat
     baseline = baseline_of(shown)
     others = {name: s for name, s in shown.items() if name != baseline}
     paired = baseline is not None and bool(others)
-    figure, axes = _figure(1 if last.versus == "ratio" and not paired else 2)
     losses = _metric_series(records, first)
+    panels = 1 if last.versus == "ratio" and not paired else 2
+    figure, axes = new_figure(panels, height=3.6 + 0.25 * max(0, len(losses) - _LEGEND_INSIDE) / 2)
     _draw(axes[0], losses)
-    _describe(axes[0], first.title, first.unit)
+    few = len(losses) <= _LEGEND_INSIDE
+    _describe(axes[0], first.title, first.unit, legend=few)
+    if not few:
+        figure.legend(
+            *axes[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=4,
+            frameon=False,
+            fontsize=9,
+            labelcolor=TEXT,
+            handlelength=3.5,
+        )
     if _spans_decades(losses):
         axes[0].set_yscale("log")
     if last.versus == "ratio" and paired and baseline is not None:
@@ -79,7 +102,7 @@ def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Pat
         _draw(axes[1], scaled)
         _describe(axes[1], last.title, last.unit, legend=False)
         _label_ends(axes[1], scaled, last.style.format)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _spans_decades(series: dict[str, Series]) -> bool:
@@ -106,14 +129,14 @@ def plot_descent_quality(records: Sequence[Record], path: Path) -> None:
         records,
         lambda record: None if record.lost_arithmetic is None else 100 * record.lost_arithmetic,
     )
-    figure, axes = _figure(2)
+    figure, axes = new_figure(2)
     _draw(axes[0], shares)
     _describe(axes[0], "Effective descent quality", "% of the intended update")
     _from_zero(axes[0])
     _draw(axes[1], lost)
     _describe(axes[1], "Updates lost to rounding", "% of nonzero updates")
     _from_zero(axes[1])
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _from_zero(ax: Axes) -> None:
@@ -146,15 +169,18 @@ def _styles(names: Iterable[str]) -> dict[str, _Style]:
     return {name: _STYLES.get(name) or next(spare) for name in names}
 
 
-def _figure(panels: int) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(5.6 * panels, 3.6), layout="constrained")
+def new_figure(
+    panels: int, *, width: float = 5.6, height: float = 3.6
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side, ``width`` x ``height`` inches each."""
+    figure = Figure(figsize=(width * panels, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = [figure.add_subplot(1, panels, i + 1) for i in range(panels)]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="y", color="#DDDDDD", linewidth=0.6)
         ax.set_axisbelow(True)
-        ax.tick_params(colors=_TEXT, labelsize=9)
+        ax.tick_params(colors=TEXT, labelsize=9)
     return figure, axes
 
 
@@ -204,12 +230,13 @@ def _label_ends(ax: Axes, series: dict[str, Series], text: Callable[[float], str
 
 
 def _describe(ax: Axes, title: str, unit: str, *, legend: bool = True) -> None:
-    ax.set_title(title, loc="left", fontsize=11, color=_TEXT)
-    ax.set_xlabel("step", fontsize=9, color=_TEXT)
-    ax.set_ylabel(unit, fontsize=9, color=_TEXT)
+    ax.set_title(title, loc="left", fontsize=11, color=TEXT)
+    ax.set_xlabel("step", fontsize=9, color=TEXT)
+    ax.set_ylabel(unit, fontsize=9, color=TEXT)
     if legend and ax.get_lines():
-        ax.legend(frameon=False, fontsize=9, labelcolor=_TEXT, handlelength=3.5)
+        ax.legend(frameon=False, fontsize=9, labelcolor=TEXT, handlelength=3.5)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG file."""
     figure.savefig(path, dpi=160, facecolor="white")

@@ -67,7 +67,7 @@ def reporter(plan: Plan, console: Console) -> Reporter:
         sizes = (
             f"{size:,} {name.replace('_', ' ')}"
             for name, size in plan.data.items()
-            if name != "name"
+            if isinstance(size, int)
         )
         console.print(f"{plan.data['name']}: {', '.join(sizes)}", highlight=False, soft_wrap=True)
     return Bars(plan, console) if console.is_terminal else Lines(plan, console)

@@ -37,6 +37,8 @@ class Workload:
         save: Writes the trained model to files whose names begin with a path (default: none).
         simulated: The storage is wider than the format that it stands for, so neither memory nor
             time means anything (default: ``False``).
+        parameters: Numbers of the model; ``None`` counts its parameters' elements, where packed
+            ones are fewer (default: ``None``).
         steps_per_epoch: Steps of one pass over the training part; ``None`` where there are no such
             passes (default: ``None``).
     """
@@ -54,6 +56,7 @@ class Workload:
     bytes_per_parameter: Callable[[], dict[str, float]] | None = None
     save: Callable[[Path], None] | None = None
     simulated: bool = False
+    parameters: int | None = None
     steps_per_epoch: int | None = None
 
 

@@ -1,0 +1,1 @@
+"""Click-through-rate prediction: DLRM over narrow embedding tables with a cache."""
