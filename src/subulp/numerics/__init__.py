@@ -3,7 +3,17 @@
 Plain PyTorch without state: this package is the oracle of every kernel in :mod:`subulp.ops`.
 """
 
-from . import expansion, extra_bits, ieee, int_rows, random_bits
+from . import (
+    expansion,
+    extra_bits,
+    ieee,
+    int_rows,
+    metrics,
+    mixture,
+    partition,
+    random_bits,
+    scaling,
+)
 from .formats import BF16, E4M3, E5M2, FP16, FP32, Format, format_of, simulated
 from .rounding import Rounding, round_to
 
@@ -20,7 +30,11 @@ __all__ = [
     "format_of",
     "ieee",
     "int_rows",
+    "metrics",
+    "mixture",
+    "partition",
     "random_bits",
     "round_to",
+    "scaling",
     "simulated",
 ]
