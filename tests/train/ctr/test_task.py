@@ -92,6 +92,13 @@ def test_every_optimizer_of_rows_learns(small, data, optimizer):
     assert summary.peak_bytes["states"] > 4 * state * 26 * 2000 * 4
 
 
+def test_a_fused_run_gives_the_same_numbers(small, data):
+    config = small()
+    fused = dataclasses.replace(config, fuse_backward=True)
+    runs = [timeless(run(c, data, "int4 stochastic lfu 5%", 0)) for c in (config, fused)]
+    assert runs[0] == runs[1]
+
+
 def test_small_tables_stay_in_fp32(small, data):
     config = small(narrow_above=2000)
     summary = run(config, data, "int2 nearest", 0)
