@@ -439,11 +439,11 @@ class TableUpdate {
     if (t_.rule == SUBULP_ROWWISE_ADAGRAD) {
       F parts[PARTS];
       for (F& part : parts) part = f32(0.0f);
-      for (int64_t i = 0; i < width_; i += W) {
-        const F g = load_f32(g_ + i);
-        F& part = parts[i / W % PARTS];
-        part = simd::add(part, mul(g, g));
-      }
+      for (int64_t i = 0; i < width_; i += ROW_LANES)
+        for (int p = 0; p < PARTS; ++p) {
+          const F g = load_f32(g_ + i + p * W);
+          parts[p] = simd::add(parts[p], mul(g, g));
+        }
       const float total = t_.accumulator[row] + sum_lanes(parts) / static_cast<float>(t_.dim);
       t_.accumulator[row] = total;
       factor = div(lr, simd::add(sqrt(f32(total)), eps));
