@@ -1,17 +1,23 @@
-"""What a grid of precisions, roundings, caches and policies consists of."""
+"""What a grid of precisions, roundings, caches and policies consists of.
+
+The command line's help is made from it, so nothing here imports torch before it is needed.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ...nn.cached_table import EmbeddingTable
-from ...numerics.int_rows import RowRounding
-from ...ops.embedding.job import Policy
+if TYPE_CHECKING:
+    from ...nn import EmbeddingTable
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "int2"]
+Rounding = Literal["nearest", "stochastic"]
+Policy = Literal["lfu", "lru"]
+
+_MAX_WAYS = 64
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Variant:
     """
 
     precision: Precision
-    rounding: RowRounding | None = None
+    rounding: Rounding | None = None
     cache_fraction: float = 0.0
     policy: Policy | None = None
     ways: int | None = None
@@ -47,6 +53,8 @@ class Variant:
         Raises:
             ValueError: A number or name is out of range.
         """
+        from ...nn import EmbeddingTable  # noqa: PLC0415
+
         own = storage or self.precision
         # A run in FP32 is the reference: nothing in it is narrow.
         if self.precision == "fp32":
@@ -82,7 +90,6 @@ def grid(
         if variant.ways and len(ways) > 1:
             name.append(f"{variant.ways}-way")
         found[" ".join(name)] = variant
-        variant.table(1, 1)
     return found
 
 
@@ -91,11 +98,14 @@ def _combinations(
     roundings: Iterable[str],
     cache_fractions: Iterable[float],
     policies: Iterable[str],
-    ways: Iterable[int],
+    ways: Sequence[int],
 ) -> Iterator[Variant]:
     _check("precision", precisions := tuple(precisions), get_args(Precision))
-    _check("rounding", roundings := tuple(roundings), get_args(RowRounding))
+    _check("rounding", roundings := tuple(roundings), get_args(Rounding))
     _check("policy", policies := tuple(policies), get_args(Policy))
+    for count in ways:
+        if not 1 <= count <= _MAX_WAYS or count & (count - 1):
+            raise ValueError(f"ways={count} is not a power of two from 1 to {_MAX_WAYS}")
     caches = [
         cache
         for fraction in cache_fractions
