@@ -55,7 +55,7 @@ def test_every_part_has_its_rule() -> None:
 
 def test_an_op_has_all_its_implementations() -> None:
     ops = [p for p in (SOURCE / "ops").iterdir() if (p / "__init__.py").exists()]
-    assert {p.name for p in ops} == {"adam", "sgd", "all_finite", "head", "embedding"}
+    assert {p.name for p in ops} == {"adam", "sgd", "all_finite", "head", "embedding", "mixture"}
     for op in ops:
         for name in ("reference.py", "cpu.py", "triton.py"):
             assert (op / name).exists(), f"{op.name} lacks {name}"

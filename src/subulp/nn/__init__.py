@@ -9,6 +9,8 @@ from .embedding import Embedding, narrow_embedding
 from .extreme_classifier import ExtremeClassifier
 from .layer_norm import LayerNorm
 from .linear import Linear, narrow_linear
+from .mor import MoR
+from .mor_linear import MoRLinear, convert_to_mor, mor_linear
 from .refine import refine
 from .row_table import RowTable
 
@@ -23,7 +25,11 @@ __all__ = [
     "ExtremeClassifier",
     "LayerNorm",
     "Linear",
+    "MoR",
+    "MoRLinear",
     "RowTable",
+    "convert_to_mor",
+    "mor_linear",
     "narrow_conv2d",
     "narrow_embedding",
     "narrow_linear",

@@ -47,7 +47,7 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     Raises:
         ValueError: A dtype or a shape does not fit.
     """
-    _check(x, weight, bias)
+    check_linear(x, weight, bias)
     x, weight = autocast_operands(x, weight)
     if weight.dtype == torch.float32:
         wide_bias = None if bias is None else bias.float()
@@ -140,15 +140,12 @@ def _decoded_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield tile, decoded
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise ValueError unless dtypes and shapes are those of a linear layer."""
     if x.dtype not in ACTIVATION_DTYPES:
-        raise ValueError(
-            f"x has dtype {x.dtype}: narrow_linear takes FP32, BF16 or FP16 activations; cast x"
-        )
+        raise ValueError(f"x has dtype {x.dtype}: expected FP32, BF16 or FP16 activations; cast x")
     if not weight.is_floating_point():
-        raise ValueError(
-            f"weight has dtype {weight.dtype}: narrow_linear takes a floating-point weight"
-        )
+        raise ValueError(f"weight has dtype {weight.dtype}: expected a floating-point weight")
     if weight.dim() != 2 or weight.numel() == 0:
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}: expected (out_features, in_features), both "

@@ -38,7 +38,10 @@ def relative_error(scaled: Tensor, rounded: Tensor) -> Tensor:
     return torch.where(rounded == 0, 1.0, error)
 
 
-_METRICS: dict[str, Terms] = {"relative-error": relative_error}
+RELATIVE_ERROR = "relative-error"
+"""The name of the paper's metric."""
+
+_METRICS: dict[str, Terms] = {RELATIVE_ERROR: relative_error}
 
 
 def register(name: str, terms: Terms) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .formats import BF16, E4M3, E5M2, Format
-from .metrics import Terms, block_sums, terms_of, total
+from .metrics import RELATIVE_ERROR, Terms, block_sums, terms_of, total
 from .partition import Partition, block_of, blocks_of_group, from_blocks, sizes_of_blocks, to_blocks
 from .rounding import FRACTION_BITS, position, round_to, value_at
 from .scaling import BlockScales, Scaling, block_amax, check_format, check_matrix, scales_of
@@ -249,6 +249,12 @@ class Summary:
     amax: float
     smallest: float
 
+    @property
+    def sole(self) -> str | None:
+        """The format that all elements have, ``None`` if there are several."""
+        used = [n for n, count in zip(self.names, self.elements, strict=True) if count]
+        return used[0] if len(used) == 1 else None
+
 
 def mantissa_rows(formats: tuple[Format, ...]) -> tuple[int, ...]:
     """Row of ``Mixture.mantissa`` that each format uses."""
@@ -264,7 +270,7 @@ def encode(
     scaling: Scaling = "gam",
     group: Partition = "tensor",
     threshold: float = DEFAULT_THRESHOLD,
-    metric: str = "relative-error",
+    metric: str = RELATIVE_ERROR,
 ) -> tuple[Mixture, Summary]:
     """Decide, and represent.
 
@@ -283,7 +289,8 @@ def encode(
     check_matrix(x)
     block = block_of(partition, x.shape)
     groups = (1, 1) if scaling == "amax" else blocks_of_group(group, block, x.shape)
-    return encode_blocks(x, recipe, block, groups, scaling, threshold, metric)
+    found, numbers = encode_blocks(x, recipe, block, groups, scaling, threshold, metric)
+    return found, summarise(recipe, numbers)
 
 
 def encode_blocks(
@@ -293,9 +300,9 @@ def encode_blocks(
     groups: tuple[int, int],
     scaling: Scaling,
     threshold: float,
-    metric: str = "relative-error",
-) -> tuple[Mixture, Summary]:
-    """:func:`encode` with the sizes of blocks and groups worked out."""
+    metric: str = RELATIVE_ERROR,
+) -> tuple[Mixture, Tensor]:
+    """:func:`encode` with the sizes of blocks and groups worked out; :func:`numbers_of` it."""
     blocks = to_blocks(x.float(), block)
     amax = block_amax(blocks)
     evidence = Evidence(blocks, amax, recipe, scaling, groups, threshold, terms_of(metric))
@@ -321,7 +328,7 @@ def encode_blocks(
         block,
         evidence.scales(recipe.formats[0]).blocks_of_group,
     )
-    return found, summarise(recipe, numbers_of(found, evidence))
+    return found, numbers_of(found, evidence)
 
 
 def decode(mixture: Mixture) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 BACKENDS = ("reference", "cpu", "triton")
-OPS = ("adam", "sgd", "all_finite", "head", "embedding")
+OPS = ("adam", "sgd", "all_finite", "head", "embedding", "mixture")
 
 
 @dataclass(frozen=True)

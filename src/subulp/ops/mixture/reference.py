@@ -1,0 +1,18 @@
+"""Mixtures in plain PyTorch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...numerics import mixture
+from .job import DecodeJob, Job
+
+
+def run(job: Job) -> tuple[Tensor, ...] | Tensor:
+    """Do ``job``: the stored tensors and the numbers of a summary, or the decoded matrix."""
+    if isinstance(job, DecodeJob):
+        return mixture.decode(job.mixture)
+    found, numbers = mixture.encode_blocks(
+        job.x, job.recipe, job.block, job.groups, job.scaling, job.threshold
+    )
+    return *found.tensors, numbers

@@ -1,0 +1,7 @@
+"""Mixtures on a GPU: for now those of the reference."""
+
+from __future__ import annotations
+
+from .reference import run
+
+__all__ = ["run"]

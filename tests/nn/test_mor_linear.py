@@ -1,0 +1,359 @@
+"""MoRLinear against its definition: products of decoded operands, with float64 as the judge."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from subulp import nn
+from subulp.nn import MoR, MoRLinear, convert_to_mor, mor_linear
+from subulp.numerics import E4M3, E5M2, mixture, simulated
+from subulp.numerics.mixture import RECIPES, Entry, Recipe
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+PARTITIONS = ("tensor", "channel", "subchannel-128", "subchannel-32", "block-128x128")
+WAYS = [MoR(g, p) for g, p in itertools.product(RECIPES, PARTITIONS)]
+
+
+def name_of(mor: MoR) -> str:
+    return f"{mor.recipe.name}-{mor.partition}"
+
+
+def problem(dtype=torch.float32, rows=(3, 50), k=140, n=132, seed=0):
+    """Operands that have blocks of every type."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*rows, k, generator=generator)
+    x[..., 128:] *= (3 * torch.randn(k - 128, generator=generator)).exp2()
+    x[0] *= (20 * torch.randn(rows[-1], 1, generator=generator)).exp2()
+    weight = torch.randn(n, k, generator=generator) * 0.1
+    weight[5:9] *= (14 * torch.randn(4, k, generator=generator)).exp2()
+    bias = torch.randn(n, generator=generator)
+    grad_y = torch.randn(*rows, n, generator=generator) * 1e-4
+    return [t.to(dtype).requires_grad_() for t in (x, weight, bias)] + [grad_y.to(dtype)]
+
+
+def quantised(mor: MoR, matrix: torch.Tensor) -> torch.Tensor:
+    found, _ = mixture.encode(
+        matrix,
+        mor.recipe,
+        mor.partition,
+        scaling=mor.scaling,
+        group=mor.group,
+        threshold=mor.threshold,
+    )
+    return mixture.decode(found)
+
+
+def definition(mor: MoR, x, weight, bias, grad_y, dtype):
+    """The three products and the bias's gradient, summed in ``dtype``."""
+    rows, grads = x.detach().flatten(0, -2), grad_y.flatten(0, -2)
+    q = {
+        "x": quantised(mor, rows),
+        "w": quantised(mor, weight.detach()),
+        "dy": quantised(mor, grads),
+        "wt": quantised(mor, weight.detach().t()),
+        "xt": quantised(mor, rows.t()),
+        "dyt": quantised(mor, grads.t()),
+    }
+    q = {name: t.to(dtype) for name, t in q.items()}
+    y = q["x"] @ q["w"].t() + bias.detach().to(dtype)
+    grad_x, grad_weight = q["dy"] @ q["wt"].t(), q["dyt"] @ q["xt"].t()
+    return [y.view(grad_y.shape), grad_x.view(x.shape), grad_weight, grads.to(dtype).sum(0)]
+
+
+@pytest.mark.parametrize("mor", WAYS, ids=name_of)
+def test_all_three_products_are_of_quantised_operands(mor):
+    x, weight, bias, grad_y = problem()
+    y = mor_linear(x, weight, bias, mor=mor)
+    y.backward(grad_y)
+    exact = definition(mor, x, weight, bias, grad_y, torch.float64)
+    naive = definition(mor, x, weight, bias, grad_y, torch.float32)
+    for mine, one, other in zip((y, x.grad, weight.grad, bias.grad), exact, naive, strict=True):
+        error = (other.double() - one).abs().max()
+        assert (mine.double() - one).abs().max() <= error + 1e-6 * one.abs().max()
+
+
+@pytest.mark.parametrize(
+    "mor",
+    [
+        MoR("subtensor-3way", "subchannel-32", scaling="amax"),
+        MoR("subtensor-2way", "channel", scaling="e8m0"),
+        MoR("subtensor-3way", "subchannel-32", group=(1, None)),
+        MoR("tensor", (16, 16), threshold=0.9),
+    ],
+    ids=str,
+)
+def test_other_scales(mor):
+    x, weight, bias, grad_y = problem()
+    y = mor_linear(x, weight, bias, mor=mor)
+    y.backward(grad_y)
+    exact = definition(mor, x, weight, bias, grad_y, torch.float64)
+    for mine, one in zip((y, x.grad, weight.grad), exact, strict=False):
+        torch.testing.assert_close(mine.double(), one, rtol=0, atol=float(1e-5 * one.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_activations(dtype):
+    x, weight, bias, grad_y = problem()
+    with torch.no_grad():
+        x[0] = x[1]
+        weight[5:9] = weight[:4]
+    x, weight, bias = (t.detach().to(dtype).requires_grad_() for t in (x, weight, bias))
+    mor = MoR("subtensor-3way", "subchannel-32")
+    y = mor_linear(x, weight, bias, mor=mor)
+    y.backward((1e4 * grad_y).to(dtype))
+    assert {t.dtype for t in (y, x.grad, weight.grad, bias.grad)} == {dtype}
+    expected = definition(mor, x, weight, bias, (1e4 * grad_y).to(dtype), torch.float32)
+    for mine, one in zip((y, x.grad, weight.grad, bias.grad), expected, strict=True):
+        torch.testing.assert_close(mine, one.to(dtype))
+
+
+def test_saved_activations_are_narrow():
+    """A byte an element where FP32 activations take four, and two where BF16 is chosen."""
+    saved = []
+
+    def pack(t):
+        saved.append(t)
+        return t
+
+    weight = torch.randn(64, 256, requires_grad=True)
+    x = torch.randn(512, 256)
+    mixed = x.clone()
+    mixed[:128, :128] *= (30 * torch.randn(128, 128)).exp2()
+    for partition, blocks in (("block-128x128", 8), ("tensor", 1), ("channel", 256)):
+        for values, wide in ((x, 0), (mixed, 128 * 128)):
+            saved.clear()
+            mor = MoR("subtensor-3way", partition)
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                y = mor_linear(values, weight, mor=mor)
+            nbytes = sum(t.nbytes for t in saved if t.data_ptr() != weight.data_ptr())
+            if partition == "block-128x128" or wide == 0:
+                # A type and an exponent a block, a mantissa.
+                assert nbytes == values.numel() + wide + 2 * blocks + 4
+            assert nbytes < 2.02 * values.numel()
+            del y
+
+
+def test_only_the_needed_gradients_are_computed():
+    x, weight, bias, grad_y = problem()
+    seen = []
+    note = lambda role, _: seen.append(role)  # noqa: E731
+    mor = MoR("subtensor-2way", "channel")
+    mor_linear(x.detach(), weight, bias, mor=mor, note=note).backward(grad_y)
+    assert x.grad is None
+    first = ["input", "weight", "input transposed"]
+    assert seen == [*first, "output gradient transposed"]
+    seen.clear()
+    weight.requires_grad_(False)
+    mor_linear(x, weight, None, mor=mor, note=note).backward(grad_y)
+    assert seen == ["input", "weight", "output gradient", "weight transposed"]
+    seen.clear()
+    with torch.no_grad():
+        mor_linear(x, weight, None, mor=mor, note=note)
+    assert seen == ["input", "weight"]
+
+
+def test_squares_are_quantised_once_for_both_directions():
+    x, weight, bias, grad_y = problem()
+    seen = []
+    note = lambda role, _: seen.append(role)  # noqa: E731
+    mor_linear(x, weight, bias, mor=MoR("subtensor-3way"), note=note).backward(grad_y)
+    assert seen == ["input", "weight", "output gradient", "weight"]
+
+
+def test_an_empty_batch():
+    layer = MoRLinear(4, 3)
+    y = layer(torch.empty(0, 4))
+    y.sum().backward()
+    assert y.shape == (0, 3)
+    assert not layer.weight.grad.any()
+
+
+def test_a_single_vector():
+    layer = MoRLinear(40, 3)
+    assert layer(torch.randn(40)).shape == (3,)
+
+
+def model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(20, 40), torch.nn.GELU(), nn.Linear(40, 40), torch.nn.Linear(40, 5)
+    )
+
+
+def test_conversion_keeps_objects_parameters_and_ties():
+    m = model()
+    m.append(torch.nn.Linear(40, 20, bias=False))
+    m[4].weight = torch.nn.Parameter(m[0].weight.detach().t().clone())
+    m[2].weight = m[2].weight
+    tied = torch.nn.Linear(40, 40)
+    tied.weight = m[2].weight
+    m.append(tied)
+    m.append(m[2])
+    before = [*m], dict(m.named_parameters(remove_duplicate=False))
+    called = []
+    m[0].register_forward_hook(lambda *_: called.append(1))
+    assert convert_to_mor(m, MoR("subtensor-2way")) is m
+    assert [*m] == before[0]
+    after = dict(m.named_parameters(remove_duplicate=False))
+    assert all(after[name] is p for name, p in before[1].items())
+    assert [isinstance(layer, MoRLinear) for layer in m] == [True, False] + [True] * 5
+    assert m[6] is m[2]
+    assert m[5].weight is m[2].weight
+    m[0](torch.randn(2, 20))
+    assert called == [1]
+    assert "granularity=subtensor-2way" in repr(m[0])
+
+
+def test_a_filter_chooses_layers():
+    m = convert_to_mor(model(), MoR(), filter=lambda name, module: module.out_features > 5)
+    assert [isinstance(layer, MoRLinear) for layer in m] == [True, False, True, False]
+    assert isinstance(convert_to_mor(torch.nn.Linear(3, 3), MoR()), MoRLinear)
+
+
+def test_converted_layers_have_one_state_dict():
+    m = model()
+    converted = convert_to_mor(copy.deepcopy(m), MoR())
+    assert converted.state_dict().keys() == m.state_dict().keys()
+    converted.load_state_dict(m.state_dict())
+    again = copy.deepcopy(converted)
+    x = torch.randn(7, 20)
+    assert torch.equal(again(x), converted(x))
+
+
+def run(m, x, forward=None):
+    m.zero_grad()
+    y = (forward or m)(x)
+    y.float().square().sum().backward()
+    return [y.detach(), *(p.grad.clone() for p in m.parameters())]
+
+
+def test_checkpointed_layers_decide_the_same():
+    m = convert_to_mor(model(), MoR("subtensor-3way", "subchannel-32"))
+    x = torch.randn(9, 20, requires_grad=True)
+    plain = run(m, x)
+    mixes = [copy.copy(layer.mix) for layer in m if isinstance(layer, MoRLinear)]
+    again = run(m, x, lambda v: checkpoint(m, v, use_reentrant=False))
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+    assert mixes == [layer.mix for layer in m if isinstance(layer, MoRLinear)]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_models_compute_the_same_bits():
+    m = convert_to_mor(model(), MoR("subtensor-3way", "subchannel-32"))
+    x = torch.randn(9, 20)
+    torch._dynamo.reset()
+    compiled = run(m, x, torch.compile(m, backend="aot_eager"))
+    for a, b in zip(run(m, x), compiled, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_autocast_casts_like_torch():
+    torch.manual_seed(0)
+    layer = MoRLinear(33, 20, mor=MoR("subtensor-3way", "channel"))
+    x = torch.randn(4, 33)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+        y.float().square().sum().backward()
+    assert y.dtype == torch.bfloat16
+    narrow = [quantised(layer.mor, t.detach().bfloat16()) for t in (x, layer.weight)]
+    torch.testing.assert_close(y, F.linear(*narrow, layer.bias.detach()).bfloat16())
+    assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+
+
+def test_a_second_derivative_is_refused():
+    layer = MoRLinear(8, 8)
+    x = torch.randn(3, 8, requires_grad=True)
+    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_a_new_type_reaches_the_layer():
+    e3m4 = simulated(3, 4)
+    recipe = Recipe(
+        "with-e3m4",
+        (
+            Entry(e3m4, mixture.better_than(e3m4, E4M3)),
+            Entry(E4M3, mixture.no_worse_than(E4M3, E5M2)),
+        ),
+    )
+    x, weight, bias, grad_y = problem()
+    layer = MoRLinear(140, 132, mor=MoR(recipe, "subchannel-32"))
+    layer.weight, layer.bias = (
+        torch.nn.Parameter(weight.detach()),
+        torch.nn.Parameter(bias.detach()),
+    )
+    y = layer(x)
+    y.backward(grad_y)
+    assert layer.mix["input"].names == ("e3m4", "e4m3", "bf16")
+    assert all(layer.mix["input"].elements)
+    exact = definition(layer.mor, x, weight, bias, grad_y, torch.float64)
+    atol = float(1e-5 * exact[0].abs().max())
+    torch.testing.assert_close(y.double(), exact[0], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"granularity": "block"}, "granularity='block' is unknown"),
+        ({"partition": "row"}, "partition='row' is unknown"),
+        ({"partition": (0, 4)}, r"partition=\(0, 4\) cannot apply"),
+        ({"partition": (4, -1)}, r"partition=\(4, -1\) cannot apply"),
+        ({"threshold": 0.0}, "threshold=0.0 is out of range"),
+        ({"threshold": 1.0}, "threshold=1.0 is out of range"),
+        ({"threshold": float("nan")}, "threshold=nan is out of range"),
+        ({"granularity": "subtensor-2way", "threshold": 0.1}, "threshold=0.1 has no effect"),
+        ({"scaling": "fp32"}, "scaling='fp32' is unknown"),
+        ({"scaling": "amax", "group": (128, 128)}, "has no effect on scaling='amax'"),
+        ({"group": (100, 128)}, "a group consists of whole blocks"),
+        ({"partition": "channel", "group": (8, 64)}, "a group consists of whole blocks"),
+        ({"metric": "energy"}, "metric='energy' is unknown"),
+    ],
+    ids=str,
+)
+def test_bad_configurations_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MoR(**arguments)
+
+
+def test_bad_conversions_are_named():
+    m = model()
+    with pytest.raises(ValueError, match="filter matches none of the 3 linear layers: '0', '2'"):
+        convert_to_mor(m, MoR(), filter=lambda *_: False)
+    with pytest.raises(ValueError, match="GELU has no linear layer to convert"):
+        convert_to_mor(torch.nn.GELU(), MoR())
+    with pytest.raises(ValueError, match=r"give a subulp\.nn\.MoR"):
+        convert_to_mor(m, "subtensor-2way")
+    with pytest.raises(ValueError, match=r"give a subulp\.nn\.MoR"):
+        MoRLinear(3, 3, True, "tensor")
+    convert_to_mor(m, MoR(), filter=lambda name, _: name == "2")
+    with pytest.raises(ValueError, match="layer '2' is converted already"):
+        convert_to_mor(m, MoR())
+    assert type(m[0]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(2, 4, dtype=torch.int64), "x has dtype"),
+        (torch.zeros(2, 4, dtype=torch.float64), "x has dtype"),
+        (torch.zeros(2, 5), r"x of shape \(2, 5\)"),
+    ],
+)
+def test_bad_inputs_are_named(x, message):
+    with pytest.raises(ValueError, match=message):
+        MoRLinear(4, 3)(x)
