@@ -196,6 +196,14 @@ class RowTable(nn.Module):
             drawn.uniform_(-bound, bound, generator=generator)
             self.store(start, drawn.to(self.codes.device))
 
+    @torch.no_grad()
+    def fill_columns(self, first: int, value: float) -> None:
+        """Let every row end in ``value``, rounded to nearest, from its number ``first`` on."""
+        for start, stop in self.slices():
+            values = self.wide(start, stop)
+            values[:, first:] = value
+            self.store(start, values)
+
     def slices(self) -> Iterator[tuple[int, int]]:
         """Runs of rows whose FP32 copy is small."""
         for start in range(0, self.rows, self.slice_rows):

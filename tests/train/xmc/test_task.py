@@ -1,6 +1,7 @@
 """The extreme classifier's task: every storage trains, is judged and is counted."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -98,6 +99,19 @@ def test_storages_start_from_the_same_weights(config):
     encoders = [build_encoder(config, data, p, 0, CPU)[0] for p in ("fp32", "bf16")]
     for a, b in zip(*(e.parameters() for e in encoders), strict=True):
         assert torch.equal(a.bfloat16(), b)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "renee", "fp8", "e3m2"])
+def test_every_label_begins_as_rare_as_labels_are(config, precision):
+    data = load(config)
+    head = build_head(config, data, parse_precision(precision), 20, 0)
+    share = len(data.train.targets.indices) / (len(data.train) * data.data.num_labels)
+    # Constants alone; their narrow weights are off by a sixteenth at most, in E3M2 by an eighth.
+    x = torch.cat([torch.zeros(1, 20 - CONSTANTS), torch.ones(1, CONSTANTS)], 1)
+    scores, _ = head.topk(x, data.data.num_labels)
+    expected = math.log(share / (1 - share))
+    torch.testing.assert_close(scores, torch.full_like(scores, expected), rtol=0.13, atol=0)
+    assert share == pytest.approx(torch.sigmoid(torch.tensor(expected)).item())
 
 
 def test_label_texts_train_where_there_are_any(config, folder):

@@ -17,6 +17,18 @@ OUTPUT_NORM = 4.0
 CONSTANTS = 16
 
 
+_CONSTANT = OUTPUT_NORM / math.sqrt(CONSTANTS)
+
+
+def prior_weight(share: float) -> float:
+    """The weight of each constant with which every label has the probability ``share``.
+
+    A classifier that begins there need not first learn that labels are rare, in steps so large that
+    momentum carries it far beyond.
+    """
+    return math.log(share / (1 - share)) / (CONSTANTS * _CONSTANT)
+
+
 class ClassifierInput(torch.nn.Module):
     """Vectors ``(batch, width)`` to FP32 ``(batch, width + CONSTANTS)``.
 
@@ -42,5 +54,4 @@ class ClassifierInput(torch.nn.Module):
         """The classifier's input for each vector."""
         x = self.norm(x) * (OUTPUT_NORM / math.sqrt(self.width))
         x = F.dropout(x, self.dropout, self.training)
-        constant = OUTPUT_NORM / math.sqrt(CONSTANTS)
-        return torch.cat([x, torch.full((len(x), CONSTANTS), constant, device=x.device)], 1)
+        return torch.cat([x, torch.full((len(x), CONSTANTS), _CONSTANT, device=x.device)], 1)

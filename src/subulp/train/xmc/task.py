@@ -21,6 +21,7 @@ from ..task import Workload
 from .config import XMCConfig
 from .fp8_encoder import check_torchao, multiply_in_fp8
 from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
+from .output import CONSTANTS, prior_weight
 from .reader import Batch, Encoder, Reader, make_reader, to_device
 from .renee import ReneeClassifier
 from .saved import save_model
@@ -151,12 +152,19 @@ def build_encoder(
 def build_head(
     config: XMCConfig, data: XMCText, storage: HeadStorage | None, dim: int, seed: int
 ) -> ExtremeClassifier | ReneeClassifier:
-    """The classifier of a storage, ``None`` for the baseline."""
+    """The classifier of a storage, ``None`` for the baseline; every label begins equally rare."""
+    count = data.data.num_labels
+    pairs = max(len(data.train.targets.indices), 1)
+    share = min(pairs / (len(data.train) * count), 0.5)
+    head: ExtremeClassifier | ReneeClassifier
     if storage is None:
-        return ReneeClassifier(dim, data.data.num_labels, seed)
-    return ExtremeClassifier(
+        head = ReneeClassifier(dim, count, seed)
+        with torch.no_grad():
+            head.weight[:, -CONSTANTS:] = prior_weight(share)
+        return head
+    head = ExtremeClassifier(
         dim,
-        data.data.num_labels,
+        count,
         storage=storage.storage,
         chunks=config.chunks,
         head_fraction=config.head_fraction,
@@ -168,6 +176,8 @@ def build_head(
         products=config.products if storage.storage == "e4m3" else "auto",
         seed=seed,
     )
+    head.table.fill_columns(dim - CONSTANTS, prior_weight(share))
+    return head
 
 
 def build(
