@@ -101,16 +101,16 @@ def test_storages_start_from_the_same_weights(config):
         assert torch.equal(a.bfloat16(), b)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "renee", "fp8", "e3m2"])
+@pytest.mark.parametrize("precision", ["fp32", "renee", "fp8", "fp16"])
 def test_every_label_begins_as_rare_as_labels_are(config, precision):
     data = load(config)
     head = build_head(config, data, parse_precision(precision), 20, 0)
     share = len(data.train.targets.indices) / (len(data.train) * data.data.num_labels)
-    # Constants alone; their narrow weights are off by a sixteenth at most, in E3M2 by an eighth.
+    # Constants alone; their narrow weights are off by a sixteenth at most.
     x = torch.cat([torch.zeros(1, 20 - CONSTANTS), torch.ones(1, CONSTANTS)], 1)
     scores, _ = head.topk(x, data.data.num_labels)
     expected = math.log(share / (1 - share))
-    torch.testing.assert_close(scores, torch.full_like(scores, expected), rtol=0.13, atol=0)
+    torch.testing.assert_close(scores, torch.full_like(scores, expected), rtol=0.063, atol=0)
     assert share == pytest.approx(torch.sigmoid(torch.tensor(expected)).item())
 
 
