@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 
-def describe() -> dict[str, Any]:
+def describe(packages: tuple[str, ...] = ("torch-optimi", "torchao")) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "processor": _processor(),
@@ -21,9 +21,7 @@ def describe() -> dict[str, Any]:
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
-        "versions": {
-            name: _version(name) for name in ("subulp", "torch", "torch-optimi", "torchao")
-        },
+        "versions": {name: _version(name) for name in ("subulp", "torch", *packages)},
     }
 
 

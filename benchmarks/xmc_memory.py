@@ -3,6 +3,7 @@
 ELMO, Figure 4, for the classifier alone, and Table 10 with ``--chunks``. Every case runs in a
 process of its own: its peak of resident memory above what it had before the classifier was built. A
 case that does not fit the machine is refused by name, with the bytes that it needs; the others run.
+``--out`` is written after every case, and cases that it has already stay.
 
     python benchmarks/xmc_memory.py --out benchmarks/results/xmc-memory-NAME.json --figure FILE
     python benchmarks/xmc_memory.py --labels 2812281 --storages bf16 --chunks 1,2,4,8,16,32
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +89,38 @@ def case(
     available = kib("/proc/meminfo", "MemAvailable") * 1024
     if need > available:
         return {**row, "refused": f"needs {giga(need)}, {giga(available)} are available"}
-    peak, seconds = alone(measure, storage, labels, dim, batch, chunks, threads)
+    try:
+        peak, seconds = alone(measure, storage, labels, dim, batch, chunks, threads)
+    except BrokenProcessPool:
+        # Other processes have taken what was free before.
+        return {**row, "refused": f"was killed, needs {giga(need)}"}
     return {**row, "peak_bytes": peak, "seconds": seconds}
 
 
 def giga(nbytes: float) -> str:
     return f"{nbytes / 2**30:.2f} GiB"
+
+
+def _of(row: dict[str, Any]) -> tuple[str, int, int]:
+    return row["storage"], row["labels"], row["chunks"]
+
+
+def _done(row: dict[str, Any]) -> bool:
+    return "peak_bytes" in row
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    table = Table("labels", "storage", "chunks", "peak", "over the weights", "s/step")
+    for row in rows:
+        name = (f"{row['labels']:,}", row["storage"], str(row["chunks"]))
+        if not _done(row):
+            table.add_row(*name, row["refused"], "", "")
+            continue
+        over = ""
+        if row["weight_bytes"]:
+            over = f"{100 * (row['peak_bytes'] / row['weight_bytes'] - 1):+.1f} %"
+        table.add_row(*name, giga(row["peak_bytes"]), over, f"{row['seconds']:.2f}")
+    Console().print(table)
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -150,41 +178,31 @@ def main(
     figure: Path | None = None,
 ) -> None:
     """Measure and print a table; ``--out`` keeps a record, ``--figure`` a plot."""
-    machine = describe()
-    console = Console()
-    table = Table("labels", "storage", "chunks", "peak", "over the weights", "s/step")
-    rows = []
+    record: dict[str, Any] = {
+        "benchmark": "xmc_memory",
+        "machine": describe(),
+        "dim": dim,
+        "batch": batch,
+        "rows": [],
+    }
+    if out and out.exists():
+        record = json.loads(out.read_text())
+        if (record["dim"], record["batch"]) != (dim, batch):
+            raise ValueError(f"out={out} holds other sizes: give another file")
+    rows = record["rows"]
     for count in map(int, labels.split(",")):
         for storage in storages.split(","):
             if storage not in _WEIGHT:
                 raise ValueError(f"storages={storage} is unknown: use {', '.join(_WEIGHT)}")
             for parts in map(int, chunks.split(",")):
-                row = case(storage, count, dim, batch, parts, threads)
-                rows.append(row)
-                if "refused" in row:
-                    table.add_row(f"{count:,}", storage, str(parts), row["refused"], "", "")
+                if any(_of(row) == (storage, count, parts) and _done(row) for row in rows):
                     continue
-                over = ""
-                if row["weight_bytes"]:
-                    over = f"{100 * (row['peak_bytes'] / row['weight_bytes'] - 1):+.1f} %"
-                table.add_row(
-                    f"{count:,}",
-                    storage,
-                    str(parts),
-                    giga(row["peak_bytes"]),
-                    over,
-                    f"{row['seconds']:.2f}",
-                )
-    console.print(table)
-    if out:
-        record = {
-            "benchmark": "xmc_memory",
-            "machine": machine,
-            "dim": dim,
-            "batch": batch,
-            "rows": rows,
-        }
-        out.write_text(json.dumps(record, indent=2) + "\n")
+                rows[:] = [row for row in rows if _of(row) != (storage, count, parts)]
+                rows.append(case(storage, count, dim, batch, parts, threads))
+                if out:
+                    rows.sort(key=lambda row: (row["labels"], list(_WEIGHT).index(row["storage"])))
+                    out.write_text(json.dumps(record, indent=2) + "\n")
+    print_table(rows)
     if figure:
         plot(rows, figure)
 

@@ -1,0 +1,347 @@
+"""Embedding tables in training: lookups a second, memory, and the cost of a lookup by table size.
+
+    python benchmarks/embeddings.py speed --out benchmarks/results/embeddings-NAME.json
+    python benchmarks/embeddings.py rows --out benchmarks/results/embedding-rows-NAME.json
+
+``speed``: two million rows of 128 numbers, batches of 2,048 bags of 20 lookups, Zipf-like row
+numbers, 48 % of them different; forward pass, backward pass and update. All ways take turns in
+one process; medians over rounds, ratios of times within a round. Peers: torch's ``EmbeddingBag``
+with sparse gradients and Adagrad, and FBGEMM's tables on the CPU (``pip install --no-deps
+fbgemm-gpu-cpu``). The bound is the memory traffic of FP32 rows: each different row is read by the
+lookups, and read and written by the update, at the bandwidth of a copy in the same rounds.
+
+``rows``: INT4 rows of 64 numbers with a cache of 5 %, from a hundred thousand rows to a hundred
+million, each size in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from cyclopts import App
+from machine import describe
+from process_memory import alone, kib
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from subulp import nn, optim
+
+BATCHES = 16
+WARM_UP = 48
+"""Batches before the first measured one: the caches are full then."""
+
+AIMS = {
+    "int8+5% / fbgemm fp32": 2.0,
+    "int4+5% / fbgemm fp32": 2.0,
+    "int8+5% / torch": 6.0,
+    "int4+5% / torch": 6.0,
+    "fp32 / fbgemm fp32": 1.0,
+    "memory of int8+5% / fbgemm fp32": 1 / 3,
+    "memory of int4+5% / fbgemm fp32": 1 / 5,
+}
+
+
+def row_numbers(rows: int, count: int, generator: torch.Generator) -> Tensor:
+    """int64 ``(count,)`` by Zipf's law: the rank of a row is as likely as its inverse."""
+    u = torch.rand(count, dtype=torch.float64, generator=generator)
+    ranks = (float(rows) ** u).long().clamp(1, rows) - 1
+    # An odd factor that shares no divisor with the number of rows moves each rank to its own row.
+    return ranks * 7_368_787 % rows
+
+
+class Ours:
+    """:class:`subulp.nn.CachedEmbeddingBag`."""
+
+    def __init__(
+        self, rows: int, dim: int, storage: str, fraction: float, optimizer: str = "row-wise"
+    ) -> None:
+        self.bag = nn.CachedEmbeddingBag(
+            rows, dim, storage, cache_fraction=fraction, include_last_offset=True, seed=0
+        )
+        if optimizer == "sgd":
+            optim.RowSGD(self.bag, lr=0.01)
+        else:
+            optim.RowAdagrad(self.bag, lr=0.01)
+
+    def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
+        self.bag(values, offsets).backward(grad)
+
+    def nbytes(self) -> int:
+        memory = self.bag.memory()
+        return memory.total + memory.optimizer
+
+
+class Fbgemm:
+    """FBGEMM's table-batched embedding on the CPU."""
+
+    def __init__(self, rows: int, dim: int, storage: str, optimizer: str = "row-wise") -> None:
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType  # noqa: PLC0415
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # noqa: PLC0415
+            EmbeddingLocation,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (  # noqa: PLC0415
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        kinds = {"row-wise": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "sgd": EmbOptimType.EXACT_SGD}
+        self.bags = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=kinds[optimizer],
+            learning_rate=0.01,
+            weights_precision=SparseType(storage),
+            # Its stochastic rounding is for GPUs; on a CPU rows are rounded to nearest.
+            stochastic_rounding=False,
+        )
+        for weights in self.bags.split_embedding_weights():
+            weights.data.uniform_(-0.001, 0.001)
+        state = rows * 4 if optimizer == "row-wise" else 0
+        self._nbytes = rows * dim * {"fp32": 4, "fp16": 2}[storage] + state
+
+    def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
+        self.bags(values, offsets).backward(grad)
+
+    def nbytes(self) -> int:
+        return self._nbytes
+
+
+class Torch:
+    """``torch.nn.EmbeddingBag`` with sparse gradients, and Adagrad: a state for every number."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        self.bag = torch.nn.EmbeddingBag(
+            rows, dim, mode="sum", sparse=True, include_last_offset=True
+        )
+        self.optimizer = torch.optim.Adagrad(self.bag.parameters(), lr=0.01)
+
+    def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.bag(values, offsets).backward(grad)
+        self.optimizer.step()
+
+    def nbytes(self) -> int:
+        return 2 * self.bag.weight.nbytes
+
+
+class Copy:
+    """A copy of as many bytes as a step of FP32 rows moves at the least."""
+
+    def __init__(self, nbytes: int) -> None:
+        # Its source is read and its target written; both are larger than a processor's cache.
+        self.count = nbytes // 2 // 4
+        self.source = torch.randn(max(self.count, 1 << 26))
+        self.target = torch.empty(self.count)
+        self.at = 0
+
+    def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
+        end = self.at + self.count
+        if end > len(self.source):
+            self.at, end = 0, self.count
+        self.target.copy_(self.source[self.at : end])
+        self.at = end
+
+
+def moved(dim: int, different: float) -> int:
+    """Bytes that a step of FP32 rows must move: each different row is read, and updated.
+
+    Rows that are looked up again come from the processor's cache.
+    """
+    return int(3 * different * dim * 4)
+
+
+app = App(help=__doc__)
+
+
+@app.command
+def speed(
+    *,
+    rows: int = 2_000_000,
+    dim: int = 128,
+    batch: int = 2048,
+    lookups: int = 20,
+    rounds: int = 15,
+    threads: int = 2,
+    out: Path | None = None,
+) -> None:
+    """Lookups a second of our tables and others'."""
+    torch.set_num_threads(threads)
+    machine = describe(packages=("fbgemm-gpu-cpu",))
+    generator = torch.Generator().manual_seed(0)
+    batches = [row_numbers(rows, batch * lookups, generator) for _ in range(BATCHES)]
+    unique = statistics.fmean(len(b.unique()) / len(b) for b in batches)
+    offsets = torch.arange(0, batch * lookups + 1, lookups)
+    grad = torch.randn(batch, dim, generator=generator)
+    methods: dict[str, Any] = {
+        "torch": Torch(rows, dim),
+        "fbgemm fp32": Fbgemm(rows, dim, "fp32"),
+        "fbgemm fp16": Fbgemm(rows, dim, "fp16"),
+        "fbgemm fp32, sgd": Fbgemm(rows, dim, "fp32", "sgd"),
+        "fp32": Ours(rows, dim, "fp32", 0.0),
+        "fp32, sgd": Ours(rows, dim, "fp32", 0.0, "sgd"),
+        "fp16": Ours(rows, dim, "fp16", 0.0),
+        **{
+            storage + ("+5%" if fraction else ""): Ours(rows, dim, storage, fraction)
+            for storage in ("int8", "int4", "int2")
+            for fraction in (0.0, 0.05)
+        },
+        "bound": Copy(moved(dim, unique * batch * lookups)),
+    }
+    for i in range(WARM_UP):
+        for method in methods.values():
+            method.step(batches[i % BATCHES], offsets, grad)
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    for i in range(rounds):
+        for name, method in methods.items():
+            times[name].append(seconds(method.step, batches[i % BATCHES], offsets, grad))
+
+    def faster(name: str, other: str) -> float:
+        pairs = zip(times[other], times[name], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    results = []
+    for name, method in methods.items():
+        if name == "bound":
+            continue
+        hits = method.bag.hit_rate if isinstance(method, Ours) else None
+        results.append(
+            {
+                "name": name,
+                "lookups_per_second": batch * lookups / statistics.median(times[name]),
+                "times_fbgemm_fp32": faster(name, "fbgemm fp32"),
+                "times_torch": faster(name, "torch"),
+                "share_of_fp32_bound": faster(name, "bound"),
+                "bytes": method.nbytes(),
+                "hit_rate": hits,
+            }
+        )
+    found = {row["name"]: row for row in results}
+    memory = found["fbgemm fp32"]["bytes"]
+    ratios = {
+        "int8+5% / fbgemm fp32": found["int8+5%"]["times_fbgemm_fp32"],
+        "int4+5% / fbgemm fp32": found["int4+5%"]["times_fbgemm_fp32"],
+        "int8+5% / torch": found["int8+5%"]["times_torch"],
+        "int4+5% / torch": found["int4+5%"]["times_torch"],
+        "fp32 / fbgemm fp32": found["fp32"]["times_fbgemm_fp32"],
+        "memory of int8+5% / fbgemm fp32": found["int8+5%"]["bytes"] / memory,
+        "memory of int4+5% / fbgemm fp32": found["int4+5%"]["bytes"] / memory,
+    }
+    table = Table("", "M lookups/s", "x fbgemm fp32", "x torch", "GiB", "hit rate")
+    for row in results:
+        table.add_row(
+            row["name"],
+            f"{row['lookups_per_second'] / 1e6:.2f}",
+            f"{row['times_fbgemm_fp32']:.2f}",
+            f"{row['times_torch']:.2f}",
+            f"{row['bytes'] / 2**30:.2f}",
+            f"{row['hit_rate']:.1%}" if row["hit_rate"] else "",
+        )
+    console = Console()
+    console.print(
+        f"{rows:,} rows x {dim}, {batch} x {lookups} lookups, {unique:.0%} different, "
+        f"{machine['processor']}"
+    )
+    console.print(table)
+    for name, value in ratios.items():
+        console.print(f"{name}: {value:.2f} (aim {AIMS[name]:.2f})", highlight=False)
+    if out:
+        record = {
+            "benchmark": "embeddings speed",
+            "machine": machine,
+            "rows": rows,
+            "dim": dim,
+            "batch": batch,
+            "lookups": lookups,
+            "unique": unique,
+            "rounds": rounds,
+            "aims": AIMS,
+            "ratios": ratios,
+            "methods": results,
+        }
+        out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def seconds(step: Callable[..., None], *arguments: Tensor) -> float:
+    start = time.perf_counter()
+    step(*arguments)
+    return time.perf_counter() - start
+
+
+@app.command(name="rows")
+def by_rows(
+    *,
+    sizes: str = "100000,1000000,10000000,100000000",
+    dim: int = 64,
+    storage: str = "int4",
+    batch: int = 2048,
+    lookups: int = 20,
+    rounds: int = 15,
+    threads: int = 2,
+    out: Path | None = None,
+) -> None:
+    """Time of a lookup against the number of rows."""
+    machine = describe(packages=("fbgemm-gpu-cpu",))
+    results = []
+    for rows in map(int, sizes.split(",")):
+        measured = alone(_of_size, rows, dim, storage, batch, lookups, rounds, threads)
+        results.append({"rows": rows, **measured})
+    table = Table("rows", "ns a lookup", "of the smallest", "different", "hit rate", "peak, GiB")
+    for row in results:
+        table.add_row(
+            f"{row['rows']:,}",
+            f"{row['ns_per_lookup']:.0f}",
+            f"{row['ns_per_lookup'] / results[0]['ns_per_lookup']:.2f}",
+            f"{row['unique']:.0%}",
+            f"{row['hit_rate']:.1%}",
+            f"{row['peak_bytes'] / 2**30:.2f}",
+        )
+    Console().print(table)
+    if out:
+        record = {
+            "benchmark": "embeddings rows",
+            "machine": machine,
+            "dim": dim,
+            "storage": storage,
+            "batch": batch,
+            "lookups": lookups,
+            "rounds": rounds,
+            "sizes": results,
+        }
+        out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _of_size(
+    rows: int, dim: int, storage: str, batch: int, lookups: int, rounds: int, threads: int
+) -> dict[str, float]:
+    torch.set_num_threads(threads)
+    before = kib("/proc/self/status", "VmRSS")
+    method = Ours(rows, dim, storage, 0.05)
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.arange(0, batch * lookups + 1, lookups)
+    grad = torch.randn(batch, dim, generator=generator)
+    times, unique = [], []
+    for i in range(WARM_UP + rounds):
+        values = row_numbers(rows, batch * lookups, generator)
+        if i == WARM_UP:
+            method.bag.reset_statistics()
+        elapsed = seconds(method.step, values, offsets, grad)
+        if i >= WARM_UP:
+            times.append(elapsed)
+            unique.append(len(values.unique()) / len(values))
+    return {
+        "ns_per_lookup": 1e9 * statistics.median(times) / (batch * lookups),
+        "unique": statistics.fmean(unique),
+        "hit_rate": method.bag.hit_rate,
+        "peak_bytes": (kib("/proc/self/status", "VmHWM") - before) * 1024,
+        "table_bytes": method.nbytes(),
+    }
+
+
+if __name__ == "__main__":
+    app()
