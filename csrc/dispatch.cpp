@@ -80,6 +80,11 @@ int subulp_encode_rows(int32_t bits, const float* from, void* to, int64_t rows, 
   const subulp_kernels* k = kernels(isa);
   return k ? k->encode_rows(bits, from, to, rows, dim, threads) : -1;
 }
+int subulp_encode_rows_randomly(int32_t bits, const float* from, void* to, int64_t rows, int64_t dim, uint32_t seed,
+                                uint32_t stream, uint32_t step, uint64_t first, int32_t threads, int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->encode_rows_randomly(bits, from, to, rows, dim, seed, stream, step, first, threads) : -1;
+}
 int64_t subulp_embedding_pool(const subulp_table* tables, const subulp_lookups* lookups, float* out,
                               int64_t* statistics, int32_t threads, int32_t isa) {
   const subulp_kernels* k = kernels(isa);

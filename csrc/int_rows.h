@@ -1,4 +1,4 @@
-// Runs of integer rows to FP32 and back, rounded to nearest: one read, one write.
+// Runs of integer rows to FP32 and back, rounded to nearest or from random bits: one read, one write.
 #pragma once
 
 #include "ieee_mode.h"
@@ -25,8 +25,16 @@ inline int decode_int_rows(const char* from, float* to, int64_t rows, int64_t di
   return 0;
 }
 
+// Where the random bits of a run of rows lie: its first element is the `first` of its table.
+struct RandomRun {
+  uint32_t seed, stream, step;
+  uint64_t first;
+};
+
+// To nearest without a RandomRun.
 template <int bits>
-inline int encode_int_rows(const float* from, char* to, int64_t rows, int64_t dim, int threads) {
+inline int encode_int_rows(const float* from, char* to, int64_t rows, int64_t dim, const RandomRun* random,
+                           int threads) {
   const int64_t bytes = IntRow<bits>::bytes(dim);
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads) if (rows * dim > 16384 && threads > 1)
@@ -35,12 +43,15 @@ inline int encode_int_rows(const float* from, char* to, int64_t rows, int64_t di
     const IeeeMode ieee;
     Buffer<float> x(padded(dim));
     Buffer<uint8_t> q(padded(dim) + W);
+    const RandomRun run = random ? *random : RandomRun{};
+    RowBits drawn(run.seed, run.stream, run.step, dim);
 #if defined(_OPENMP)
 #pragma omp for schedule(static)
 #endif
     for (int64_t r = 0; r < rows; ++r) {
       std::memcpy(x.data(), from + r * dim, static_cast<size_t>(dim) * sizeof(float));
-      IntRow<bits>::encode(x.data(), dim, to + r * bytes, q.data(), {});
+      const RowRounding rounding{random ? &drawn : nullptr, run.first + static_cast<uint64_t>(r * dim), 0};
+      IntRow<bits>::encode(x.data(), dim, to + r * bytes, q.data(), rounding);
     }
   }
   (void)threads;
@@ -57,14 +68,25 @@ inline int run_decode_rows(int bits, const void* from, float* to, int64_t rows, 
   }
 }
 
-inline int run_encode_rows(int bits, const float* from, void* to, int64_t rows, int64_t dim, int threads) {
+inline int encode_all_rows(int bits, const float* from, void* to, int64_t rows, int64_t dim, const RandomRun* random,
+                           int threads) {
   char* const stored = static_cast<char*>(to);
   switch (bits) {
-    case 8: return encode_int_rows<8>(from, stored, rows, dim, threads);
-    case 4: return encode_int_rows<4>(from, stored, rows, dim, threads);
-    case 2: return encode_int_rows<2>(from, stored, rows, dim, threads);
+    case 8: return encode_int_rows<8>(from, stored, rows, dim, random, threads);
+    case 4: return encode_int_rows<4>(from, stored, rows, dim, random, threads);
+    case 2: return encode_int_rows<2>(from, stored, rows, dim, random, threads);
     default: return -1;
   }
+}
+
+inline int run_encode_rows(int bits, const float* from, void* to, int64_t rows, int64_t dim, int threads) {
+  return encode_all_rows(bits, from, to, rows, dim, nullptr, threads);
+}
+
+inline int run_encode_rows_randomly(int bits, const float* from, void* to, int64_t rows, int64_t dim, uint32_t seed,
+                                    uint32_t stream, uint32_t step, uint64_t first, int threads) {
+  const RandomRun random{seed, stream, step, first};
+  return encode_all_rows(bits, from, to, rows, dim, &random, threads);
 }
 
 }  // namespace simd

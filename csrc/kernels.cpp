@@ -23,6 +23,7 @@ extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = 
     simd::run_logistic,
     simd::run_decode_rows,
     simd::run_encode_rows,
+    simd::run_encode_rows_randomly,
     simd::run_embedding_pool,
     simd::run_embedding_weight_grad,
     simd::run_embedding_update,

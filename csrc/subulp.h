@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 3
+#define SUBULP_ABI 4
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -162,6 +162,10 @@ SUBULP_EXPORT int subulp_decode_rows(int32_t bits, const void* from, float* to, 
                                      int32_t threads, int32_t isa);
 SUBULP_EXPORT int subulp_encode_rows(int32_t bits, const float* from, void* to, int64_t rows, int64_t dim,
                                      int32_t threads, int32_t isa);
+/* Rounded stochastically, with the random bits of the elements from `first` on; -1 as above. */
+SUBULP_EXPORT int subulp_encode_rows_randomly(int32_t bits, const float* from, void* to, int64_t rows, int64_t dim,
+                                              uint32_t seed, uint32_t stream, uint32_t step, uint64_t first,
+                                              int32_t threads, int32_t isa);
 
 /* Sums of bags: `out` (batch, stride); `statistics` (tables, 2) get lookups and cache hits added. Returns 0,
  * or 1 + the position of a row number that is out of range; -1 as above. */

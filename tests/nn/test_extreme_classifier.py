@@ -10,7 +10,7 @@ from subulp import nn, optim
 from subulp.diagnostics.memory import track_memory
 
 B, D, L = 12, 20, 211
-STORAGES = ["fp32", "bf16", "fp16", "e4m3", (4, 3)]
+STORAGES = ["fp32", "bf16", "fp16", "e4m3", (4, 3), "int8", "int4"]
 
 
 def make(storage="fp32", *, lr=0.5, weight_decay=0.0, seed=3, labels=L, **options):
@@ -80,6 +80,32 @@ def test_narrow_rows_follow_the_dense_ones(storage):
     assert ours.item() == pytest.approx(theirs.item(), rel=0.05)
 
 
+@pytest.mark.parametrize("storage", ["int8", "int4", "int2"])
+@pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
+def test_rows_of_integers_lower_the_loss(storage, rounding):
+    head, _ = make(storage, lr=0.5, rounding=rounding, head_fraction=0.2)
+    head.set_label_counts(torch.bincount(batch()[2], minlength=L))
+    start = head.eval()(*batch()).item()
+    head.train()
+    for _ in range(30):
+        head(*batch())
+    assert head.eval()(*batch()).item() < 0.85 * start
+    scores, labels = head.topk(batch()[0], 5)
+    dense = torch.einsum("bd,bkd->bk", batch()[0], head.table.decode(0, L)[head.row_of[labels]])
+    torch.testing.assert_close(scores, dense)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_rows_of_integers_cost_their_bits_and_eight_bytes_a_row(bits):
+    head, _ = make(f"int{bits}")
+    assert head.table.nbytes() == {"codes": L * D * bits // 8, "quantisation": 8 * L}
+    x, rows, cols = batch()
+    head(x, rows, cols)
+    refined = nn.refine(head, [(x, rows, cols)], storage=f"int{bits}", epochs=2)
+    assert refined.table.codes.shape == head.table.codes.shape
+    assert refined.eval()(x, rows, cols) < head.eval()(x, rows, cols)
+
+
 def test_pairs_in_any_order_and_repeated_are_the_same_targets():
     x, rows, cols = batch()
     results = []
@@ -116,14 +142,15 @@ def test_the_loss_is_nan_unless_asked_for():
     assert torch.equal(weights(head), before)
 
 
-def test_chunks_change_no_random_bit():
+@pytest.mark.parametrize("storage", ["e4m3", "int8", "int4", "int2"])
+def test_chunks_change_no_random_bit(storage):
     """One instance of two dyadic numbers: no sum depends on its order."""
     x = torch.zeros(1, D)
     x[0, [2, 9]] = torch.tensor([1.0, -0.5])
     none = torch.zeros(0, dtype=torch.int64)
     results = []
     for chunks in (1, 2, 7, L):
-        head, _ = make("e4m3", chunks=chunks, dropout=0.2)
+        head, _ = make(storage, chunks=chunks, dropout=0.2)
         for _ in range(3):
             head(x, none, none)
         results.append(weights(head))
@@ -131,7 +158,7 @@ def test_chunks_change_no_random_bit():
         assert torch.equal(other, results[0])
 
 
-@pytest.mark.parametrize(("storage", "lr"), [("bf16", 1e-4), ("e4m3", 2e-3)])
+@pytest.mark.parametrize(("storage", "lr"), [("bf16", 1e-4), ("e4m3", 2e-3), ("int8", 2e-4)])
 def test_frequent_labels_keep_what_rounding_takes(storage, lr):
     """Updates far below an ulp: with a remainder they add up, nearest rounding alone loses them."""
     counts = torch.randint(100, (L,), generator=torch.Generator().manual_seed(0))
@@ -211,15 +238,16 @@ def test_equal_scores_go_to_the_lower_label_however_labels_are_cut():
             assert head.topk(batch()[0], 4)[1].tolist() == [[0, 1, 2, 3]] * B
 
 
-def test_a_resumed_run_is_that_of_one_never_stopped():
-    straight, _ = make("e4m3", lr=0.1, dropout=0.1)
+@pytest.mark.parametrize("storage", ["e4m3", "int4"])
+def test_a_resumed_run_is_that_of_one_never_stopped(storage):
+    straight, _ = make(storage, lr=0.1, dropout=0.1)
     for step in range(4):
         straight(*batch(step))
-    stopped, opt = make("e4m3", lr=0.1, dropout=0.1)
+    stopped, opt = make(storage, lr=0.1, dropout=0.1)
     for step in range(2):
         stopped(*batch(step))
     saved = (stopped.state_dict(), opt.state_dict())
-    resumed, opt = make("e4m3", lr=0.9, dropout=0.1, seed=3)
+    resumed, opt = make(storage, lr=0.9, dropout=0.1, seed=3)
     resumed.load_state_dict(saved[0])
     opt.load_state_dict(saved[1])
     for step in (2, 3):
@@ -330,6 +358,9 @@ def test_bad_batches_are_refused_and_nothing_is_updated():
         ({"reduction": "max"}, "reduction='max' is unknown"),
         ({"scale": 0.3}, "scale=0.3 is not a power of two"),
         ({"labels": 0}, "must be at least 1"),
+        ({"storage": "int8", "scale": "table"}, "scale='table' does not go with storage='int8'"),
+        ({"storage": "int4", "scale": 0.5}, "scale=0.5 does not go with storage='int4'"),
+        ({"storage": "int2", "products": "fp8"}, "products='fp8' multiplies rows in E4M3"),
     ],
 )
 def test_bad_options(options, message):

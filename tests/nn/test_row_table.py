@@ -54,5 +54,3 @@ def test_bad_input():
         nn.RowTable(4, 4, "int8", scale=0.5)
     with pytest.raises(ValueError, match="no floating-point format"):
         nn.RowTable(4, 4, "int8").format  # noqa: B018
-    with pytest.raises(ValueError, match="for embeddings"):
-        nn.ExtremeClassifier(4, 8, storage="int8")

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from subulp.numerics import E4M3, round_to
+from subulp.numerics import E4M3, int_rows, round_to
+from subulp.numerics.int_rows import IntFormat
 from subulp.ops.head import HeadJob, RandomAddress
 
 B, D, L = 7, 24, 103
@@ -15,10 +16,13 @@ B, D, L = 7, 24, 103
 def job(fmt=E4M3, *, labels=L, dim=D, batch=B, precise=0, seed=0, **changes) -> HeadJob:
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(labels, dim, generator=generator) * 0.1
-    rows = round_to(weights, fmt).to(fmt.dtype or torch.float32)
-    remainder = None
-    if precise:
-        remainder = (weights - rows.float())[:precise].bfloat16()
+    if isinstance(fmt, IntFormat):
+        quantised = int_rows.encode(weights, fmt.bits)
+        rows, stored = int_rows.to_bytes(quantised), int_rows.decode(quantised)
+    else:
+        rows = round_to(weights, fmt).to(fmt.dtype or torch.float32)
+        stored = rows.float()
+    remainder = (weights - stored)[:precise].bfloat16() if precise else None
     pairs = torch.unique(torch.randint(labels * batch, (40,), generator=generator))
     made = HeadJob(
         rows=rows,

@@ -54,8 +54,10 @@ class ExtremeClassifier(nn.Module):
     Args:
         dim: Size of an embedding.
         num_labels: Number of labels.
-        storage: Format of the rows: ``"e4m3"``, ``"bf16"``, ``"fp16"``, ``"fp32"``, or
-            a pair (exponent bits, mantissa bits) that is simulated (default: ``"e4m3"``).
+        storage: Format of the rows: ``"e4m3"``, ``"bf16"``, ``"fp16"``, ``"fp32"``; ``"int8"``,
+            ``"int4"``, ``"int2"``, integers with a scale and a bias for each row, which every step
+            makes anew; or a pair (exponent bits, mantissa bits) that is simulated (default:
+            ``"e4m3"``).
         chunks: Parts that the labels are visited in, which bounds the memory of logits
             (default: 8).
         head_fraction: Share of the labels, the most frequent ones, that carry a BF16 remainder of
@@ -68,7 +70,8 @@ class ExtremeClassifier(nn.Module):
             ``"stochastic"``).
         scale: A stored number times ``scale`` is the weight: ``None`` for 1, the paper's recipe;
             ``"table"`` for the power of two that brings the initial weights into the format's
-            normal range; or a power of two (default: ``None``).
+            normal range; or a power of two. Rows of integers take ``None`` alone: they have scales
+            of their own (default: ``None``).
         reduction: ``"mean"`` over the instances of the sums over labels, or ``"sum"`` over both, as
             in the paper's algorithm 1 (default: ``"mean"``).
         products: Operands of the matrix products. ``"fp32"``: the rows, decoded, and the embeddings
@@ -114,12 +117,13 @@ class ExtremeClassifier(nn.Module):
     ) -> None:
         super().__init__()
         _check(dim, num_labels, chunks, head_fraction, dropout, rounding, reduction)
-        if isinstance(parse_storage(storage), IntFormat):
+        made_of = parse_storage(storage)
+        if isinstance(made_of, IntFormat) and scale not in (None, 1.0):
             raise ValueError(
-                f"storage={storage!r} is for embeddings, whose rows are updated whole: use e4m3, "
-                "bf16, fp16 or fp32"
+                f"scale={scale!r} does not go with storage='{made_of}': every row of integers has "
+                "a scale of its own; leave scale out"
             )
-        self._e4m3 = parse_storage(storage) == E4M3
+        self._e4m3 = made_of == E4M3
         self.products = _checked_products(products, storage, self._e4m3)
         self.chunks, self.dropout, self.head_fraction = chunks, dropout, head_fraction
         self.rounding, self.reduction = rounding, reduction
@@ -288,7 +292,7 @@ class ExtremeClassifier(nn.Module):
             head_step(
                 HeadJob(
                     rows=table.codes.detach()[start:stop],
-                    format=table.format,
+                    format=table.storage,
                     remainder=remainder,
                     x=x,
                     grad_x=grad_x,

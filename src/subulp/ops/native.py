@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 
 from .job import SCALARS
 
-ABI = 3
+ABI = 4
 ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
 _DTYPES = (
     torch.float32,
@@ -164,6 +164,11 @@ def library() -> ctypes.CDLL:
         rows = getattr(lib, name)
         rows.argtypes = [c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32]
         rows.restype = c_int
+    lib.subulp_encode_rows_randomly.argtypes = [
+        *(c_int32, c_void_p, c_void_p, c_int64, c_int64),
+        *(c_uint32, c_uint32, c_uint32, c_uint64, c_int32, c_int32),
+    ]
+    lib.subulp_encode_rows_randomly.restype = c_int
     lookups = POINTER(Lookups)
     lib.subulp_embedding_pool.argtypes = [c_void_p, lookups, c_void_p, c_void_p, c_int32, c_int32]
     lib.subulp_embedding_pool.restype = c_int64

@@ -24,7 +24,7 @@ from subulp.train.xmc.task import build, load
 from .support import WORDS, write_data
 
 CPU = torch.device("cpu")
-PRECISIONS = ("fp32", "renee", "fp8", "e3m4+nearest")
+PRECISIONS = ("fp32", "renee", "fp8", "e3m4+nearest", "int4")
 TEXTS = ["a red round thing", "", "big\tblue", "größer", "unknown words only", "old new"]
 
 

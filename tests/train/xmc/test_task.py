@@ -56,6 +56,11 @@ def timeless(summary):
         ("fp8+nearest", 1),
         ("e3m4", 1),
         ("e5m2", 1),
+        # A row of 16 numbers and 16 constants has a scale and a bias, eight bytes.
+        ("int8", 1 + 8 / 32),
+        ("int4", 0.5 + 8 / 32),
+        ("int2", 0.25 + 8 / 32),
+        ("int8+nearest", 1 + 8 / 32),
     ],
 )
 def test_every_precision_trains_and_is_counted(config, precision, bytes_):
@@ -101,7 +106,7 @@ def test_storages_start_from_the_same_weights(config):
         assert torch.equal(a.bfloat16(), b)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "renee", "fp8", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "renee", "fp8", "fp16", "int8"])
 def test_every_label_begins_as_rare_as_labels_are(config, precision):
     data = load(config)
     head = build_head(config, data, parse_precision(precision), 20, 0)
@@ -112,6 +117,16 @@ def test_every_label_begins_as_rare_as_labels_are(config, precision):
     expected = math.log(share / (1 - share))
     torch.testing.assert_close(scores, torch.full_like(scores, expected), rtol=0.063, atol=0)
     assert share == pytest.approx(torch.sigmoid(torch.tensor(expected)).item())
+
+
+def test_a_scale_is_for_the_storages_that_have_none_of_their_own(config):
+    config = dataclasses.replace(config, precision=("fp8", "int8"), scale="table")
+    data = load(config)
+    scales = [
+        build_head(config, data, parse_precision(p), 200, 0).table.scale for p in config.precision
+    ]
+    assert scales[0] != 1.0
+    assert scales[1] == 1.0
 
 
 def test_label_texts_train_where_there_are_any(config, folder):
@@ -224,6 +239,10 @@ def test_batches_see_every_instance_once_an_epoch():
         ({"precision": ("fp9",)}, "precision='fp9' is unknown: use fp32"),
         ({"precision": ("renee+nearest",)}, "is unknown"),
         ({"precision": ("fp8+stochastic",)}, "is unknown"),
+        (
+            {"precision": ("int8", "int4+nearest"), "scale": "table"},
+            "scale=table is for rows of floating-point numbers, and precision=int8,int4",
+        ),
         ({"chunks": 10}, "chunks=10 is above the 9 labels"),
         ({"batch_size": 74}, "batch_size=74 is above the 73 training instances"),
     ],

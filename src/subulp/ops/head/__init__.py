@@ -9,27 +9,12 @@ import torch
 from torch import Tensor
 
 from ...numerics import Format
+from ...numerics.int_rows import IntFormat
 from .. import backend
+from ..random_address import RandomAddress as RandomAddress
 
 Rounding = Literal["nearest", "stochastic"]
 Products = Literal["fp32", "fp8"]
-
-
-@dataclass(frozen=True)
-class RandomAddress:
-    """Where in the stream of random bits a chunk's elements lie (``numerics.random_bits``).
-
-    Attributes:
-        seed: Philox key word.
-        stream: Philox key word of the table.
-        step: Philox counter word.
-        offset: Index of the chunk's first element in the whole table.
-    """
-
-    seed: int
-    stream: int
-    step: int
-    offset: int
 
 
 @dataclass
@@ -37,8 +22,10 @@ class HeadJob:
     """Arguments of :func:`head_step`.
 
     Attributes:
-        rows: ``(labels, dim)`` stored values of the chunk; updated.
-        format: The format of the stored values; their dtype's, or a simulated one in FP32 storage.
+        rows: ``(labels, dim)`` stored values of the chunk, or rows of integers, uint8 ``(labels,
+            row_bytes(dim, bits))``; updated.
+        format: The format of the stored values; their dtype's, a simulated one in FP32 storage, or
+            integers.
         remainder: BF16 ``(precise, dim)``, what rounding took from the first rows; updated.
         x: FP32 ``(batch, dim)``, the head's inputs.
         grad_x: FP32 ``(batch, dim)``; the chunk's part is added.
@@ -49,8 +36,8 @@ class HeadJob:
         lr: Learning rate.
         weight_decay: Of the rows.
         rounding: Of rows without a remainder.
-        random: Address of the random bits.
-        scale: A stored value times ``scale``, a power of two, is the weight.
+        random: Address of the random bits of the chunk's first element.
+        scale: A stored value times ``scale``, a power of two, is the weight; 1 for integers.
         dropout: Share of the weights that are left out of the products.
         train: Whether the rows are updated and ``grad_x`` is wanted.
         loss: FP64 (); the chunk's sum of binary cross-entropies is added. ``None`` skips it.
@@ -58,7 +45,7 @@ class HeadJob:
     """
 
     rows: Tensor
-    format: Format
+    format: Format | IntFormat
     remainder: Tensor | None
     x: Tensor
     grad_x: Tensor
@@ -81,6 +68,11 @@ class HeadJob:
         return self.rows.device
 
     @property
+    def dim(self) -> int:
+        """Weights of a row."""
+        return self.x.shape[1]
+
+    @property
     def precise(self) -> int:
         """Rows that have a remainder."""
         return 0 if self.remainder is None else self.remainder.shape[0]
@@ -98,7 +90,9 @@ def head_step(job: HeadJob) -> None:
     and each new weight rounded once to its storage. Neither ``G`` for more labels than a tile of
     rows, nor a gradient of more than a tile of weights ever exists. Rounding equals that of
     :mod:`subulp.ops.sgd` bit for bit; with a remainder, the wide value is the stored one plus the
-    remainder, and what nearest rounding takes away becomes the new remainder.
+    remainder, and what nearest rounding takes away becomes the new remainder. A row of integers
+    steps in FP32 and is then encoded anew, with a new scale and bias
+    (:mod:`subulp.numerics.int_rows`).
 
     With ``products="fp8"``, operands are those of ELMO, section 4.3 and algorithm 1, all rounded to
     nearest even and summed up in FP32::

@@ -11,4 +11,4 @@ TILE_BYTES = 4 * 1024 * 1024
 
 def run(job: HeadJob) -> None:
     """Do ``job``."""
-    tiles.run(job, max(1, TILE_BYTES // (4 * job.rows.shape[1])), sgd.run)
+    tiles.run(job, max(1, TILE_BYTES // (4 * job.dim)), sgd.run)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...numerics import random_bits, round_to
+from ...numerics import Format, round_to
+from ...numerics.int_rows import IntFormat
 from ...numerics.logistic import sigmoid
 from ..convert import decode, encode
+from ..int_rows import decode_rows, encode_rows
 from ..job import StepJob, as_fp32, new_scalars
 from ..logistic import logistic_
 from ..strategy import parse_strategy
@@ -59,7 +61,7 @@ def run(
         fused_update: Gradient product and update in one, where the backend has it.
         fp8_units: Whether logits of FP8 operands come from FP8 units.
     """
-    labels, dim = job.rows.shape
+    labels, dim = job.rows.shape[0], job.dim
     size = min(tile_rows, labels)
     weight = torch.empty(size, dim, device=job.device)
     own = job.train and fused_update is None
@@ -76,7 +78,7 @@ def run(
     for i, start in enumerate(range(0, labels, size)):
         stop = min(start + size, labels)
         tile = _Tile(start, stop, weight[: stop - start], gradient[: stop - start])
-        decode(job.rows[start:stop], tile.weight, job.scale)
+        _decode(job, job.rows[start:stop], tile.weight)
         kept = _dropout(job, tile)
         positives = slice(bounds[i], bounds[i + 1])
         g = logits[: stop - start]
@@ -129,15 +131,8 @@ def _dropout(job: HeadJob, tile: _Tile) -> Tensor | None:
     """
     if job.dropout == 0.0 or not job.train:
         return None
-    bits = random_bits.draw(
-        tile.weight.shape,
-        seed=job.random.seed,
-        stream=job.random.stream,
-        step=job.random.step,
-        slot=DROPOUT_SLOT,
-        offset=job.random.offset + tile.start * job.rows.shape[1],
-        device=job.device,
-    )
+    address = job.random.after(tile.start * job.dim)
+    bits = address.draw(tile.weight.shape, job.device, slot=DROPOUT_SLOT)
     kept = (bits >= round(job.dropout * 2**32)).to(torch.float32).div_(1.0 - job.dropout)
     tile.weight.mul_(kept)
     return kept
@@ -147,13 +142,36 @@ def _update(job: HeadJob, tile: _Tile, step_sgd: Callable[[StepJob], None]) -> N
     precise = min(max(job.precise - tile.start, 0), tile.stop - tile.start)
     if precise:
         _update_precise(job, tile, precise)
-    if tile.start + precise < tile.stop:
-        rows = job.rows[tile.start + precise : tile.stop]
-        gradient = tile.gradient[precise:]
-        if job.format.dtype is None:
-            _update_simulated(job, rows, gradient, tile.start + precise)
+    first = tile.start + precise
+    if first < tile.stop:
+        rows, gradient = job.rows[first : tile.stop], tile.gradient[precise:]
+        if isinstance(job.format, IntFormat):
+            wide = tile.weight[precise:]
+            if job.dropout != 0.0:
+                # It has left its mark on the tile's weights.
+                _decode(job, rows, wide)
+            _update_plain(job, wide, gradient, first, step_sgd)
+            random = job.random.after(first * job.dim) if job.rounding == "stochastic" else None
+            encode_rows(wide, rows, job.format.bits, random)
+        elif job.format.dtype is None:
+            _update_simulated(job, job.format, rows, gradient, first)
         else:
-            _update_plain(job, rows, gradient, tile.start + precise, step_sgd)
+            _update_plain(job, rows, gradient, first, step_sgd)
+
+
+def _decode(job: HeadJob, rows: Tensor, out: Tensor) -> Tensor:
+    if isinstance(job.format, IntFormat):
+        return decode_rows(rows, out, job.format.bits)
+    return decode(rows, out, job.scale)
+
+
+def _encode_nearest(job: HeadJob, wide: Tensor, rows: Tensor) -> None:
+    if isinstance(job.format, IntFormat):
+        encode_rows(wide, rows, job.format.bits)
+    elif job.format.dtype is None:
+        rows.copy_(round_to(wide * (1.0 / job.scale), job.format))
+    else:
+        encode(wide, rows, 1.0 / job.scale)
 
 
 def _update_plain(
@@ -167,7 +185,7 @@ def _update_plain(
     scalars = new_scalars(
         [torch.tensor(float(job.random.step))],
         [job.random.stream],
-        [job.random.offset + first * rows.shape[1]],
+        [job.random.offset + first * job.dim],
     )
     scalars["step_size"] = job.lr
     if job.scale != 1.0:
@@ -196,32 +214,24 @@ def _update_precise(job: HeadJob, tile: _Tile, count: int) -> None:
     first = tile.start
     rows, remainder = job.rows[first : first + count], job.remainder[first : first + count]
     # Dropout has left its mark on the tile's weights: decode them again.
-    wide = decode(rows, tile.weight[:count], job.scale)
+    wide = _decode(job, rows, tile.weight[:count])
     wide.add_(remainder)
     gradient = tile.gradient[:count]
     if job.weight_decay != 0.0:
         gradient.add_(wide * as_fp32(job.weight_decay))
     wide.sub_(gradient.mul_(as_fp32(job.lr)))
-    if job.format.dtype is None:
-        rows.copy_(round_to(wide * (1.0 / job.scale), job.format))
-    else:
-        encode(wide, rows, 1.0 / job.scale)
-    encode(wide.sub_(decode(rows, gradient, job.scale)), remainder)
+    _encode_nearest(job, wide, rows)
+    encode(wide.sub_(_decode(job, rows, gradient)), remainder)
 
 
-def _update_simulated(job: HeadJob, rows: Tensor, gradient: Tensor, first: int) -> None:
+def _update_simulated(
+    job: HeadJob, fmt: Format, rows: Tensor, gradient: Tensor, first: int
+) -> None:
     if job.weight_decay != 0.0:
         gradient.add_(rows * as_fp32(job.weight_decay), alpha=job.scale)
     wide = rows - gradient.mul_(1.0 / job.scale).mul_(as_fp32(job.lr))
     bits = None
     if job.rounding == "stochastic":
-        bits = random_bits.draw(
-            rows.shape,
-            seed=job.random.seed,
-            stream=job.random.stream,
-            step=job.random.step,
-            offset=job.random.offset + first * rows.shape[1],
-            width=job.format.random_width,
-            device=rows.device,
-        )
-    rows.copy_(round_to(wide, job.format, job.rounding, bits=bits))
+        address = job.random.after(first * job.dim)
+        bits = address.draw(rows.shape, rows.device, width=fmt.random_width)
+    rows.copy_(round_to(wide, fmt, job.rounding, bits=bits))

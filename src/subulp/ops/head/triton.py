@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...numerics import Format
 from .. import triton_codec as codec
 from .. import triton_launch
 from .. import triton_random as random_bits
@@ -35,9 +36,10 @@ def run(job: HeadJob) -> None:
         RuntimeError: The kernels do not run on the device of the rows.
     """
     triton_launch.check_device(update_kernel, job.device)
-    size = max(1, TILE_BYTES // (4 * job.rows.shape[1]))
+    size = max(1, TILE_BYTES // (4 * job.dim))
     # Dropout masks the gradient between product and update; the others have no kernel of their own.
-    plain = job.dropout == 0.0 and job.remainder is None and job.format.dtype is not None
+    stored = isinstance(job.format, Format) and job.format.dtype is not None
+    plain = job.dropout == 0.0 and job.remainder is None and stored
     update = fused_update if plain else None
     tiles.run(job, size, sgd.run, update, fp8_units=fp8.units_at(job.device))
 

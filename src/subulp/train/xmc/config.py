@@ -44,10 +44,10 @@ class XMCConfig(RunConfig):
     other options. An unknown name lists all. It needs --encoder."""
 
     precision: Annotated[tuple[str, ...], NAMES] = overridable(("fp32", "fp8"))
-    """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3), or
-    eEmM with E exponent and M mantissa bits, simulated; renee, FP16-FP32 mixed precision with
-    master weights and momentum. With +nearest rows are rounded to nearest instead of
-    stochastically."""
+    """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3); int8,
+    int4, int2, integers with a scale and a bias for each row; eEmM with E exponent and M mantissa
+    bits, simulated; renee, FP16-FP32 mixed precision with master weights and momentum. With
+    +nearest rows are rounded to nearest instead of stochastically."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Folder of a data set of the Extreme Classification Repository; without it, the bundled
@@ -94,7 +94,7 @@ class XMCConfig(RunConfig):
 
     scale: Annotated[Literal["none", "table"], MODEL] = "none"
     """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
-    ones."""
+    ones. Rows of integers have scales of their own."""
 
     products: Annotated[Literal["auto", "fp32", "fp8"], MODEL] = "auto"
     """Products with FP8 rows. fp8: the texts' vectors in E4M3 too, and logits in BF16, as in the

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ...nn import ExtremeClassifier
+from ...numerics import Format
 from ...numerics.logistic import sigmoid
 from ..data.xmc.dataset import Texts
 from ..data.xmc.lines import TextLines
@@ -256,9 +257,9 @@ def _describe(head: Head) -> dict[str, Any]:
     if isinstance(head, ReneeClassifier):
         return {"storage": "renee", "dim": head.weight.shape[1], "num_labels": head.num_labels}
     table = head.table
-    storage: Any = table.format.name
-    if table.format.dtype is None:
-        storage = [table.format.exponent_bits, table.format.mantissa_bits]
+    storage: Any = table.storage.name
+    if isinstance(table.storage, Format) and table.storage.dtype is None:
+        storage = [table.storage.exponent_bits, table.storage.mantissa_bits]
     return {
         "storage": storage,
         "dim": table.dim,

@@ -67,6 +67,12 @@ def load(config: XMCConfig) -> XMCText:
             f"products=fp8 multiplies FP8 rows, and precision={','.join(config.precision)} has "
             "none: add fp8 to the precisions, or leave products out"
         )
+    if config.scale == "table" and all(s and s.integers for s in storages):
+        raise ValueError(
+            f"scale=table is for rows of floating-point numbers, and "
+            f"precision={','.join(config.precision)} has none: every row of integers has a scale "
+            "of its own; leave scale out"
+        )
     if config.encoder_precision == "fp8":
         check_torchao()
     data = load_bundled() if config.data is None else read_xmc(config.data)
@@ -171,7 +177,7 @@ def build_head(
         label_counts=torch.from_numpy(data.data.label_counts) if config.head_fraction else None,
         dropout=config.weight_dropout,
         rounding=storage.rounding,
-        scale="table" if config.scale == "table" else None,
+        scale="table" if config.scale == "table" and not storage.integers else None,
         reduction="sum",
         products=config.products if storage.storage == "e4m3" else "auto",
         seed=seed,
@@ -225,10 +231,12 @@ def head_bytes(
         kept = {"parameter": 4.0, "fp16 copy": 2.0, "gradient": 4.0, "momentum": 4.0}
     else:
         assert storage is not None
-        kept = {"parameter": storage.bits / 8}
-        remainder = head.table.remainder
-        if remainder is not None:
-            kept["remainder"] = remainder.nbytes / head.table.codes.numel()
+        weights = head.num_labels * head.table.dim
+        sizes = head.table.nbytes()
+        kept = {"parameter": sizes.pop("codes") / weights}
+        if storage.simulated:
+            kept["parameter"] = storage.bits / 8
+        kept |= {name: size / weights for name, size in sizes.items()}
     return {**kept, "total": sum(kept.values())}
 
 
