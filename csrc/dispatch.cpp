@@ -36,6 +36,7 @@ int subulp_abi(void) { return SUBULP_ABI; }
 int64_t subulp_sizeof_step(void) { return sizeof(subulp_step); }
 int64_t subulp_sizeof_scalars(void) { return sizeof(subulp_scalars); }
 int64_t subulp_sizeof_table(void) { return sizeof(subulp_table); }
+int64_t subulp_sizeof_mixture(void) { return sizeof(subulp_mixture); }
 
 int subulp_best_isa(void) {
   return runs(SUBULP_AVX512) ? SUBULP_AVX512 : runs(SUBULP_AVX2) ? SUBULP_AVX2 : SUBULP_PLAIN;
@@ -100,6 +101,18 @@ int subulp_embedding_update(const subulp_table* tables, int64_t count, const sub
                             int32_t isa) {
   const subulp_kernels* k = kernels(isa);
   return k ? k->embedding_update(tables, count, *lookups, grad, evictions, seed, step, threads) : -1;
+}
+int64_t subulp_mixture_encode(const subulp_mixture* mixture) {
+  const subulp_kernels* k = kernels(mixture->isa);
+  return k ? k->mixture_encode(*mixture, mixture->threads) : -1;
+}
+int subulp_mixture_wide(const subulp_mixture* mixture, uint8_t* wide) {
+  const subulp_kernels* k = kernels(mixture->isa);
+  return k ? k->mixture_wide(*mixture, wide, mixture->threads) : -1;
+}
+int subulp_mixture_decode(const subulp_mixture* mixture, const uint8_t* wide, float* to) {
+  const subulp_kernels* k = kernels(mixture->isa);
+  return k ? k->mixture_decode(*mixture, wide, to, mixture->threads) : -1;
 }
 
 }  // extern "C"

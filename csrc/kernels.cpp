@@ -12,6 +12,7 @@
 #include "int_rows.h"
 #include "kernels.h"
 #include "logistic.h"
+#include "mixture.h"
 #include "step.h"
 
 extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = {
@@ -27,4 +28,7 @@ extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = 
     simd::run_embedding_pool,
     simd::run_embedding_weight_grad,
     simd::run_embedding_update,
+    simd::run_mixture_encode,
+    simd::run_mixture_wide,
+    simd::run_mixture_decode,
 };

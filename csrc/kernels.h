@@ -17,6 +17,9 @@ struct subulp_kernels {
   int (*embedding_weight_grad)(const subulp_table*, const subulp_lookups&, const float*, float*, int);
   int (*embedding_update)(const subulp_table*, int64_t, const subulp_lookups&, const float*, int64_t*, uint32_t,
                           uint32_t, int);
+  int64_t (*mixture_encode)(const subulp_mixture&, int);
+  int (*mixture_wide)(const subulp_mixture&, uint8_t*, int);
+  int (*mixture_decode)(const subulp_mixture&, const uint8_t*, float*, int);
 };
 
 extern "C" {

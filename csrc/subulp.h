@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 4
+#define SUBULP_ABI 5
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -126,10 +126,30 @@ typedef struct {
   const float* weights;   /* of the values, or null */
 } subulp_lookups;
 
+/* A matrix in a mixture of representations; see src/subulp/numerics/mixture.py. */
+typedef struct {
+  const void* x; /* (rows, columns), not read when decoding */
+  int64_t rows, columns;
+  int64_t block_rows, block_columns;
+  int64_t group_rows, group_columns; /* in blocks */
+  uint8_t* codes;
+  uint8_t* types; /* of blocks, or of the tensor if it decides */
+  float* mantissa;
+  int8_t* exponents;
+  double* numbers; /* of a summary */
+  int32_t dtype;
+  int32_t recipe;  /* 0: tensor, 1: two-way, 2: three-way */
+  int32_t scaling; /* 0: group amax mantissa, 1: a mantissa for each block, 2: powers of two */
+  float threshold;
+  int32_t threads;
+  int32_t isa;
+} subulp_mixture;
+
 SUBULP_EXPORT int subulp_abi(void);
 SUBULP_EXPORT int64_t subulp_sizeof_step(void);
 SUBULP_EXPORT int64_t subulp_sizeof_scalars(void);
 SUBULP_EXPORT int64_t subulp_sizeof_table(void);
+SUBULP_EXPORT int64_t subulp_sizeof_mixture(void);
 
 /* The widest instruction set that this build and this processor share. */
 SUBULP_EXPORT int subulp_best_isa(void);
@@ -178,6 +198,13 @@ SUBULP_EXPORT int subulp_embedding_weight_grad(const subulp_table* tables, const
 SUBULP_EXPORT int subulp_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups* lookups,
                                           const float* grad, int64_t* evictions, uint32_t seed, uint32_t step,
                                           int32_t threads, int32_t isa);
+
+/* Everything but the BF16 numbers, whose count is returned; -1 as above. */
+SUBULP_EXPORT int64_t subulp_mixture_encode(const subulp_mixture* mixture);
+/* The BF16 numbers: upper bytes into `codes`, lower ones into `wide`; -1 as above. */
+SUBULP_EXPORT int subulp_mixture_wide(const subulp_mixture* mixture, uint8_t* wide);
+/* FP32 (rows, columns); `wide` is null where there are no BF16 numbers; -1 as above. */
+SUBULP_EXPORT int subulp_mixture_decode(const subulp_mixture* mixture, const uint8_t* wide, float* to);
 
 #ifdef __cplusplus
 }

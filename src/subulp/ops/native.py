@@ -14,7 +14,7 @@ import torch
 
 from .job import SCALARS
 
-ABI = 4
+ABI = 5
 ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
 _DTYPES = (
     torch.float32,
@@ -77,6 +77,31 @@ class Lookups(ctypes.Structure):
     )
 
 
+class Mixture(ctypes.Structure):
+    """``subulp_mixture`` of csrc/subulp.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("block_rows", c_int64),
+        ("block_columns", c_int64),
+        ("group_rows", c_int64),
+        ("group_columns", c_int64),
+        ("codes", c_void_p),
+        ("types", c_void_p),
+        ("mantissa", c_void_p),
+        ("exponents", c_void_p),
+        ("numbers", c_void_p),
+        ("dtype", c_int32),
+        ("recipe", c_int32),
+        ("scaling", c_int32),
+        ("threshold", c_float),
+        ("threads", c_int32),
+        ("isa", c_int32),
+    )
+
+
 TABLE = np.dtype(
     [
         ("codes", "u8"),
@@ -134,11 +159,15 @@ def library() -> ctypes.CDLL:
     lib.subulp_sizeof_scalars.restype = c_int64
     built = [lib.subulp_abi(), lib.subulp_sizeof_step(), lib.subulp_sizeof_scalars()]
     expected = [ABI, ctypes.sizeof(Step), SCALARS.itemsize]
-    # Libraries before ABI 3 have none, and fail by that number.
+    # Libraries before ABI 3 and 5 lack these, and fail by that number.
     if hasattr(lib, "subulp_sizeof_table"):
         lib.subulp_sizeof_table.restype = c_int64
         built.append(lib.subulp_sizeof_table())
         expected.append(TABLE.itemsize)
+    if hasattr(lib, "subulp_sizeof_mixture"):
+        lib.subulp_sizeof_mixture.restype = c_int64
+        built.append(lib.subulp_sizeof_mixture())
+        expected.append(ctypes.sizeof(Mixture))
     if built != expected:
         raise RuntimeError(
             f"The C++ kernels have ABI {built}, the package expects {expected}: they come from "
@@ -180,6 +209,13 @@ def library() -> ctypes.CDLL:
         *(c_void_p, c_int64, lookups, c_void_p, c_void_p, c_uint32, c_uint32, c_int32, c_int32)
     ]
     lib.subulp_embedding_update.restype = c_int
+    mixture = POINTER(Mixture)
+    lib.subulp_mixture_encode.argtypes = [mixture]
+    lib.subulp_mixture_encode.restype = c_int64
+    lib.subulp_mixture_wide.argtypes = [mixture, c_void_p]
+    lib.subulp_mixture_wide.restype = c_int
+    lib.subulp_mixture_decode.argtypes = [mixture, c_void_p, c_void_p]
+    lib.subulp_mixture_decode.restype = c_int
     return lib
 
 

@@ -1,0 +1,173 @@
+"""Mixtures: the same bits whoever computes, and the promises of torch.library."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from subulp.numerics import mixture, partition
+from subulp.numerics.mixture import RECIPES
+from subulp.ops.mixture import decode, encode, mixture_decode, mixture_encode
+
+from .support import environment, isas, threads
+
+SIZES = [*partition.PARTITIONS, (16, 32), (200, 7)]
+SCALINGS = ("gam", "amax", "e8m0", "groups")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from threads, and lose much where other tests run."""
+    with threads(1):
+        yield
+
+
+def matrices(shape: tuple[int, int]) -> Iterator[torch.Tensor]:
+    """Of one magnitude; over many binades; with zeros, subnormal, infinite and huge numbers."""
+    rows, columns = shape
+    generator = torch.Generator().manual_seed(rows * columns)
+    x = torch.randn(shape, generator=generator)
+    yield x
+    rough = x * (6 * torch.randn(rows, 1, generator=generator)).exp2()
+    rough = rough * (6 * torch.randn(1, columns, generator=generator)).exp2()
+    yield rough
+    special = rough.clone()
+    special[::3] = 0.0
+    special[1::5] *= 2.0**-135
+    special[0, 0] = -1e-45
+    if rows > 3:
+        special[1], special[2] = -0.0, 3e38
+        special[3, 1], special[-1, -1] = torch.inf, torch.nan
+        special.view(torch.int32)[-1, 0] = -0x7FFFFF
+    yield special
+    yield rough.bfloat16()
+    yield rough.half()
+    yield torch.where(x.abs() < 1, 1.0, x)
+
+
+def calls(x: torch.Tensor, sizes=SIZES) -> Iterator[tuple]:
+    """Arguments of the op."""
+    for recipe, size, scaling in itertools.product(RECIPES, sizes, SCALINGS):
+        block = partition.block_of(size, x.shape)
+        groups = partition.grid_of(x.shape, block)
+        if scaling == "amax":
+            groups = (1, 1)
+        elif scaling == "groups":
+            groups, scaling = (2, 3), "gam"  # noqa: PLW2901
+        yield x, recipe, block, groups, scaling, 0.045
+
+
+def run(arguments: tuple, backend: str) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """What the op stores, and what it decodes to."""
+    with environment(SUBULP_BACKEND=backend), np.errstate(all="ignore"):
+        stored = mixture_encode(*arguments)
+        _, recipe, block, groups, scaling, _ = arguments
+        if scaling == "e8m0":
+            groups = stored[3].shape
+        return list(stored), mixture_decode(*stored[:5], recipe, block, groups)
+
+
+def same(arguments: tuple, backend: str, expected) -> None:
+    stored, values = run(arguments, backend)
+    where = [*map(str, arguments[1:]), tuple(arguments[0].shape), arguments[0].dtype]
+    for i, (got, want) in enumerate(zip(stored[:5], expected[0][:5], strict=True)):
+        assert got.shape == want.shape, (where, i)
+        assert torch.equal(*(t.contiguous().view(torch.uint8) for t in (got, want))), (where, i)
+    # Sums that no decision depends on.
+    torch.testing.assert_close(stored[5], expected[0][5], rtol=1e-12, atol=0)
+    torch.testing.assert_close(values, expected[1], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (40, 70), (257, 140), (2, 9001)], ids=str)
+def test_the_kernels_are_the_reference(shape):
+    for x in matrices(shape):
+        # Many columns are there for their tiles.
+        for arguments in calls(x, SIZES if shape[1] < 9000 else ["tensor", "channel", (2, 4100)]):
+            expected = run(arguments, "reference")
+            for isa in isas():
+                with environment(SUBULP_ISA=isa):
+                    same(arguments, "cpu", expected)
+
+
+def test_threads_do_not_show():
+    for x in matrices((300, 270)):
+        for arguments in calls(x, ["tensor", "subchannel-32", "block-128x128"]):
+            with threads(1):
+                expected = run(arguments, "cpu")
+            for count in (2, 3):
+                with threads(count):
+                    same(arguments, "cpu", expected)
+
+
+def test_every_value_of_a_scaled_block():
+    """Both formats' codes, the middles between them and their neighbours, under many scales."""
+    for fmt in (torch.float8_e4m3fn, torch.float8_e5m2):
+        codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(fmt).float()
+        values = codes[codes.isfinite() & (codes > 0)].unique()
+        x = torch.cat((values, (values[1:] + values[:-1]) / 2))
+        x = torch.cat((x, x.nextafter(torch.tensor(torch.inf)), x.nextafter(torch.tensor(0.0))))
+        x = x[x <= values[-1]]
+        x = torch.stack([torch.cat((x, -x)) * 2.0**k for k in (-100, -3, 0, 1, 60)])
+        for recipe in RECIPES:
+            arguments = (x, recipe, (1, x.shape[1]), (1, 1), "amax", 0.9)
+            expected = run(arguments, "reference")
+            for isa in isas():
+                with environment(SUBULP_ISA=isa):
+                    same(arguments, "cpu", expected)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("scaling", ["gam", "amax", "e8m0"])
+@pytest.mark.parametrize("block", [(128, 128), (1, 32), (60, 70)], ids=str)
+def test_opcheck(recipe, scaling, block):
+    x = next(matrices((60, 70)))
+    x[3, 4] = torch.inf
+    groups = (1, 1) if scaling == "amax" else partition.grid_of(x.shape, block)
+    arguments = (x, recipe, block, groups, scaling, 0.045)
+    torch.library.opcheck(mixture_encode, arguments)
+    stored = mixture_encode(*arguments)
+    torch.library.opcheck(mixture_decode, (*stored[:5], recipe, block, groups))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_encode_and_decode_are_the_definition(recipe):
+    x = next(matrices((60, 70))).t()
+    for scaling in ("gam", "amax", "e8m0"):
+        got = encode(x, RECIPES[recipe], "subchannel-32", scaling=scaling)
+        want = mixture.encode(x, RECIPES[recipe], "subchannel-32", scaling=scaling)
+        assert got[0].nbytes == want[0].nbytes
+        assert got[0].formats == want[0].formats
+        assert torch.equal(decode(got[0]), mixture.decode(want[0]))
+        assert torch.equal(mixture.decode(got[0]), decode(want[0]))
+        assert got[1].elements == want[1].elements
+        assert got[1].error == pytest.approx(want[1].error, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(3, 4).int()}, "x has dtype"),
+        ({"x": torch.ones(0, 4)}, r"x has shape \(0, 4\)"),
+        ({"x": torch.ones(4, 3).t()}, "x has strides"),
+        ({"recipe": "fp4"}, "recipe='fp4' is unknown"),
+        ({"block": (0, 4)}, r"block=\(0, 4\) cannot apply"),
+        ({"groups": (1,)}, r"groups=\(1,\) cannot apply"),
+        ({"scaling": "log"}, "scaling='log' is unknown"),
+    ],
+    ids=str,
+)
+def test_bad_input(change, message):
+    arguments = {
+        "x": torch.ones(3, 4),
+        "recipe": "tensor",
+        "block": (1, 4),
+        "groups": (1, 1),
+        "scaling": "gam",
+        "threshold": 0.045,
+    }
+    with pytest.raises(ValueError, match=message):
+        mixture_encode(**arguments | change)
