@@ -1,14 +1,28 @@
-"""What was lost and what it costs: descent quality, lost updates, exponents, memory."""
+"""What was lost and what it costs: descent quality, lost updates, exponents, mixes, memory."""
 
 from .exponents import ExponentHistogram, exponent_histogram
 from .memory import track_memory
+from .representation_mix import (
+    MixRecord,
+    OperandMix,
+    RepresentationMix,
+    plot_mix,
+    record_mix,
+    representation_mix,
+)
 from .watch import Descent, Watch, watch
 
 __all__ = [
     "Descent",
     "ExponentHistogram",
+    "MixRecord",
+    "OperandMix",
+    "RepresentationMix",
     "Watch",
     "exponent_histogram",
+    "plot_mix",
+    "record_mix",
+    "representation_mix",
     "track_memory",
     "watch",
 ]

@@ -229,17 +229,22 @@ class _Quantiser:
 
     def __call__(self, matrix: Tensor, role: str) -> Operand:
         """The matrix along its last dimension."""
+        operand, summary = self._encode(matrix)
+        if self.note is not None:
+            self.note(role, summary)
+        return operand
+
+    def _encode(self, matrix: Tensor) -> tuple[Operand, Summary]:
         if matrix.dtype not in ACTIVATION_DTYPES:
             matrix = matrix.float()
         mixture, summary = self.mor.encode(matrix.detach())
-        if self.note is not None:
-            self.note(role, summary)
-        return Operand(mixture, summary.sole)
+        return Operand(mixture, summary.sole), summary
 
     def transposed(self, matrix: Tensor, role: str, known: Operand | None = None) -> Operand:
         """The matrix along its first dimension; ``known`` is it along the last, if at hand."""
         if self.mor.is_symmetric:
-            known = known or self(matrix, role)
+            # Nothing new to note: the forward pass has decided the same.
+            known = known or self._encode(matrix)[0]
             return Operand(known.mixture, known.sole, transposed=True)
         return self(matrix.t(), f"{role} transposed")
 

@@ -1,0 +1,269 @@
+"""Which representation each operand of a layer's products was in, and how good it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import nn
+
+from ..nn import MoRLinear
+from ..nn.mor_linear import ROLES
+from ..numerics import BF16, E5M2
+from ..numerics.mixture import Summary
+
+_ROLES = [name for role in ROLES for name in (role, f"{role} transposed")]
+
+
+@dataclass(frozen=True)
+class OperandMix:
+    """One decision about an operand.
+
+    Attributes:
+        layer: Name of the layer in the model.
+        role: ``"input"``, ``"weight"`` or ``"output gradient"``; with ``" transposed"`` after it
+            where the other direction of use was quantised by itself.
+        elements: Share of the elements by format name; adds up to 1.
+        blocks: Share of the blocks by format name.
+        count: Elements.
+        error: Mean relative error of what is in FP8; 0 if nothing is.
+        first_error: Mean relative error if all were in the recipe's first format.
+        amax: Largest magnitude; infinite if not all values are finite.
+        dynamic_range: Binades between largest and smallest non-zero magnitude; NaN for zeros.
+    """
+
+    layer: str
+    role: str
+    elements: dict[str, float]
+    blocks: dict[str, float]
+    count: int
+    error: float
+    first_error: float
+    amax: float
+    dynamic_range: float
+
+    @property
+    def narrow(self) -> float:
+        """Share of the elements that are not in BF16."""
+        return 1.0 - self.elements[BF16.name]
+
+
+@dataclass(frozen=True)
+class RepresentationMix:
+    """Decisions about the operands of a model.
+
+    Attributes:
+        operands: One for each layer and role.
+    """
+
+    operands: tuple[OperandMix, ...]
+
+    @property
+    def tensors(self) -> dict[str, float]:
+        """Share of the operands by the format that most of their elements have."""
+        most = [max(o.elements, key=o.elements.__getitem__) for o in self.operands]
+        return {name: most.count(name) / len(most) for name in self._names}
+
+    @property
+    def elements(self) -> dict[str, float]:
+        """Share of all elements by format name."""
+        whole = sum(o.count for o in self.operands)
+        return {
+            name: sum(o.elements.get(name, 0.0) * o.count for o in self.operands) / whole
+            for name in self._names
+        }
+
+    @property
+    def narrow(self) -> float:
+        """Share of the operands of which most elements are not in BF16."""
+        return 1.0 - self.tensors[BF16.name]
+
+    @property
+    def _names(self) -> list[str]:
+        found = dict.fromkeys(name for o in self.operands for name in o.elements)
+        return [*(name for name in found if name != BF16.name), BF16.name]
+
+
+def representation_mix(model: nn.Module) -> RepresentationMix:
+    """What the last step decided.
+
+    Args:
+        model: A module with :class:`subulp.nn.MoRLinear` layers that have computed something.
+
+    Raises:
+        ValueError: There is no such layer, or none has computed anything.
+    """
+    layers = _layers(model)
+    found = [
+        _operand(name, role, layer.mix[role])
+        for name, layer in layers.items()
+        for role in _ROLES
+        if role in layer.mix
+    ]
+    if not found:
+        raise ValueError(
+            f"none of the {len(layers)} converted layers has decided anything: run the model first"
+        )
+    return RepresentationMix(tuple(found))
+
+
+class MixRecord:
+    """Decisions while a ``with`` block runs; see :func:`record_mix`.
+
+    Attributes:
+        history: One dict a decision: ``step``, counted for each layer and role from 1, and the
+            fields of :class:`OperandMix`.
+    """
+
+    def __init__(self, layers: dict[str, MoRLinear], every: int) -> None:
+        self._layers, self._every = layers, every
+        self._seen: dict[tuple[str, str], int] = {}
+        self._observers: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        for name, layer in self._layers.items():
+            self._observers[name] = self._observer(name)
+            layer.observers = (*layer.observers, self._observers[name])
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name, layer in self._layers.items():
+            mine = self._observers.pop(name)
+            layer.observers = tuple(each for each in layer.observers if each is not mine)
+
+    def _observer(self, name: str) -> Any:
+        def observe(role: str, summary: Summary) -> None:
+            step = self._seen.get((name, role), 0) + 1
+            self._seen[name, role] = step
+            if (step - 1) % self._every == 0:
+                self.history.append({"step": step, **asdict(_operand(name, role, summary))})
+
+        return observe
+
+
+def record_mix(model: nn.Module, every: int = 1) -> MixRecord:
+    """Keep every decision while a ``with`` block runs.
+
+    What is recorded is known anyway: it costs a Python dict a decision. A step counts the decisions
+    on one layer's one role, so a forward pass that activation checkpointing repeats counts twice.
+
+    Args:
+        model: A module with :class:`subulp.nn.MoRLinear` layers.
+        every: Record every so many steps, the first included (default: 1).
+
+    Raises:
+        ValueError: ``every`` is below 1, or there is no such layer.
+
+    Example::
+
+        with diagnostics.record_mix(model, every=100) as record:
+            train()
+        record.history[-1]["elements"]
+    """
+    if every < 1:
+        raise ValueError(f"every={every} is out of range: record every 1 or more steps")
+    return MixRecord(_layers(model), every)
+
+
+def plot_mix(mix: RepresentationMix | Iterable[OperandMix], path: Path | str) -> None:
+    """Save a heat map, layer by role: the share of the elements in FP8, as a shade and a number.
+
+    Below the number stand the share in E5M2, if any, and the mean error of what is in FP8.
+
+    Args:
+        mix: What :func:`representation_mix` found.
+        path: The PNG file to write.
+
+    Raises:
+        ValueError: There is nothing to show.
+    """
+    operands = tuple(mix.operands if isinstance(mix, RepresentationMix) else mix)
+    if not operands:
+        raise ValueError("mix is empty: there is nothing to show")
+    layers = list(dict.fromkeys(o.layer for o in operands))
+    roles = [role for role in _ROLES if any(o.role == role for o in operands)]
+    shares = np.full((len(layers), len(roles)), np.nan)
+    texts = [["not used" for _ in roles] for _ in layers]
+    for o in operands:
+        row, column = layers.index(o.layer), roles.index(o.role)
+        shares[row, column] = 100 * o.narrow
+        texts[row][column] = _text(o)
+    figure = Figure(
+        figsize=(2.2 + 1.35 * len(roles), 1.5 + 0.55 * len(layers)), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Greys", vmin=0, vmax=130, aspect="auto")
+    for row, column in np.ndindex(shares.shape):
+        # What was not quantised compares as false.
+        colour = "white" if shares[row, column] > 75 else "black"
+        text = texts[row][column]
+        axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+    _label(axes, layers, roles)
+    bar = figure.colorbar(image, ax=axes, boundaries=np.linspace(0, 100, 101), ticks=[0, 50, 100])
+    bar.set_label("share in FP8, %", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def _label(axes: Any, layers: Sequence[str], roles: Sequence[str]) -> None:
+    axes.set_xticks(range(len(roles)), [r.replace(" ", "\n") for r in roles], fontsize=8)
+    axes.set_yticks(range(len(layers)), layers, fontsize=8)
+    axes.set_xticks(np.arange(1, len(roles)) - 0.5, minor=True)
+    axes.set_yticks(np.arange(1, len(layers)) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=2)
+    axes.tick_params(which="both", length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_title("Elements in FP8, those in E5M2, mean relative error in FP8", fontsize=9)
+
+
+def _text(o: OperandMix) -> str:
+    lines = [f"{100 * o.narrow:.1f} %"]
+    if o.elements.get(E5M2.name):
+        lines.append(f"E5M2 {100 * o.elements[E5M2.name]:.1f} %")
+    if o.narrow:
+        lines.append(f"err {100 * o.error:.2f} %")
+    return "\n".join(lines)
+
+
+def _layers(model: nn.Module) -> dict[str, MoRLinear]:
+    found = {name: m for name, m in model.named_modules() if isinstance(m, MoRLinear)}
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no layer with a mixture of representations: see "
+            "nn.convert_to_mor"
+        )
+    return found
+
+
+def _operand(layer: str, role: str, summary: Summary) -> OperandMix:
+    elements, blocks = sum(summary.elements), sum(summary.blocks)
+    if not math.isfinite(summary.amax):
+        span = math.inf
+    else:
+        span = math.log2(summary.amax / summary.smallest) if summary.amax else math.nan
+    return OperandMix(
+        layer,
+        role,
+        {n: e / elements for n, e in zip(summary.names, summary.elements, strict=True)},
+        {n: b / blocks for n, b in zip(summary.names, summary.blocks, strict=True)},
+        elements,
+        summary.error,
+        summary.first_error,
+        summary.amax,
+        span,
+    )

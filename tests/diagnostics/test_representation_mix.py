@@ -1,0 +1,125 @@
+"""Shares, ranges and errors of decisions, over layers, roles and time; the heat map."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from matplotlib.image import imread
+
+from subulp import diagnostics
+from subulp.nn import MoR, MoRLinear, convert_to_mor
+
+
+def model(mor: MoR) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32)
+    return convert_to_mor(torch.nn.Sequential(*layers), mor)
+
+
+def step(m: torch.nn.Module, x: torch.Tensor) -> None:
+    m(x).square().mean().backward()
+
+
+def inputs() -> torch.Tensor:
+    """A quarter of the rows spans too much for E4M3, another one for any FP8 format."""
+    torch.manual_seed(1)
+    x = torch.randn(64, 64)
+    x[16:48] = (1 + torch.rand(32, 64)) * torch.empty(32, 64).uniform_(-22, 0).exp2()
+    x[32:48, 0] *= 2.0**-40
+    return x
+
+
+def test_shares_by_layer_and_role():
+    m = model(MoR("subtensor-3way", "channel"))
+    x = inputs()
+    step(m, x)
+    mix = diagnostics.representation_mix(m)
+    found = {(o.layer, o.role): o for o in mix.operands}
+    # The first layer's input needs no gradient.
+    assert len(found) == 10
+    assert ("0", "output gradient") not in found
+    first = found["0", "input"]
+    assert first.elements == {"e4m3": 0.5, "e5m2": 0.25, "bf16": 0.25}
+    assert first.blocks == first.elements
+    assert first.count == 64 * 64
+    assert first.amax == float(x.abs().max())
+    assert first.dynamic_range == pytest.approx(math.log2(x.abs().max() / x.abs().min()))
+    assert 0.01 < first.error < 0.05 < first.first_error
+    assert first.narrow == 0.75
+    assert sum(mix.elements.values()) == pytest.approx(1)
+    assert sum(mix.tensors.values()) == pytest.approx(1)
+    assert mix.narrow == 1 - mix.tensors["bf16"]
+    counted = sum(o.count for o in mix.operands)
+    wide = sum(o.elements["bf16"] * o.count for o in mix.operands)
+    assert mix.elements["bf16"] == pytest.approx(wide / counted)
+
+
+def test_zeros_and_infinities_have_a_range():
+    layer = MoRLinear(4, 3)
+    layer(torch.zeros(2, 4))
+    zeros = diagnostics.representation_mix(layer).operands[0]
+    assert (zeros.amax, zeros.elements["e4m3"], zeros.layer) == (0.0, 1.0, "")
+    assert math.isnan(zeros.dynamic_range)
+    layer(torch.tensor([[1.0, math.inf, 0.0, 2.0]]))
+    infinite = diagnostics.representation_mix(layer).operands[0]
+    assert (infinite.amax, infinite.elements["bf16"]) == (math.inf, 1.0)
+    assert infinite.dynamic_range == math.inf
+
+
+def test_decisions_over_time():
+    m = model(MoR("tensor", "tensor"))
+    narrow, wide = torch.randn(8, 64), inputs()
+    with diagnostics.record_mix(m) as record, diagnostics.record_mix(m, every=2) as second:
+        for x in (narrow, wide, narrow):
+            step(m, x)
+    step(m, wide)
+    mine = [h for h in record.history if (h["layer"], h["role"]) == ("0", "input")]
+    assert [h["step"] for h in mine] == [1, 2, 3]
+    assert [h["elements"]["e4m3"] for h in mine] == [1.0, 0.0, 1.0]
+    assert {h["step"] for h in second.history} == {1, 3}
+    assert len(record.history) == 3 * 6
+    assert all(layer.observers == () for layer in m if isinstance(layer, MoRLinear))
+
+
+def test_recording_changes_nothing():
+    grads = []
+    for recorded in (False, True):
+        m = model(MoR("subtensor-2way", "subchannel-32"))
+        if recorded:
+            with diagnostics.record_mix(m):
+                step(m, inputs())
+        else:
+            step(m, inputs())
+        grads.append([p.grad for p in m.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_the_heat_map_is_readable_without_colour(tmp_path):
+    m = model(MoR("subtensor-3way", "channel"))
+    step(m, inputs())
+    mix = diagnostics.representation_mix(m)
+    diagnostics.plot_mix(mix, tmp_path / "mix.png")
+    image = imread(tmp_path / "mix.png")
+    assert image.shape[0] > 300
+    assert image.shape[1] > 1000
+    # Greys only: the three channels are one.
+    assert (image[..., 0] == image[..., 1]).all()
+    assert (image[..., 0] == image[..., 2]).all()
+    diagnostics.plot_mix(mix.operands[:1], tmp_path / "one.png")
+    assert (tmp_path / "one.png").exists()
+
+
+def test_bad_input():
+    m = model(MoR())
+    with pytest.raises(ValueError, match="run the model first"):
+        diagnostics.representation_mix(m)
+    with pytest.raises(ValueError, match=r"see nn\.convert_to_mor"):
+        diagnostics.representation_mix(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"see nn\.convert_to_mor"):
+        diagnostics.record_mix(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="every=0 is out of range"):
+        diagnostics.record_mix(m, every=0)
+    with pytest.raises(ValueError, match="mix is empty"):
+        diagnostics.plot_mix([], "none.png")
