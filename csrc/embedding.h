@@ -15,24 +15,24 @@
 
 namespace simd {
 
-constexpr int64_t AHEAD = 16;  // rows on their way
+constexpr int64_t AHEAD = 32;  // rows on their way
 constexpr int64_t GRADIENTS_AHEAD = 8;
 constexpr uint32_t EVICT_SLOT = 1;  // rounding of a row that is evicted before its own turn
 
-// Not __builtin_prefetch alone: GCC 12 takes a function that does nothing else for pure, and leaves
-// out its calls.
+// To the second level only, which awaits more lines at a time than the first. Not __builtin_prefetch
+// alone: GCC 12 takes a function that does nothing else for pure, and leaves out its calls.
 inline void fetch_line(const void* p) {
 #if defined(SUBULP_X86) && defined(__GNUC__)
-  asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));
+  asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
 #else
-  __builtin_prefetch(p);
+  __builtin_prefetch(p, 0, 2);
 #endif
 }
 
 inline void prefetch(const void* p, int64_t bytes) {
   const char* const first = static_cast<const char*>(p);
-  for (int64_t i = 0; i < bytes; i += 64) fetch_line(first + i);
-  fetch_line(first + bytes - 1);
+  const char* const last = first + bytes - 1;
+  for (const char* line = first - reinterpret_cast<uintptr_t>(first) % 64; line <= last; line += 64) fetch_line(line);
 }
 
 inline int64_t set_of(const subulp_table& t, uint32_t row) {
@@ -47,11 +47,9 @@ inline int64_t set_of(const subulp_table& t, uint32_t row) {
 // The first of `ways` tags that is `tag`, or -1.
 inline int find_tag(const int32_t* tags, int ways, int32_t tag) {
   int w = 0;
-  for (; w + 8 <= ways; w += 8) {
-    int any = 0;
-    for (int i = 0; i < 8; ++i) any |= tags[w + i] == tag;
-    if (any) break;
-  }
+  const U wanted = u32(static_cast<uint32_t>(tag));
+  for (; w + W <= ways; w += W)
+    if (const uint32_t found = equal_lanes(load_u32(tags + w), wanted)) return w + __builtin_ctz(found);
   for (; w < ways; ++w)
     if (tags[w] == tag) return w;
   return -1;
@@ -69,39 +67,58 @@ inline char* stored_row(const subulp_table& t, int64_t row) { return static_cast
 
 // ----------------------------------------------------------------------------------------- lookups
 
-// A run of looked-up rows: visit(k, row, whether it is in the cache), each fetched in time.
-// Row numbers out of range are replaced by row 0; `*bad` gets the first one's position.
-template <class Visit>
-inline void each_row(const subulp_table& t, const int64_t* values, int64_t first, int64_t last, int64_t* bad,
-                     Visit visit) {
+// Where a run of looked-up rows lies, each fetched in time.
+class Lookups {
+ public:
   struct Row {
     const char* at;
     bool cached;
-  } ring[AHEAD];
-  const auto row_of = [&](int64_t k) -> int64_t {
-    if (static_cast<uint64_t>(values[k]) < static_cast<uint64_t>(t.rows)) return values[k];
-    if (bad) *bad = std::min(*bad, k);
-    return 0;
   };
-  const auto announce = [&](int64_t k) {
-    if (t.sets && k < last) prefetch(t.tags + set_of(t, static_cast<uint32_t>(row_of(k))) * t.ways, t.ways * 4);
-  };
-  const auto locate = [&](int64_t k) {
-    if (k >= last) return;
-    const int64_t row = row_of(k), place = find_row(t, row);
-    const char* const at = place < 0 ? stored_row(t, row) : reinterpret_cast<const char*>(t.cache + place * t.dim);
-    prefetch(at, place < 0 ? t.row_bytes : t.dim * 4);
-    ring[k % AHEAD] = {at, place >= 0};
-  };
-  for (int64_t k = first; k < first + 2 * AHEAD; ++k) announce(k);
-  for (int64_t k = first; k < first + AHEAD; ++k) locate(k);
-  for (int64_t k = first; k < last; ++k) {
-    const Row row = ring[k % AHEAD];
+
+  // Row numbers out of range are replaced by row 0; `*bad` gets the first one's position.
+  Lookups(const subulp_table& t, const int64_t* values, int64_t first, int64_t last, int64_t* bad)
+      : t_(t), values_(values), last_(last), bad_(bad) {
+    for (int64_t k = first; k < first + 2 * AHEAD; ++k) announce(k);
+    for (int64_t k = first; k < first + AHEAD; ++k) locate(k);
+  }
+  // To be called for each lookup in turn, then at() for it and some before it.
+  void advance(int64_t k) {
     announce(k + 2 * AHEAD);
     locate(k + AHEAD);
-    visit(k, row.at, row.cached);
   }
-}
+  static constexpr int64_t BEFORE = AHEAD;
+  Row at(int64_t k) const { return ring_[k % (AHEAD + BEFORE)]; }
+
+ private:
+  int64_t row(int64_t k) {
+    if (static_cast<uint64_t>(values_[k]) < static_cast<uint64_t>(t_.rows)) return values_[k];
+    if (bad_) *bad_ = std::min(*bad_, k);
+    return 0;
+  }
+  void announce(int64_t k) {
+    if (t_.sets && k < last_) prefetch(t_.tags + set_of(t_, static_cast<uint32_t>(row(k))) * t_.ways, t_.ways * 4);
+  }
+  void locate(int64_t k) {
+    if (k >= last_) return;
+    const int64_t number = row(k), place = find_row(t_, number);
+    const char* const at = place < 0 ? stored_row(t_, number) : reinterpret_cast<const char*>(t_.cache + place * t_.dim);
+    prefetch(at, place < 0 ? t_.row_bytes : t_.dim * 4);
+    ring_[k % (AHEAD + BEFORE)] = {at, place >= 0};
+  }
+
+  const subulp_table& t_;
+  const int64_t* values_;
+  int64_t last_;
+  int64_t* bad_;
+  Row ring_[AHEAD + BEFORE];
+};
+
+// Vectors of a sum that stay in registers while what it adds goes by.
+#if defined(SUBULP_VECTORS_ARE_ARRAYS)
+constexpr int WIDEST = 2;
+#else
+constexpr int WIDEST = 8;
+#endif
 
 constexpr int64_t BAGS = 64;  // bags of a task
 
@@ -128,34 +145,66 @@ inline void each_task(const subulp_lookups& l, int threads, Work work) {
   (void)count;
 }
 
-template <class Row>
-inline void pool_bags(const subulp_table& t, const subulp_lookups& l, int64_t feature, int64_t bag, int64_t end,
-                      float* out, int64_t* hits, int64_t* bad) {
-  Buffer<float> sum(padded(t.dim));
-  const int64_t* const offsets = l.offsets + feature * l.batch;
-  float* const column = out + l.column[feature];
-  const auto finish = [&] {
-    std::memcpy(column + bag * l.stride, sum.data(), static_cast<size_t>(t.dim) * sizeof(float));
-    std::memset(sum.data(), 0, static_cast<size_t>(sum.size()) * sizeof(float));
-    ++bag;
-  };
-  each_row(t, l.values, offsets[bag], offsets[end], bad, [&](int64_t k, const char* row, bool cached) {
-    while (k >= offsets[bag + 1]) finish();
-    *hits += cached;
-    const auto accumulate = [&](auto scaled) {
-      const F weight = f32(scaled ? l.weights[k] : 1.0f);
-      const auto add_to = [&](int64_t i, F value) {
-        if constexpr (scaled) value = mul(value, weight);
-        store_f32(sum.data() + i, simd::add(load_f32(sum.data() + i), value));
-      };
-      if (cached) FloatRow<Fp32>::each(row, t.dim, add_to);
-      else Row::each(row, t.dim, add_to);
-    };
-    if (l.weights) accumulate(std::true_type{});
-    else accumulate(std::false_type{});
-  });
-  while (bag < end) finish();
-}
+template <class Row, bool weighted>
+class BagSums {
+ public:
+  BagSums(const subulp_table& t, const subulp_lookups& l, int64_t first, int64_t last, int64_t* bad)
+      : dim_(t.dim), weights_(l.weights), lookups_(t, l.values, first, last, bad) {}
+
+  // The sum of the rows of a bag, in their order.
+  void sum(int64_t first, int64_t last, float* to) {
+    int64_t stop = std::min(first + Lookups::BEFORE, last);
+    add_run(first, stop, true, to);
+    for (; stop < last; first = stop) {
+      first = stop;
+      stop = std::min(first + Lookups::BEFORE, last);
+      add_run(first, stop, false, to);
+    }
+  }
+  int64_t hits = 0;
+
+ private:
+  void add_run(int64_t first, int64_t last, bool begins, float* to) {
+    for (int64_t k = first; k < last; ++k) {
+      lookups_.advance(k);
+      hits += lookups_.at(k).cached;
+    }
+    const int64_t i = add_columns<WIDEST>(0, first, last, begins, to);
+    if (i == dim_) return;
+    F sum = begins ? f32(0.0f) : load_part(to + i, dim_ - i);
+    for (int64_t k = first; k < last; ++k)
+      read(k, [&](const auto& row) { sum = simd::add(sum, scaled(row.part(i, dim_ - i), k)); });
+    store_part(to + i, sum, dim_ - i);
+  }
+
+  // Columns from i on, as many as whole vectors have; returns where the rest begins.
+  template <int N>
+  int64_t add_columns(int64_t i, int64_t first, int64_t last, bool begins, float* to) {
+    for (; i + N * W <= dim_; i += N * W) {
+      F sum[N];
+      for (int v = 0; v < N; ++v) sum[v] = begins ? f32(0.0f) : load_f32(to + i + v * W);
+      for (int64_t k = first; k < last; ++k)
+        read(k, [&](const auto& row) {
+          for (int v = 0; v < N; ++v) sum[v] = simd::add(sum[v], scaled(row.whole(i + v * W), k));
+        });
+      for (int v = 0; v < N; ++v) store_f32(to + i + v * W, sum[v]);
+    }
+    if constexpr (N > 1) return add_columns<N / 2>(i, first, last, begins, to);
+    return i;
+  }
+
+  template <class Visit>
+  void read(int64_t k, Visit visit) const {
+    const auto row = lookups_.at(k);
+    if (row.cached) visit(FloatRow<Fp32>::Reader(row.at));
+    else visit(typename Row::Reader(row.at));
+  }
+  F scaled(F value, int64_t k) const { return weighted ? mul(value, f32(weights_[k])) : value; }
+
+  const int64_t dim_;
+  const float* const weights_;
+  Lookups lookups_;
+};
 
 // Statistics: lookups and hits of each table, added. Returns 0, or 1 + the position of the first row
 // number that is out of range, or -1.
@@ -166,10 +215,17 @@ inline int64_t run_embedding_pool(const subulp_table* tables, const subulp_looku
   each_task(l, threads, [&](int64_t feature, int64_t bag, int64_t end) {
     const subulp_table& t = tables[l.table[feature]];
     int64_t hits = 0, mine = INT64_MAX;
-    const bool found = with_row_type(t.dtype, [&](auto row) {
-      pool_bags<decltype(row)>(t, l, feature, bag, end, out, &hits, &mine);
-    });
     const int64_t* const offsets = l.offsets + feature * l.batch;
+    const auto pool = [&](auto sums) {
+      float* const column = out + l.column[feature];
+      for (int64_t b = bag; b < end; ++b) sums.sum(offsets[b], offsets[b + 1], column + b * l.stride);
+      hits = sums.hits;
+    };
+    const bool found = with_row_type(t.dtype, [&](auto row) {
+      using Row = decltype(row);
+      if (l.weights) pool(BagSums<Row, true>(t, l, offsets[bag], offsets[end], &mine));
+      else pool(BagSums<Row, false>(t, l, offsets[bag], offsets[end], &mine));
+    });
 #if defined(_OPENMP)
 #pragma omp critical(subulp_pool)
 #endif
@@ -191,20 +247,23 @@ inline int run_embedding_weight_grad(const subulp_table* tables, const subulp_lo
     const float* const column = grad + l.column[feature];
     with_row_type(t.dtype, [&](auto type) {
       using Row = decltype(type);
-      int64_t b = bag;
-      each_row(t, l.values, offsets[bag], offsets[end], nullptr, [&](int64_t k, const char* row, bool cached) {
-        while (k >= offsets[b + 1]) ++b;
+      Lookups rows(t, l.values, offsets[bag], offsets[end], nullptr);
+      for (int64_t b = bag; b < end; ++b) {
         const float* const g = column + b * l.stride;
-        F parts[PARTS];
-        for (F& part : parts) part = f32(0.0f);
-        const auto add_product = [&](int64_t i, F value) {
-          F& part = parts[i / W % PARTS];
-          part = simd::add(part, mul(load_part(g + i, t.dim - i), value));
-        };
-        if (cached) FloatRow<Fp32>::each(row, t.dim, add_product);
-        else Row::each(row, t.dim, add_product);
-        result[k] = sum_lanes(parts);
-      });
+        for (int64_t k = offsets[b]; k < offsets[b + 1]; ++k) {
+          rows.advance(k);
+          F parts[PARTS];
+          for (F& part : parts) part = f32(0.0f);
+          const auto add_product = [&](int64_t i, F value) {
+            F& part = parts[i / W % PARTS];
+            part = simd::add(part, mul(load_part(g + i, t.dim - i), value));
+          };
+          const auto row = rows.at(k);
+          if (row.cached) FloatRow<Fp32>::each(row.at, t.dim, add_product);
+          else Row::each(row.at, t.dim, add_product);
+          result[k] = sum_lanes(parts);
+        }
+      }
     });
   });
   return 0;
@@ -332,50 +391,56 @@ class TableUpdate {
   // The gradients of a row's lookups, summed in their order.
   void merge(const RowOrder& order, int64_t first, int64_t last) {
     for (int64_t e = first; e < last; ++e) {
-      const int64_t k = order.position(e);
-      if (e + 2 * GRADIENTS_AHEAD < order.size()) {
-        fetch_line(call_.grad_at + order.position(e + 2 * GRADIENTS_AHEAD));
-        prefetch(call_.grad + call_.grad_at[order.position(e + GRADIENTS_AHEAD)], t_.dim * 4);
-      }
-      const float* const from = call_.grad + call_.grad_at[k];
-      const F weight = f32(call_.lookups.weights ? call_.lookups.weights[k] : 1.0f);
-      for (int64_t i = 0; i < t_.dim; i += W) {
-        F g = load_part(from + i, t_.dim - i);
-        if (call_.lookups.weights) g = mul(g, weight);
-        store_f32(g_ + i, simd::add(e == first ? f32(0.0f) : load_f32(g_ + i), g));
-      }
+      if (e + 2 * GRADIENTS_AHEAD >= order.size()) break;
+      fetch_line(call_.grad_at + order.position(e + 2 * GRADIENTS_AHEAD));
+      prefetch(gradient(order.position(e + GRADIENTS_AHEAD)), t_.dim * 4);
     }
+    if (call_.lookups.weights) merge_columns<WIDEST, true>(0, order, first, last);
+    else merge_columns<WIDEST, false>(0, order, first, last);
   }
 
-  void update(int64_t row, uint32_t lookups) {
-    const int64_t set = t_.sets ? set_of(t_, static_cast<uint32_t>(row)) : 0, first = set * t_.ways;
-    const int way = t_.sets ? find_tag(t_.tags + first, t_.ways, static_cast<int32_t>(row)) : -1;
-    float* x = x_;
-    if (way >= 0 && direct_) {
-      x = t_.cache + (first + way) * t_.dim;
-    } else {
-      const auto put = [&](int64_t i, F value) { store_f32(x_ + i, value); };
-      if (way >= 0) FloatRow<Fp32>::each(cached(first + way), t_.dim, put);
-      else Row::each(stored_row(t_, row), t_.dim, put);
-      clear_padding(x_);
+  template <int N, bool weighted>
+  void merge_columns(int64_t i, const RowOrder& order, int64_t first, int64_t last) {
+    for (; N == 1 ? i < t_.dim : i + N * W <= t_.dim; i += N * W) {
+      F sum[N];
+      for (int v = 0; v < N; ++v) sum[v] = f32(0.0f);
+      for (int64_t e = first; e < last; ++e) {
+        const int64_t k = order.position(e);
+        const float* const from = gradient(k) + i;
+        for (int v = 0; v < N; ++v) {
+          F g = N == 1 ? load_part(from, t_.dim - i) : load_f32(from + v * W);
+          if (weighted) g = mul(g, f32(call_.lookups.weights[k]));
+          sum[v] = simd::add(sum[v], g);
+        }
+      }
+      for (int v = 0; v < N; ++v) store_f32(g_ + i + v * W, sum[v]);
     }
-    optimize(row, x);
+    if constexpr (N > 1) merge_columns<N / 2, weighted>(i, order, first, last);
+  }
+  const float* gradient(int64_t position) const { return call_.grad + call_.grad_at[position]; }
+
+  void update(int64_t row, uint32_t lookups) {
     if (t_.counts) {
       const uint32_t total = static_cast<uint32_t>(t_.counts[row]) + lookups;
       t_.counts[row] = static_cast<int32_t>(std::min(total, COUNT_LIMIT));
     }
-    if (way >= 0) return stay(first + way, x);
-    if (!t_.sets) return encode(row, x, 0);
-    const int free = find_tag(t_.tags + first, t_.ways, -1);
-    if (free >= 0) return enter(first + free, row, x);
-    const int victim = loser(set, row);
-    if (victim < 0) return encode(row, x, 0);
-    const int64_t place = first + victim;
-    const int64_t evicted = t_.tags[place];
-    std::memcpy(leaving_, cached(place), static_cast<size_t>(t_.dim) * sizeof(float));
-    encode(evicted, leaving_, evicted > row ? EVICT_SLOT : 0);
-    enter(place, row, x);
-    ++evictions;
+    if (t_.sets) {
+      const int64_t set = set_of(t_, static_cast<uint32_t>(row)), first = set * t_.ways;
+      const int32_t* const tags = t_.tags + first;
+      int way = find_tag(tags, t_.ways, static_cast<int32_t>(row));
+      if (way >= 0) return keep(first + way, row, FloatRow<Fp32>::Reader(cached(first + way)));
+      way = find_tag(tags, t_.ways, -1);
+      if (way < 0) {
+        way = loser(set, row);
+        if (way >= 0) evict(first + way, row);
+      }
+      if (way >= 0) {
+        t_.tags[first + way] = static_cast<int32_t>(row);
+        return keep(first + way, row, typename Row::Reader(stored_row(t_, row)));
+      }
+    }
+    optimize(row, typename Row::Reader(stored_row(t_, row)), x_);
+    encode(row, x_, 0);
   }
 
   // The way that has to be left to `row`, or -1: the row bypasses the cache.
@@ -401,38 +466,51 @@ class TableUpdate {
     return static_cast<int32_t>(call_.step) > stamps[least] ? least : -1;
   }
 
-  void enter(int64_t place, int64_t row, const float* x) {
-    t_.tags[place] = static_cast<int32_t>(row);
-    stay(place, x);
+  // The resident of a place makes room for `row`.
+  void evict(int64_t place, int64_t row) {
+    float* leaving = t_.cache + place * t_.dim;
+    if (!direct_) {
+      std::memcpy(leaving_, leaving, static_cast<size_t>(t_.dim) * sizeof(float));
+      leaving = leaving_;
+    }
+    const int64_t evicted = t_.tags[place];
+    encode(evicted, leaving, evicted > row ? EVICT_SLOT : 0);
+    ++evictions;
   }
-  void stay(int64_t place, const float* x) {
+
+  // The row, read from where it was, updated into its place of the cache.
+  template <class Reader>
+  void keep(int64_t place, int64_t row, const Reader& from) {
     float* const to = t_.cache + place * t_.dim;
-    if (x != to) std::memcpy(to, x, static_cast<size_t>(t_.dim) * sizeof(float));
+    optimize(row, from, direct_ ? to : x_);
+    if (!direct_) std::memcpy(to, x_, static_cast<size_t>(t_.dim) * sizeof(float));
     if (t_.stamps) t_.stamps[place] = static_cast<int32_t>(call_.step);
   }
   const char* cached(int64_t place) const { return reinterpret_cast<const char*>(t_.cache + place * t_.dim); }
-  void clear_padding(float* p) const { std::fill(p + t_.dim, p + width_, 0.0f); }
 
   void encode(int64_t row, float* x, uint32_t slot) {
     const RowRounding rounding{t_.stochastic ? &bits_ : nullptr, static_cast<uint64_t>(row * t_.dim), slot};
     Row::encode(x, t_.dim, stored_row(t_, row), q_.data(), rounding);
   }
 
-  void optimize(int64_t row, float* x) {
+  // The row with its gradient applied; `x` has room for padding.
+  template <class Reader>
+  void optimize(int64_t row, const Reader& from, float* x) {
     const F lr = f32(t_.lr), eps = f32(t_.eps);
-    if (t_.weight_decay != 0.0f)
-      for (int64_t i = 0; i < width_; i += W)
-        store_f32(g_ + i, simd::add(load_f32(g_ + i), mul(load_f32(x + i), f32(t_.weight_decay))));
+    if (t_.weight_decay != 0.0f) {
+      each_vector(from, t_.dim, [&](int64_t i, F value) {
+        store_f32(g_ + i, simd::add(load_f32(g_ + i), mul(value, f32(t_.weight_decay))));
+      });
+      std::fill(g_ + t_.dim, g_ + width_, 0.0f);
+    }
     if (t_.rule == SUBULP_ADAGRAD) {
       float* const kept = t_.accumulator + row * t_.dim;
-      for (int64_t i = 0; i < t_.dim; i += W) {
+      each_vector(from, t_.dim, [&](int64_t i, F value) {
         const F g = load_f32(g_ + i);
         const F total = simd::add(load_part(kept + i, t_.dim - i), mul(g, g));
         store_part(kept + i, total, t_.dim - i);
-        store_f32(x + i, sub(load_f32(x + i), div(mul(g, lr), simd::add(sqrt(total), eps))));
-      }
-      // Without an eps the padding is 0 / 0.
-      clear_padding(x);
+        store_f32(x + i, sub(value, div(mul(g, lr), simd::add(sqrt(total), eps))));
+      });
       return;
     }
     F factor = lr;
@@ -448,8 +526,7 @@ class TableUpdate {
       t_.accumulator[row] = total;
       factor = div(lr, simd::add(sqrt(f32(total)), eps));
     }
-    for (int64_t i = 0; i < width_; i += W)
-      store_f32(x + i, sub(load_f32(x + i), mul(load_f32(g_ + i), factor)));
+    each_vector(from, t_.dim, [&](int64_t i, F value) { store_f32(x + i, sub(value, mul(load_f32(g_ + i), factor))); });
   }
 
   const subulp_table& t_;

@@ -28,11 +28,8 @@ inline void store_part(float* p, F x, int64_t n) {
   std::memcpy(p, t, static_cast<size_t>(n) * sizeof(float));
 }
 inline float sum_lanes(const F (&parts)[PARTS]) {
-  alignas(64) float t[ROW_LANES];
-  for (int i = 0; i < PARTS; ++i) store_f32(t + i * W, parts[i]);
-  for (int half = ROW_LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) t[i] += t[i + half];
-  return t[0];
+  static_assert(PARTS <= 2, "a vector is a half of the lanes, or all of them");
+  return reduce_halves(PARTS == 2 ? simd::add(parts[0], parts[PARTS - 1]) : parts[0]);
 }
 
 // The random bits of a row's elements: those of their places in the whole table.
@@ -68,21 +65,37 @@ struct RowRounding {
   uint32_t slot;
 };
 
+// Calls visit(i, values of the elements from i on) for a whole row.
+template <class Reader, class Visit>
+inline void each_vector(const Reader& row, int64_t dim, Visit visit) {
+  int64_t i = 0;
+  for (; i + W <= dim; i += W) visit(i, row.whole(i));
+  if (i < dim) visit(i, row.part(i, dim - i));
+}
+
 // Rows of a floating-point format.
 template <class Format>
 struct FloatRow {
   static int64_t bytes(int64_t dim) { return dim * Format::bytes; }
 
-  // Calls visit(i, values of the elements from i on); lanes past the end are zero.
+  // The values of the elements from i on.
+  class Reader {
+   public:
+    explicit Reader(const char* row) : row_(row) {}
+    F whole(int64_t i) const { return Format::load(row_ + i * Format::bytes); }
+    // Lanes past the n-th are zero.
+    F part(int64_t i, int64_t n) const {
+      char tail[W * 4] = {};
+      std::memcpy(tail, row_ + i * Format::bytes, static_cast<size_t>(n * Format::bytes));
+      return Format::load(tail);
+    }
+
+   private:
+    const char* row_;
+  };
   template <class Visit>
   static void each(const char* row, int64_t dim, Visit visit) {
-    int64_t i = 0;
-    for (; i + W <= dim; i += W) visit(i, Format::load(row + i * Format::bytes));
-    if (i < dim) {
-      char tail[W * 4] = {};
-      std::memcpy(tail, row + i * Format::bytes, static_cast<size_t>((dim - i) * Format::bytes));
-      visit(i, Format::load(tail));
-    }
+    each_vector(Reader(row), dim, visit);
   }
 
   static void encode(float* x, int64_t dim, char* row, uint8_t*, const RowRounding& rounding) {
@@ -107,19 +120,6 @@ struct FloatRow {
     }
   }
 };
-
-// Where NaN does not occur.
-inline F lesser(F a, F b) {
-#if defined(__AVX512F__)
-  return _mm512_min_ps(a, b);
-#elif defined(__AVX2__)
-  return _mm256_min_ps(a, b);
-#else
-  F r;
-  for (int i = 0; i < W; ++i) r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
-  return r;
-#endif
-}
 
 // W integers of `bits` bits from packed bytes.
 template <int bits>
@@ -150,21 +150,29 @@ struct IntRow {
   static int64_t packed(int64_t dim) { return (dim * bits + 7) / 8; }
   static int64_t bytes(int64_t dim) { return parameters + packed(dim); }
 
-  // As above; lanes past the end mean nothing.
+  // As above; lanes past the n-th mean nothing.
+  class Reader {
+   public:
+    explicit Reader(const char* row) : codes_(row + parameters) {
+      float given[2];
+      std::memcpy(given, row, sizeof given);
+      scale_ = f32(given[0]), bias_ = f32(given[1]);
+    }
+    F whole(int64_t i) const { return value(codes_ + i / per_byte); }
+    F part(int64_t i, int64_t n) const {
+      char tail[W] = {};
+      std::memcpy(tail, codes_ + i / per_byte, static_cast<size_t>(packed(n)));
+      return value(tail);
+    }
+
+   private:
+    F value(const char* p) const { return simd::add(mul(cvt_f32(load_packed<bits>(p)), scale_), bias_); }
+    const char* codes_;
+    F scale_, bias_;
+  };
   template <class Visit>
   static void each(const char* row, int64_t dim, Visit visit) {
-    float given[2];
-    std::memcpy(given, row, sizeof given);
-    const F scale = f32(given[0]), bias = f32(given[1]);
-    const char* const codes = row + parameters;
-    int64_t i = 0;
-    for (; i + W <= dim; i += W)
-      visit(i, simd::add(mul(cvt_f32(load_packed<bits>(codes + i / per_byte)), scale), bias));
-    if (i < dim) {
-      char tail[W] = {};
-      std::memcpy(tail, codes + i / per_byte, static_cast<size_t>(packed(dim) - i / per_byte));
-      visit(i, simd::add(mul(cvt_f32(load_packed<bits>(tail)), scale), bias));
-    }
+    each_vector(Reader(row), dim, visit);
   }
 
   // `x` has room for padding, `q` for a byte an element.
@@ -175,17 +183,12 @@ struct IntRow {
     U largest = magnitude(low);
     for (int64_t i = W; i < whole; i += W) {
       const F value = load_f32(x + i);
-      low = lesser(low, value);
+      low = simd::min(low, value);
       high = simd::max(high, value);
       largest = simd::max(largest, magnitude(value));
     }
-    alignas(64) float lows[W], highs[W];
-    store_f32(lows, low);
-    store_f32(highs, high);
-    float bias = lows[0], most = highs[0];
-    for (int i = 1; i < W; ++i) bias = std::min(bias, lows[i]), most = std::max(most, highs[i]);
-    bias += 0.0f;
-    const float span = most - bias;
+    // Adding 0 makes -0 a 0.
+    const float bias = reduce_min(low) + 0.0f, span = reduce_max(high) - bias;
     float scale = span / static_cast<float>(top);
     if (reduce_max(largest) >= INFINITE || span > 3.4028234663852886e38f) {
       const uint32_t nan[2] = {QUIET_NAN, QUIET_NAN};

@@ -40,6 +40,7 @@ inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F sqrt(F a) { return _mm512_sqrt_ps(a); }
 inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F zero_nan(F a) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), a); }
 inline F cvt_f32(U a) { return _mm512_cvtepi32_ps(a); }
 
@@ -89,6 +90,15 @@ inline bool any_at_least(U a, uint32_t bound) {
   return _mm512_cmpge_epu32_mask(a, u32(bound)) != 0;
 }
 inline uint32_t reduce_max(U a) { return _mm512_reduce_max_epu32(a); }
+inline float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
+inline float reduce_min(F a) { return _mm512_reduce_min_ps(a); }
+inline float reduce_halves(F a) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline uint32_t equal_lanes(U a, U b) { return _mm512_cmpeq_epi32_mask(a, b); }
 
 // Four batches of eight counters, interleaved: a round is a chain of three dependent operations.
 constexpr int PHILOX = 32;

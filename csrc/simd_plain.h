@@ -61,6 +61,7 @@ inline F div(F a, F b) { return lanes<F>([&](int i) { return a.v[i] / b.v[i]; })
 inline F sqrt(F a) { return lanes<F>([&](int i) { return std::sqrt(a.v[i]); }); }
 // The second operand where either is NaN.
 inline F max(F a, F b) { return lanes<F>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+inline F min(F a, F b) { return lanes<F>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
 inline F zero_nan(F a) { return lanes<F>([&](int i) { return a.v[i] == a.v[i] ? a.v[i] : 0.0f; }); }
 inline F cvt_f32(U a) { return lanes<F>([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); }); }
 
@@ -127,6 +128,29 @@ inline uint32_t reduce_max(U a) {
   uint32_t m = 0;
   SUBULP_LANES m = a.v[i] > m ? a.v[i] : m;
   return m;
+}
+// Where NaN does not occur; of the two zeros, either.
+inline float reduce_max(F a) {
+  float m = a.v[0];
+  SUBULP_LANES m = a.v[i] > m ? a.v[i] : m;
+  return m;
+}
+inline float reduce_min(F a) {
+  float m = a.v[0];
+  SUBULP_LANES m = a.v[i] < m ? a.v[i] : m;
+  return m;
+}
+// Adds the upper half of the lanes to the lower half until one is left.
+inline float reduce_halves(F a) {
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
+  return a.v[0];
+}
+// A bit for each lane in which both are the same.
+inline uint32_t equal_lanes(U a, U b) {
+  uint32_t r = 0;
+  SUBULP_LANES r |= static_cast<uint32_t>(a.v[i] == b.v[i]) << i;
+  return r;
 }
 
 // Philox4x32-10 for PHILOX consecutive counters: 4 * PHILOX words in counter order.
