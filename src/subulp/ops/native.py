@@ -8,6 +8,7 @@ import platform
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,6 +139,69 @@ def library_path() -> Path:
     return Path(__file__).parent.parent / "_native" / name
 
 
+_CONVERT = (c_int, (c_int32, c_void_p, c_void_p, c_int64, c_float, c_int32, c_int32))
+_ROWS = (c_int, (c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32))
+_LOOKED_UP = (c_void_p, POINTER(Lookups), c_void_p, c_void_p, c_int32, c_int32)
+
+# Result and arguments of each function, as csrc/subulp.h declares them.
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "subulp_has_isa": (c_int, (c_int,)),
+    "subulp_best_isa": (c_int, ()),
+    "subulp_adam": (c_int, (POINTER(Step),)),
+    "subulp_sgd": (c_int, (POINTER(Step),)),
+    "subulp_all_finite": (c_int, (c_int64, c_void_p, c_void_p, c_void_p, c_int32, c_int32)),
+    "subulp_decode": _CONVERT,
+    "subulp_encode": _CONVERT,
+    "subulp_logistic": (
+        c_int,
+        (c_void_p, c_int64, c_int64, c_float, c_int32, c_void_p, c_int32, c_int32),
+    ),
+    "subulp_decode_rows": _ROWS,
+    "subulp_encode_rows": _ROWS,
+    "subulp_encode_rows_randomly": (
+        c_int,
+        (
+            *(c_int32, c_void_p, c_void_p, c_int64, c_int64),
+            *(c_uint32, c_uint32, c_uint32, c_uint64, c_int32, c_int32),
+        ),
+    ),
+    "subulp_embedding_pool": (c_int64, _LOOKED_UP),
+    "subulp_embedding_weight_grad": (c_int, _LOOKED_UP),
+    "subulp_embedding_update": (
+        c_int,
+        (
+            *(c_void_p, c_int64, POINTER(Lookups), c_void_p, c_void_p),
+            *(c_uint32, c_uint32, c_int32, c_int32),
+        ),
+    ),
+    "subulp_mixture_encode": (c_int64, (POINTER(Mixture),)),
+    "subulp_mixture_wide": (c_int, (POINTER(Mixture), c_void_p)),
+    "subulp_mixture_decode": (c_int, (POINTER(Mixture), c_void_p, c_void_p)),
+}
+_SIZES = {
+    "subulp_sizeof_step": ctypes.sizeof(Step),
+    "subulp_sizeof_scalars": SCALARS.itemsize,
+    "subulp_sizeof_table": TABLE.itemsize,
+    "subulp_sizeof_mixture": ctypes.sizeof(Mixture),
+}
+
+
+def _check_abi(lib: ctypes.CDLL) -> None:
+    lib.subulp_abi.restype = c_int
+    # Not asked of another ABI, which may lack them.
+    built, expected = [lib.subulp_abi()], [ABI]
+    if built == expected:
+        for name, size in _SIZES.items():
+            getattr(lib, name).restype = c_int64
+            built.append(getattr(lib, name)())
+            expected.append(size)
+    if built != expected:
+        raise RuntimeError(
+            f"The C++ kernels have ABI {built}, the package expects {expected}: they come from "
+            f"another version. {_REMEDY}"
+        )
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The loaded library, its ABI checked.
@@ -154,68 +218,10 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise RuntimeError(f"The C++ kernels do not load: {error}. {_REMEDY}") from error
-    lib.subulp_abi.restype = c_int
-    lib.subulp_sizeof_step.restype = c_int64
-    lib.subulp_sizeof_scalars.restype = c_int64
-    built = [lib.subulp_abi(), lib.subulp_sizeof_step(), lib.subulp_sizeof_scalars()]
-    expected = [ABI, ctypes.sizeof(Step), SCALARS.itemsize]
-    # Libraries before ABI 3 and 5 lack these, and fail by that number.
-    if hasattr(lib, "subulp_sizeof_table"):
-        lib.subulp_sizeof_table.restype = c_int64
-        built.append(lib.subulp_sizeof_table())
-        expected.append(TABLE.itemsize)
-    if hasattr(lib, "subulp_sizeof_mixture"):
-        lib.subulp_sizeof_mixture.restype = c_int64
-        built.append(lib.subulp_sizeof_mixture())
-        expected.append(ctypes.sizeof(Mixture))
-    if built != expected:
-        raise RuntimeError(
-            f"The C++ kernels have ABI {built}, the package expects {expected}: they come from "
-            f"another version. {_REMEDY}"
-        )
-    for name in ("subulp_adam", "subulp_sgd"):
-        getattr(lib, name).argtypes = [POINTER(Step)]
-        getattr(lib, name).restype = c_int
-    lib.subulp_has_isa.argtypes = [c_int]
-    lib.subulp_has_isa.restype = c_int
-    lib.subulp_best_isa.restype = c_int
-    lib.subulp_all_finite.argtypes = [c_int64, c_void_p, c_void_p, c_void_p, c_int32, c_int32]
-    lib.subulp_all_finite.restype = c_int
-    for name in ("subulp_decode", "subulp_encode"):
-        convert = getattr(lib, name)
-        convert.argtypes = [c_int32, c_void_p, c_void_p, c_int64, c_float, c_int32, c_int32]
-        convert.restype = c_int
-    lib.subulp_logistic.argtypes = [
-        *(c_void_p, c_int64, c_int64, c_float, c_int32, c_void_p, c_int32, c_int32)
-    ]
-    lib.subulp_logistic.restype = c_int
-    for name in ("subulp_decode_rows", "subulp_encode_rows"):
-        rows = getattr(lib, name)
-        rows.argtypes = [c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32]
-        rows.restype = c_int
-    lib.subulp_encode_rows_randomly.argtypes = [
-        *(c_int32, c_void_p, c_void_p, c_int64, c_int64),
-        *(c_uint32, c_uint32, c_uint32, c_uint64, c_int32, c_int32),
-    ]
-    lib.subulp_encode_rows_randomly.restype = c_int
-    lookups = POINTER(Lookups)
-    lib.subulp_embedding_pool.argtypes = [c_void_p, lookups, c_void_p, c_void_p, c_int32, c_int32]
-    lib.subulp_embedding_pool.restype = c_int64
-    lib.subulp_embedding_weight_grad.argtypes = [
-        *(c_void_p, lookups, c_void_p, c_void_p, c_int32, c_int32)
-    ]
-    lib.subulp_embedding_weight_grad.restype = c_int
-    lib.subulp_embedding_update.argtypes = [
-        *(c_void_p, c_int64, lookups, c_void_p, c_void_p, c_uint32, c_uint32, c_int32, c_int32)
-    ]
-    lib.subulp_embedding_update.restype = c_int
-    mixture = POINTER(Mixture)
-    lib.subulp_mixture_encode.argtypes = [mixture]
-    lib.subulp_mixture_encode.restype = c_int64
-    lib.subulp_mixture_wide.argtypes = [mixture, c_void_p]
-    lib.subulp_mixture_wide.restype = c_int
-    lib.subulp_mixture_decode.argtypes = [mixture, c_void_p, c_void_p]
-    lib.subulp_mixture_decode.restype = c_int
+    _check_abi(lib)
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, list(arguments)
     return lib
 
 

@@ -49,10 +49,12 @@ class ReneeClassifier(nn.Module):
     def count(self, finite: bool) -> None:
         """Adapt the factor on the loss to a step that was finite or not."""
         scale, steps = self.get_buffer("loss_scale"), self.get_buffer("finite_steps")
-        steps.copy_(steps + 1 if finite else 0)
         if not finite:
+            steps.zero_()
             scale.div_(2)
-        elif steps % GROWTH_INTERVAL == 0:
+            return
+        steps.add_(1)
+        if steps % GROWTH_INTERVAL == 0:
             scale.mul_(2)
 
     @property
