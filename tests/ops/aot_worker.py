@@ -19,6 +19,7 @@ from subulp.ops.all_finite import triton as all_finite_triton
 from subulp.ops.embedding import TableUpdate
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
+from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
 
 from .head_jobs import job as head_job
@@ -69,6 +70,12 @@ def compile_embedding(
         "weight-grad": _inspect(embedding_triton.compile_lookup(capability, table, pool=False)),
         "update": _inspect(embedding_triton.compile_update(capability, table, update)),
     }
+
+
+def compile_mixture(
+    kernel: str, block: tuple[int, int], dtype: torch.dtype, capability: int
+) -> Compiled:
+    return _inspect(mixture_triton.compile_for(capability, kernel, block, dtype))
 
 
 def _inspect(kernel: Any) -> Compiled:

@@ -103,3 +103,16 @@ def test_embedding(compiler, storage, rule, policy, dim, capability):
     job = compiler.submit(aot_worker.compile_embedding, storage, rule, policy, capability, dim)
     for compiled in job.result().values():
         check(compiled)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize("block", [(128, 128), (1, 32)], ids=str)
+@pytest.mark.parametrize("kernel", ["measure", "candidates", "rest", "decode"])
+def test_mixture(compiler, kernel, block, capability):
+    check(compiler.submit(aot_worker.compile_mixture, kernel, block, FP32, capability).result())
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
+@pytest.mark.parametrize("kernel", ["measure", "candidates", "rest"])
+def test_mixture_of_narrow_input(compiler, kernel, dtype):
+    check(compiler.submit(aot_worker.compile_mixture, kernel, (128, 128), dtype, 90).result())

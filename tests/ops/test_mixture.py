@@ -13,7 +13,7 @@ from subulp.numerics import mixture, partition
 from subulp.numerics.mixture import RECIPES
 from subulp.ops.mixture import decode, encode, mixture_decode, mixture_encode
 
-from .support import environment, isas, threads
+from .support import environment, interpreted, isas, threads
 
 SIZES = [*partition.PARTITIONS, (16, 32), (200, 7)]
 SCALINGS = ("gam", "amax", "e8m0", "groups")
@@ -171,3 +171,37 @@ def test_bad_input(change, message):
     }
     with pytest.raises(ValueError, match=message):
         mixture_encode(**arguments | change)
+
+
+@interpreted
+@pytest.mark.parametrize("size", ["tensor", "channel", "subchannel-32", (16, 32)], ids=str)
+def test_triton_is_the_reference(size):
+    """Ragged blocks of each type, some with infinities, of all that a kernel distinguishes."""
+    x = list(matrices((20, 50)))
+    for recipe in RECIPES:
+        for matrix, scaling in ((x[2], "groups"), (x[1], "amax"), (x[3], "e8m0")):
+            for arguments in calls(matrix, [size]):
+                if arguments[1] == recipe and arguments[4] == scaling.replace("groups", "gam"):
+                    same(arguments, "triton", run(arguments, "reference"))
+
+
+@interpreted
+def test_triton_adds_tiles_in_order():
+    """A block of several tiles, down and across."""
+    x = torch.randn(140, 4120, generator=torch.Generator().manual_seed(0))
+    arguments = (x, "subtensor-2way", (140, 4120), (1, 1), "gam", 0.045)
+    same(arguments, "triton", run(arguments, "reference"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 5), (257, 140), (300, 9001)], ids=str)
+def test_gpu(shape):
+    for x in matrices(shape):
+        for arguments in calls(x, ["tensor", "channel", "subchannel-32", "block-128x128"]):
+            expected = run(arguments, "cpu")
+            moved = (x.cuda(), *arguments[1:])
+            stored, values = run(moved, "triton")
+            got = [t.cpu() for t in stored], values.cpu()
+            for a, b in zip(got[0][:5], expected[0][:5], strict=True):
+                assert torch.equal(*(t.contiguous().view(torch.uint8) for t in (a, b)))
+            torch.testing.assert_close(got[1], expected[1], rtol=0, atol=0, equal_nan=True)

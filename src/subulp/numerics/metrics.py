@@ -77,13 +77,13 @@ def block_sums(terms: Tensor) -> Tensor:
     """Sums of FP32 blocks (block rows, block columns, rows, columns), one a block."""
     tiles = _cut(_cut(terms, -2, TILE_ROWS), -1, TILE_COLUMNS)
     # Now (block rows, block columns, tiles down, rows, tiles across, columns).
-    of_rows = _lanes(tiles).transpose(-2, -1)
-    return _lanes(_halve(of_rows).flatten(-2))
+    of_rows = lane_sums(tiles).transpose(-2, -1)
+    return lane_sums(_halve(of_rows).flatten(-2))
 
 
 def total(sums: Tensor) -> Tensor:
     """Sum of the numbers of all blocks, FP32 ()."""
-    return _lanes(_lanes(_cut(sums.reshape(1, -1), -1, TILE_COLUMNS)))[0]
+    return lane_sums(lane_sums(_cut(sums.reshape(1, -1), -1, TILE_COLUMNS)))[0]
 
 
 def _cut(x: Tensor, dim: int, size: int) -> Tensor:
@@ -97,8 +97,8 @@ def _cut(x: Tensor, dim: int, size: int) -> Tensor:
     return x.movedim((-2, -1), (dim - 1, dim)) if dim != -1 else x
 
 
-def _lanes(x: Tensor) -> Tensor:
-    """Sums of the last dimension by lanes."""
+def lane_sums(x: Tensor) -> Tensor:
+    """Sums of the last dimension, step 2: by lanes, in turn, then by halves."""
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % LANES))
     parts = x.reshape(*x.shape[:-1], -1, LANES)
     lanes = parts[..., 0, :]

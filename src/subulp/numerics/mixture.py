@@ -34,35 +34,40 @@ DEFAULT_THRESHOLD = 0.045
 class Evidence:
     """What an acceptance test may ask; a region is a block, or the tensor.
 
+    Args:
+        recipe: Whose regions are meant.
+        amax: FP32 (block rows, block columns), infinite where a block is not finite.
+        smallest: FP32 (block rows, block columns), smallest non-zero magnitudes; infinite where
+            there are none.
+        counts: int64 (block rows, block columns), non-zero values; 0 where a block is not finite.
+        threshold: The user's number.
+        sums: Sums of the metric's terms over the blocks in a format.
+
     Attributes:
         amax: FP32 (regions...), largest magnitudes.
         smallest: FP32 (regions...), smallest non-zero magnitudes in finite blocks; infinite where
             there are none.
+        counts: int64 (regions...), non-zero values in finite blocks.
+        block_counts: The same of blocks.
         threshold: The user's number.
     """
 
     def __init__(
         self,
-        blocks: Tensor,
-        amax: Tensor,
         recipe: Recipe,
-        scaling: Scaling,
-        groups: tuple[int, int],
+        amax: Tensor,
+        smallest: Tensor,
+        counts: Tensor,
         threshold: float,
-        terms: Terms,
+        sums: Callable[[Format], Tensor],
     ) -> None:
-        self._blocks, self._block_amax = blocks, amax
-        self._recipe, self._scaling, self._groups, self._terms = recipe, scaling, groups, terms
+        self._recipe, self._sums_of = recipe, sums
         self._sums: dict[str, Tensor] = {}
-        self._scaled: dict[str, BlockScales] = {}
-        magnitude = blocks.abs()
-        self.finite = torch.isfinite(amax)
-        self._counted = (magnitude > 0) & self.finite[..., None, None]
-        self.block_counts = self._counted.sum((-2, -1))
-        self.counts = self._of_regions(self.block_counts, Tensor.sum)
+        self.block_counts = counts
+        self.counts = self._of_regions(counts, Tensor.sum)
         self.amax = self._of_regions(amax, Tensor.amax)
-        smallest = torch.where(magnitude > 0, magnitude, torch.inf).amin((-2, -1))
-        self.smallest = self._of_regions(torch.where(self.finite, smallest, torch.inf), Tensor.amin)
+        smallest = torch.where(torch.isfinite(amax), smallest, torch.inf)
+        self.smallest = self._of_regions(smallest, Tensor.amin)
         self.threshold = threshold
 
     def _of_regions(self, of_blocks: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -70,24 +75,10 @@ class Evidence:
             return of_blocks
         return reduce(of_blocks).view(1, 1)
 
-    def scales(self, fmt: Format) -> BlockScales:
-        """The blocks' scales if they were in ``fmt``."""
-        if fmt.name not in self._scaled:
-            found = scales_of(self._block_amax, fmt, self._scaling, self._groups)
-            self._scaled[fmt.name] = found
-        return self._scaled[fmt.name]
-
-    def candidate(self, fmt: Format) -> tuple[Tensor, Tensor]:
-        """The scaled blocks, and what they would be in ``fmt``."""
-        scaled = self._blocks * self.scales(fmt).per_block()[..., None, None]
-        return scaled, round_to(scaled, fmt)
-
     def block_sums(self, fmt: Format) -> Tensor:
         """Sum of the metric's terms over each block in ``fmt``, FP32."""
         if fmt.name not in self._sums:
-            scaled, rounded = self.candidate(fmt)
-            terms = torch.where(self._counted, self._terms(scaled, rounded), 0.0)
-            self._sums[fmt.name] = block_sums(terms)
+            self._sums[fmt.name] = self._sums_of(fmt)
         return self._sums[fmt.name]
 
     def error(self, fmt: Format) -> Tensor:
@@ -96,6 +87,36 @@ class Evidence:
         if self._recipe.granularity == "tensor":
             sums = total(sums).view(1, 1)
         return sums / self.counts.clamp(min=1).to(torch.float32)
+
+
+class _Candidates:
+    """Blocks as they would be in each format."""
+
+    def __init__(
+        self, blocks: Tensor, scaling: Scaling, groups: tuple[int, int], terms: Terms
+    ) -> None:
+        self._blocks, self._scaling, self._groups, self._terms = blocks, scaling, groups, terms
+        self._scales: dict[str, BlockScales] = {}
+        magnitude = blocks.abs()
+        self.amax = block_amax(blocks)
+        self.smallest = torch.where(magnitude > 0, magnitude, torch.inf).amin((-2, -1))
+        self._counted = (magnitude > 0) & torch.isfinite(self.amax)[..., None, None]
+        self.counts = self._counted.sum((-2, -1))
+
+    def scales(self, fmt: Format) -> BlockScales:
+        """The blocks' scales."""
+        if fmt.name not in self._scales:
+            self._scales[fmt.name] = scales_of(self.amax, fmt, self._scaling, self._groups)
+        return self._scales[fmt.name]
+
+    def values(self, fmt: Format) -> tuple[Tensor, Tensor]:
+        """The scaled blocks, and what they are rounded to."""
+        scaled = self._blocks * self.scales(fmt).per_block()[..., None, None]
+        return scaled, round_to(scaled, fmt)
+
+    def sums(self, fmt: Format) -> Tensor:
+        """The metric's terms of each block, summed up."""
+        return block_sums(torch.where(self._counted, self._terms(*self.values(fmt)), 0.0))
 
 
 Acceptance = Callable[[Evidence], Tensor]
@@ -304,29 +325,30 @@ def encode_blocks(
 ) -> tuple[Mixture, Tensor]:
     """:func:`encode` with the sizes of blocks and groups worked out; :func:`numbers_of` it."""
     blocks = to_blocks(x.float(), block)
-    amax = block_amax(blocks)
-    evidence = Evidence(blocks, amax, recipe, scaling, groups, threshold, terms_of(metric))
-    chosen = _decide(recipe, evidence)
+    candidates = _Candidates(blocks, scaling, groups, terms_of(metric))
+    amax, smallest, counts = candidates.amax, candidates.smallest, candidates.counts
+    evidence = Evidence(recipe, amax, smallest, counts, threshold, candidates.sums)
+    chosen = decide(recipe, evidence)
     types = chosen.expand(amax.shape)
 
     bf16 = _bf16_codes(blocks)
     codes = (bf16 >> 8) & 0xFF
-    exponents = evidence.scales(recipe.formats[0]).exponents.clone()
+    exponents = candidates.scales(recipe.formats[0]).exponents.clone()
     for i, fmt in enumerate(recipe.formats):
         here = types == i
-        codes = torch.where(here[..., None, None], _codes(evidence.candidate(fmt)[1], fmt), codes)
-        exponents = torch.where(here, evidence.scales(fmt).exponents, exponents)
+        codes = torch.where(here[..., None, None], _codes(candidates.values(fmt)[1], fmt), codes)
+        exponents = torch.where(here, candidates.scales(fmt).exponents, exponents)
     rows = mantissa_rows(recipe.formats)
     first = [rows.index(row) for row in range(max(rows) + 1)]
     found = Mixture(
         from_blocks(codes.to(torch.uint8), x.shape),
         chosen,
-        torch.stack([evidence.scales(recipe.formats[i]).mantissa for i in first]),
+        torch.stack([candidates.scales(recipe.formats[i]).mantissa for i in first]),
         exponents,
         (bf16 & 0xFF).to(torch.uint8)[_wide_elements(types, recipe.formats, x.shape, block)],
         recipe.formats,
         block,
-        evidence.scales(recipe.formats[0]).blocks_of_group,
+        candidates.scales(recipe.formats[0]).blocks_of_group,
     )
     return found, numbers_of(found, evidence)
 
@@ -384,7 +406,7 @@ def summarise(recipe: Recipe, numbers: Tensor) -> Summary:
     )
 
 
-def _decide(recipe: Recipe, evidence: Evidence) -> Tensor:
+def decide(recipe: Recipe, evidence: Evidence) -> Tensor:
     """The first entry that accepts each region, uint8."""
     last = len(recipe.formats)
     chosen = torch.full(evidence.amax.shape, last, dtype=torch.uint8, device=evidence.amax.device)
