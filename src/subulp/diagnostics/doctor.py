@@ -15,7 +15,9 @@ from rich.table import Table
 from torch import Tensor
 
 from .._version import version
+from ..numerics.mixture import RECIPES
 from ..ops import adam_step, all_finite, backend, native, parse_strategy, sgd_step, storage
+from ..ops.mixture import mixture_encode
 from ..ops.strategy import Strategy
 
 STRATEGIES = (
@@ -116,7 +118,7 @@ def self_check(op: str, device: str) -> Check:
     """Compare an op with its reference, bit for bit, on every strategy and dtype.
 
     Args:
-        op: ``"adam"``, ``"sgd"`` or ``"all_finite"``.
+        op: ``"adam"``, ``"sgd"``, ``"all_finite"`` or ``"mixture"``.
         device: Where the tensors lie.
 
     Returns:
@@ -133,6 +135,8 @@ def self_check(op: str, device: str) -> Check:
                     return Check(op, cases, f"all_finite is wrong with {bad}")
                 cases += 1
             return Check(op, cases, None)
+        if op == "mixture":
+            return _check_mixtures(device)
         for name in STRATEGIES:
             strategy = parse_strategy(name)
             for dtype in strategy.dtypes:
@@ -142,6 +146,31 @@ def self_check(op: str, device: str) -> Check:
     except (RuntimeError, ValueError) as error:
         return Check(op, cases, str(error))
     return Check(op, cases, None)
+
+
+def _check_mixtures(device: str) -> Check:
+    cases = 0
+    for recipe in RECIPES:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            if not _mixes_agree(recipe, dtype, device):
+                error = f"{recipe} of {dtype} differs from its reference"
+                return Check("mixture", cases, error)
+            cases += 1
+    return Check("mixture", cases, None)
+
+
+def _mixes_agree(recipe: str, dtype: torch.dtype, device: str) -> bool:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 70, generator=generator)
+    x[:, ::2] *= torch.empty(40, 35).uniform_(-14, 0, generator=generator).exp2()
+    arguments = (x.to(dtype).to(device), recipe, (1, 32), (40, 3), "gam", 0.045)
+    found = mixture_encode(*arguments)
+    with _forced("reference"):
+        expected = mixture_encode(*arguments)
+    return all(
+        torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        for a, b in zip(found[:5], expected[:5], strict=True)
+    )
 
 
 def _agrees(op: str, strategy: Strategy, dtype: torch.dtype, device: str) -> bool:
