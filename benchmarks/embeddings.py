@@ -291,13 +291,17 @@ def by_rows(
     for rows in map(int, sizes.split(",")):
         measured = alone(_of_size, rows, dim, storage, batch, lookups, rounds, threads)
         results.append({"rows": rows, **measured})
-    table = Table("rows", "ns a lookup", "of the smallest", "different", "hit rate", "peak, GiB")
+    table = Table(
+        *("rows", "ns a lookup", "of the smallest", "different", "ns a different row"),
+        *("hit rate", "peak, GiB"),
+    )
     for row in results:
         table.add_row(
             f"{row['rows']:,}",
             f"{row['ns_per_lookup']:.0f}",
             f"{row['ns_per_lookup'] / results[0]['ns_per_lookup']:.2f}",
             f"{row['unique']:.0%}",
+            f"{row['ns_per_lookup'] / row['unique']:.0f}",
             f"{row['hit_rate']:.1%}",
             f"{row['peak_bytes'] / 2**30:.2f}",
         )

@@ -119,7 +119,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         over = ""
         if row["weight_bytes"]:
             over = f"{100 * (row['peak_bytes'] / row['weight_bytes'] - 1):+.1f} %"
-        table.add_row(*name, giga(row["peak_bytes"]), over, f"{row['seconds']:.2f}")
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.2f}"
+        table.add_row(*name, giga(row["peak_bytes"]), over, seconds)
     Console().print(table)
 
 
@@ -155,7 +156,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("labels")
-    axes.set_ylabel("peak memory, GiB (hollow: does not fit, computed)")
+    axes.set_ylabel("peak memory, GiB (hollow: does not fit 24 GiB, computed)")
     axes.legend(frameon=False)
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
