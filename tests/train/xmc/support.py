@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from subulp.train.xmc.config import XMCConfig
+
 WORDS = ("red", "green", "blue", "old", "new", "big", "small", "round")
 
 
@@ -36,3 +38,21 @@ def write_bert(path, hidden=16):
     )
     torch.manual_seed(0)
     transformers.BertModel(config).save_pretrained(path)
+
+
+def transformer_config(bert, folder, **changes):
+    """Two epochs of a transformer on the texts, which are written to a new folder."""
+    folder.mkdir()
+    write_data(folder)
+    options = {
+        "max_length": 12,
+        "precision": ("fp8",),
+        "epochs": 2,
+        "batch_size": 8,
+        "chunks": 3,
+        "dropout": 0.0,
+        "encoder_lr": 3e-3,
+        "device": "cpu",
+        "watch_every": 4,
+    }
+    return XMCConfig(data=folder, encoder=str(bert), **options | changes)

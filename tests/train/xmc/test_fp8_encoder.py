@@ -13,7 +13,7 @@ from subulp.train.xmc.config import XMCConfig
 from subulp.train.xmc.saved import RunName, load_model
 from subulp.train.xmc.task import build, build_encoder, load
 
-from .support import write_bert, write_data
+from .support import transformer_config, write_bert
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torchao")
@@ -30,23 +30,7 @@ def bert(tmp_path_factory):
 
 @pytest.fixture
 def config(bert, tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    write_data(folder)
-    return XMCConfig(
-        data=folder,
-        encoder=str(bert),
-        encoder_precision="fp8",
-        max_length=12,
-        precision=("fp8",),
-        epochs=2,
-        batch_size=8,
-        chunks=3,
-        dropout=0.0,
-        encoder_lr=3e-3,
-        device="cpu",
-        watch_every=4,
-    )
+    return transformer_config(bert, tmp_path / "data", encoder_precision="fp8")
 
 
 def fp8_layers(encoder):

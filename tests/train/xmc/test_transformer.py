@@ -21,7 +21,7 @@ from subulp.train.xmc.saved import RunName, load_model
 from subulp.train.xmc.task import build, build_encoder, load
 from subulp.train.xmc.transformer import TransformerReader
 
-from .support import write_bert, write_data
+from .support import transformer_config, write_bert
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,22 +40,7 @@ def bert(tmp_path_factory):
 
 @pytest.fixture
 def config(bert, tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    write_data(folder)
-    return XMCConfig(
-        data=folder,
-        encoder=str(bert),
-        max_length=12,
-        precision=("fp8",),
-        epochs=2,
-        batch_size=8,
-        chunks=3,
-        dropout=0.0,
-        encoder_lr=3e-3,
-        device="cpu",
-        watch_every=4,
-    )
+    return transformer_config(bert, tmp_path / "data")
 
 
 def pooled_by_hand(bert, text, pooling):

@@ -135,7 +135,6 @@ def _split(
     lines = count_lines(paths[0]) - first
     cut = first + lines - max(1, round(share * lines))
     if cut <= first:
-        raise ValueError(
-            f"{paths[0]} has {max(lines, 0)} examples: too few for a training part and a test part"
-        )
+        found = "1 example is" if lines == 1 else f"{max(lines, 0)} examples are"
+        raise ValueError(f"{paths[0]}: {found} too few for a training part and a test part")
     return [Span(paths[0], first, cut)], [Span(paths[0], cut)]
