@@ -200,8 +200,17 @@ def test_sizes_of_the_bag_are_none_with_a_transformer(config):
     again = dataclasses.replace(config, epochs=3)
     assert again.width is None
     # Back to the bag, they have their defaults.
-    bag = dataclasses.replace(config, encoder="bag")
+    bag = dataclasses.replace(config, encoder="bag", max_length=None, pooling=None)
     assert (bag.width, bag.layers, bag.max_terms) == (256, 1, 500_000)
+
+
+@pytest.mark.parametrize("option", [{"max_length": 12}, {"pooling": "cls"}], ids=str)
+def test_options_of_a_transformer_contradict_the_bag(option):
+    ((name, value),) = option.items()
+    message = f"{name}={value} and encoder=bag contradict each other: {name} is of a transformer"
+    with pytest.raises(ValueError, match=message):
+        XMCConfig(**option)
+    assert getattr(XMCConfig(), name) is None
 
 
 def test_a_folder_without_weights(bert, config, tmp_path):

@@ -25,6 +25,9 @@ _TRANSFORMER_LR = 5e-5
 _OF_BAG = ("width", "layers", "max_terms")
 """Fields of the bag encoder alone; ``None`` with a transformer."""
 
+_OF_TRANSFORMER = ("max_length", "pooling")
+"""Fields of a transformer alone; ``None`` with the bag encoder."""
+
 _WITHOUT_DEFAULT = Parameter(show_default=False)
 
 
@@ -70,10 +73,10 @@ class XMCConfig(RunConfig):
     """Words and word pairs, or features, that the bag encoder knows at most, the most frequent
     ones; a transformer has its own tokens."""
 
-    max_length: Annotated[int, MODEL] = overridable(128)
+    max_length: Annotated[int | None, MODEL] = overridable(128)
     """Tokens of a text that a transformer reads."""
 
-    pooling: Annotated[Literal["mean", "cls"], MODEL] = "mean"
+    pooling: Annotated[Literal["mean", "cls"] | None, MODEL] = overridable("mean")
     """A text's vector in a transformer: the mean of its tokens' vectors, or the first one."""
 
     encoder_precision: Annotated[Literal["bf16", "fp8"], MODEL] = "bf16"
@@ -165,15 +168,16 @@ class XMCConfig(RunConfig):
         """Give every field the value that was given, else the preset's, else its default."""
         settings = {} if self.preset is None else preset(self.preset).settings()
         bag = not self._given("encoder") or self.encoder == "bag"
+        own, others = (_OF_BAG, _OF_TRANSFORMER) if bag else (_OF_TRANSFORMER, _OF_BAG)
         if not bag:
             settings.setdefault("encoder_lr", _TRANSFORMER_LR)
-            settings |= dict.fromkeys(_OF_BAG)
-            for name in filter(self._given, _OF_BAG):
-                raise ValueError(
-                    f"{name}={getattr(self, name)} and encoder={self.encoder} contradict each "
-                    f"other: {name} is of the bag encoder, and a transformer has its own; leave "
-                    "one of the two out"
-                )
+        settings |= dict.fromkeys(others)
+        for name in filter(self._given, others):
+            encoder = "bag" if bag else self.encoder
+            raise ValueError(
+                f"{name}={getattr(self, name)} and encoder={encoder} contradict each other: {name} "
+                f"is of {'a transformer' if bag else 'the bag encoder'}; leave one of the two out"
+            )
         if self.preset is not None and isinstance(self.encoder, Default):
             raise ValueError(
                 f"preset={self.preset} trains the transformer {preset(self.preset).encoder}, which "
@@ -190,7 +194,7 @@ class XMCConfig(RunConfig):
             settings["warmup"] = None
         for field in fields(self):
             value = getattr(self, field.name)
-            if bag and field.name in _OF_BAG and value is None:
+            if field.name in own and value is None:
                 value = field.default
             if isinstance(value, Default):
                 chosen = settings.get(field.name, value.value)

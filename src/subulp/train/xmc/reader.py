@@ -197,6 +197,8 @@ def make_reader(config: XMCConfig, train: TextPart | BagPart) -> Reader[Any]:
             f"data={config.data} is a bag of words, and encoder={config.encoder} reads texts: "
             "use --encoder bag, or give a data set with texts"
         )
+    assert config.max_length is not None
+    assert config.pooling is not None
     return TransformerReader.open(
         Path(config.encoder),
         max_length=config.max_length,
