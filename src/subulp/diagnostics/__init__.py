@@ -3,6 +3,7 @@
 from .exponents import ExponentHistogram, exponent_histogram
 from .memory import track_memory
 from .representation_mix import (
+    MeanMix,
     MixRecord,
     OperandMix,
     RepresentationMix,
@@ -15,6 +16,7 @@ from .watch import Descent, Watch, watch
 __all__ = [
     "Descent",
     "ExponentHistogram",
+    "MeanMix",
     "MixRecord",
     "OperandMix",
     "RepresentationMix",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ def representation_mix(model: nn.Module) -> RepresentationMix:
     """
     layers = _layers(model)
     found = [
-        _operand(name, role, layer.mix[role])
+        operand_mix(name, role, layer.mix[role])
         for name, layer in layers.items()
         for role in _ROLES
         if role in layer.mix
@@ -149,7 +150,7 @@ class MixRecord:
             step = self._seen.get((name, role), 0) + 1
             self._seen[name, role] = step
             if (step - 1) % self._every == 0:
-                self.history.append({"step": step, **asdict(_operand(name, role, summary))})
+                self.history.append({"step": step, **asdict(operand_mix(name, role, summary))})
 
         return observe
 
@@ -176,6 +177,75 @@ def record_mix(model: nn.Module, every: int = 1) -> MixRecord:
     if every < 1:
         raise ValueError(f"every={every} is out of range: record every 1 or more steps")
     return MixRecord(_layers(model), every)
+
+
+class MeanMix:
+    """The mean of many decisions about the operands of a model."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], _Sums] = {}
+
+    def add(self, operand: OperandMix) -> None:
+        """Count a decision."""
+        self._of.setdefault((operand.layer, operand.role), _Sums()).add(operand)
+
+    @property
+    def operands(self) -> tuple[OperandMix, ...]:
+        """One for each layer and role: mean shares and errors, largest magnitude and range."""
+        return tuple(sums.mean(*of) for of, sums in self._of.items())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Mean share of an operand's elements by format name; every decision counts alike."""
+        whole = sum(sums.decisions for sums in self._of.values())
+        added: Counter[str] = Counter()
+        for sums in self._of.values():
+            added.update(sums.elements)
+        return {name: share / whole for name, share in added.items()}
+
+    @property
+    def error(self) -> float:
+        """Mean relative error of what is in FP8; 0 if nothing is."""
+        narrow = sum(sums.narrow for sums in self._of.values())
+        return sum(sums.error for sums in self._of.values()) / narrow if narrow else 0.0
+
+
+class _Sums:
+    """Of the decisions about one operand."""
+
+    def __init__(self) -> None:
+        self.decisions = self.count = 0
+        self.elements: Counter[str] = Counter()
+        self.blocks: Counter[str] = Counter()
+        self.narrow = self.error = self.first_error = self.amax = 0.0
+        self.dynamic_range = math.nan
+
+    def add(self, o: OperandMix) -> None:
+        self.decisions += 1
+        self.count = o.count
+        self.elements.update(o.elements)
+        self.blocks.update(o.blocks)
+        self.narrow += o.narrow
+        self.error += o.error * o.narrow
+        self.first_error += o.first_error
+        self.amax = max(self.amax, o.amax)
+        # Zeros have no range.
+        if not o.dynamic_range <= self.dynamic_range and not math.isnan(o.dynamic_range):
+            self.dynamic_range = o.dynamic_range
+
+    def mean(self, layer: str, role: str) -> OperandMix:
+        n = self.decisions
+        return OperandMix(
+            layer,
+            role,
+            {name: share / n for name, share in self.elements.items()},
+            {name: share / n for name, share in self.blocks.items()},
+            self.count,
+            self.error / self.narrow if self.narrow else 0.0,
+            self.first_error / n,
+            self.amax,
+            self.dynamic_range,
+        )
 
 
 def plot_mix(mix: RepresentationMix | Iterable[OperandMix], path: Path | str) -> None:
@@ -250,7 +320,8 @@ def _layers(model: nn.Module) -> dict[str, MoRLinear]:
     return found
 
 
-def _operand(layer: str, role: str, summary: Summary) -> OperandMix:
+def operand_mix(layer: str, role: str, summary: Summary) -> OperandMix:
+    """A layer's decision as its shares and ranges."""
     elements, blocks = sum(summary.elements), sum(summary.blocks)
     if not math.isfinite(summary.amax):
         span = math.inf

@@ -9,10 +9,21 @@ import torch
 from torch import Tensor
 
 from ..numerics import metrics, partition
-from ..numerics.mixture import DEFAULT_THRESHOLD, RECIPES, Mixture, Recipe, Summary
+from ..numerics.mixture import (
+    ALWAYS_E4M3,
+    DEFAULT_THRESHOLD,
+    RECIPES,
+    THREE_WAY,
+    TWO_WAY,
+    Mixture,
+    Recipe,
+    Summary,
+)
 from ..numerics.partition import Partition
 from ..numerics.scaling import Scaling
 from ..ops.mixture import encode
+
+_WITHOUT_THRESHOLD = (TWO_WAY, THREE_WAY, ALWAYS_E4M3)
 
 
 @dataclass(frozen=True)
@@ -62,11 +73,10 @@ class MoR:
                 f"threshold={self.threshold} is out of range: a relative error between 0 and 1, "
                 "both excluded"
             )
-        compares = self.recipe.granularity == "block" and self.recipe in RECIPES.values()
-        if compares and self.threshold != DEFAULT_THRESHOLD:
+        if self.recipe in _WITHOUT_THRESHOLD and self.threshold != DEFAULT_THRESHOLD:
             raise ValueError(
-                f"threshold={self.threshold} has no effect on granularity={self.granularity!r}, "
-                "which compares errors with each other: leave it out"
+                f"threshold={self.threshold} has no effect on granularity={self.recipe.name!r}, "
+                "which compares no error with it: leave it out"
             )
         if self.scaling not in get_args(Scaling):
             choices = ", ".join(map(repr, get_args(Scaling)))

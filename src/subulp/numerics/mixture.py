@@ -187,6 +187,11 @@ def fits_range(fmt: Format) -> Acceptance:
     return lambda evidence: evidence.amax / evidence.smallest <= span
 
 
+def always(evidence: Evidence) -> Tensor:
+    """Whatever the error is."""
+    return torch.ones_like(evidence.amax, dtype=torch.bool)
+
+
 TENSOR = Recipe("tensor", (Entry(E4M3, below_threshold(E4M3)),), "tensor")
 TWO_WAY = Recipe("subtensor-2way", (Entry(E4M3, better_than(E4M3, E5M2)),))
 THREE_WAY = Recipe(
@@ -195,6 +200,9 @@ THREE_WAY = Recipe(
 )
 RECIPES = {recipe.name: recipe for recipe in (TENSOR, TWO_WAY, THREE_WAY)}
 """The recipes of "MoR", section 3.1 and, by blocks, section 3.2, Algorithms 2 and 1."""
+
+ALWAYS_E4M3 = Recipe("e4m3", (Entry(E4M3, always),), "tensor")
+"""What the recipes are compared with: FP8 for all. Only a tensor that is not finite is in BF16."""
 
 
 @dataclass(frozen=True)

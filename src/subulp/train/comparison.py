@@ -13,8 +13,8 @@ from .loop import resolve_device
 from .metrics import Metric, Record, Summary, with_drops
 from .parallel import default_jobs, run_all
 from .progress import Plan, Reporter
-from .run_directory import DESCENT_PLOT, LOSS_PLOT, MODELS, RunDirectory, summary_object
-from .task import task_of
+from .run_directory import DESCENT_PLOT, LOSS_PLOT, MIXES, MODELS, RunDirectory, summary_object
+from .task import metrics_of, task_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def compare(
     directory.write_config(config, device=device.type, jobs=jobs)
 
     records: list[Record] = []
-    shown = tuple(metric.name for metric in task.METRICS if metric.drop_of is None)
+    metrics = metrics_of(task, config)
+    shown = tuple(metric.name for metric in metrics if metric.drop_of is None)
     described = task.describe(data)
     plan = Plan(tuple(runs), task.steps(config, data), shown, described)
     progress = reporter(plan) if reporter else None
@@ -88,11 +89,11 @@ def compare(
 
     with progress or nullcontext():
         summaries = run_all(config, data, runs, jobs, keep, directory.path / MODELS)
-    summaries = with_drops(task.METRICS, summaries)
+    summaries = with_drops(metrics, summaries)
     # Runs that train at the same time interleave their records.
     records.sort(key=lambda record: runs.index((record.name, record.seed)))
     directory.write_summary(summary_object(config.task, described, summaries))
-    found = Comparison(directory.path, task.METRICS, described, records, summaries)
+    found = Comparison(directory.path, metrics, described, records, summaries)
     plot = getattr(task, "plot", None)
     if plot is None:
         _plot(found)
@@ -103,7 +104,9 @@ def compare(
 
 def _plot(found: Comparison) -> None:
     # Matplotlib takes a second to import, which a failing run need not wait for.
+    from .mix import plot_mixes  # noqa: PLC0415
     from .plots import plot_descent_quality, plot_quality  # noqa: PLC0415
 
     plot_quality(found.records, found.metrics, found.directory / LOSS_PLOT)
     plot_descent_quality(found.records, found.directory / DESCENT_PLOT)
+    plot_mixes(found.records, found.directory / MIXES)

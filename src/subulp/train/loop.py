@@ -131,6 +131,7 @@ def _run(
                         lr,
                         all_seconds[-1],
                         metrics if evaluated else {},
+                        mix=work.mix() if evaluated and work.mix else None,
                         variant=name,
                         **(_descent(measured[-1]) if measured else {}),
                     )

@@ -65,6 +65,8 @@ class Record:
         update_norm: Norm of the intended update.
         descent_share: ``effective_descent_quality / update_norm``: 1 when nothing is lost.
         lost_arithmetic: Share of the nonzero updates that left their parameter unchanged.
+        mix: Mean decision about each operand of the linear layers since the record before with
+            one, each the fields of :class:`subulp.diagnostics.OperandMix`.
         variant: Name of the run among those of its seed, where the precision alone does not tell
             them apart.
     """
@@ -80,6 +82,7 @@ class Record:
     update_norm: float | None = None
     descent_share: float | None = None
     lost_arithmetic: float | None = None
+    mix: list[dict[str, Any]] | None = None
     variant: str | None = None
 
     @property
@@ -172,9 +175,14 @@ def by_name(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 
 def baseline_of(names: Iterable[str]) -> str | None:
-    """The variant that others are compared with: master weights, else FP32, else none."""
+    """The variant that others are compared with: master weights, else FP32, else the one that all
+    others vary, else none.
+    """
     names = list(names)
-    return next((name for name in ("master", "fp32") if name in names), None)
+    for name in ("master", "fp32"):
+        if name in names:
+            return name
+    return next((a for a in names if all(b == a or b.startswith(f"{a} ") for b in names)), None)
 
 
 def excess_over_baseline(

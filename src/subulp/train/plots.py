@@ -93,7 +93,7 @@ def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Pat
         excess = {
             name: (steps, last.excess(values, reference)) for name, (_, values) in others.items()
         }
-        axes[1].axhline(0, color=_STYLES[baseline][0], linewidth=1)
+        axes[1].axhline(0, color=_styles(shown)[baseline][0], linewidth=1)
         _draw(axes[1], excess)
         _describe(axes[1], f"{last.title} above {baseline}", "%", legend=False)
         _label_ends(axes[1], excess, last.excess_text)

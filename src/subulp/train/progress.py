@@ -145,7 +145,9 @@ class Lines:
         if not record.metrics:
             return
         measured = ", ".join(
-            f"{name.replace('_', ' ')} {record.metrics[name]:.4g}" for name in self._plan.shown
+            f"{name.replace('_', ' ')} {record.metrics[name]:.4g}"
+            for name in self._plan.shown
+            if name in record.metrics
         )
         self._console.print(
             f"{self._plan.name(record.name, record.seed)}: step {record.step}/"

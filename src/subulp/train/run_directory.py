@@ -23,6 +23,7 @@ LOSS_PLOT = "loss.png"
 DESCENT_PLOT = "descent_quality.png"
 COMPRESSION_PLOT = "compression.png"
 ACCESS_PLOT = "accesses.png"
+MIXES = "mixes"
 MODELS = "models"
 _PLOTS = (LOSS_PLOT, DESCENT_PLOT, COMPRESSION_PLOT, ACCESS_PLOT)
 _OWN_FILES = (CONFIG, METRICS, SUMMARY, *_PLOTS)
@@ -69,7 +70,8 @@ class RunDirectory:
             # Only what a run writes: a note that the user left there is not ours to delete.
             for name in _OWN_FILES:
                 (out / name).unlink(missing_ok=True)
-            shutil.rmtree(out / MODELS, ignore_errors=True)
+            for name in (MIXES, MODELS):
+                shutil.rmtree(out / name, ignore_errors=True)
         try:
             out.mkdir(parents=True, exist_ok=True)
         except PermissionError:

@@ -140,6 +140,9 @@ def _percent(name: str, runs: Sequence[Summary]) -> Iterable[float]:
 
 
 def _metric(metric: Metric, runs: Sequence[Summary]) -> str:
+    # Of mixtures of representations, which not every variant has.
+    if metric.name not in runs[0].metrics:
+        return ""
     return _spread(metric.style, (metric.factor * s.metrics[metric.name] for s in runs))
 
 

@@ -41,6 +41,8 @@ class Workload:
             ones are fewer (default: ``None``).
         steps_per_epoch: Steps of one pass over the training part; ``None`` where there are no such
             passes (default: ``None``).
+        mix: What mixtures of representations decided since the last call, for ``Record.mix``
+            (default: there are none).
     """
 
     model: nn.Module
@@ -58,10 +60,14 @@ class Workload:
     simulated: bool = False
     parameters: int | None = None
     steps_per_epoch: int | None = None
+    mix: Callable[[], list[dict[str, Any]]] | None = None
 
 
 class Task(Protocol):
     """A module ``train.NAME.task``; its configuration is in ``train.NAME.config``.
+
+    With a function ``metrics(config)`` what it measures depends on the configuration; otherwise it
+    is :attr:`METRICS`.
 
     With a function ``plot(config, data, comparison)`` it draws its own figures into the run
     directory, instead of quality and descent quality against steps.
@@ -90,6 +96,13 @@ class Task(Protocol):
     @staticmethod
     def build(config: Any, data: Any, variant: str, seed: int, device: torch.device) -> Workload:
         """One run's workload, from the seed alone; ``variant`` is one of ``config.variants``."""
+
+
+def metrics_of(task: Task, config: RunConfig) -> tuple[Metric, ...]:
+    """What a task measures in the runs of a configuration."""
+    metrics = getattr(task, "metrics", None)
+    found: tuple[Metric, ...] = task.METRICS if metrics is None else metrics(config)
+    return found
 
 
 def task_of(config: RunConfig) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import get_args
 
@@ -10,7 +11,15 @@ from torch import Tensor
 
 from ...numerics import mixture as definition
 from ...numerics.metrics import RELATIVE_ERROR
-from ...numerics.mixture import DEFAULT_THRESHOLD, RECIPES, Mixture, Recipe, Summary
+from ...numerics.mixture import (
+    ALWAYS_E4M3,
+    DEFAULT_THRESHOLD,
+    RECIPES,
+    TENSOR,
+    Mixture,
+    Recipe,
+    Summary,
+)
 from ...numerics.partition import Partition, block_of, blocks_of_group, grid_of
 from ...numerics.scaling import Scaling, check_matrix
 from .. import backend
@@ -38,9 +47,11 @@ def encode(
 ) -> tuple[Mixture, Summary]:
     """:func:`subulp.numerics.mixture.encode` at the speed of the device.
 
-    The recipes of the paper and the relative error run in one fused pass; others in plain PyTorch.
-    Arguments and errors are those of the definition.
+    The recipes of the paper, E4M3 for all and the relative error run in one fused pass; others in
+    plain PyTorch. Arguments and errors are those of the definition.
     """
+    if recipe is ALWAYS_E4M3:
+        recipe, threshold = TENSOR, math.inf
     if metric != RELATIVE_ERROR or RECIPES.get(recipe.name) is not recipe:
         return definition.encode(
             x,

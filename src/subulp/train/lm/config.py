@@ -4,14 +4,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from ..config import COMPARED, MEASURED, MODEL, NAMES, OPTIMIZER, RunConfig, check_range
+from ..config import (
+    COMPARED,
+    MEASURED,
+    MODEL,
+    NAMES,
+    OPTIMIZER,
+    Default,
+    check_range,
+    overridable,
+)
+from ..linear import LinearConfig
 
 ParameterDtype = Literal["bf16", "fp16", "e4m3"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LMConfig(RunConfig):
-    """A small GPT trained once for every precision and seed, on the same data in the same order.
+class LMConfig(LinearConfig):
+    """A small GPT trained once for every precision, kind of linear layers and seed, on the same
+    data in the same order.
 
     Raises:
         ValueError: A field is out of range, or two fields contradict each other.
@@ -19,14 +30,12 @@ class LMConfig(RunConfig):
 
     task: ClassVar[str] = "lm"
 
-    precision: Annotated[tuple[str, ...], NAMES] = (
-        "master",
-        "nearest",
-        "collage-light",
-        "collage-plus",
+    precision: Annotated[tuple[str, ...], NAMES] = overridable(
+        ("master", "nearest", "collage-light", "collage-plus")
     )
     """Strategies to compare, separated by commas: fp32, nearest, stochastic, kahan, collage-light,
-    collage-plus, fp32-states, master, extra-bits-K or extra-bits-K-stochastic."""
+    collage-plus, fp32-states, master, extra-bits-K or extra-bits-K-stochastic. With several
+    --linear and without it, master alone."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Text file to train on, plain or .gz; without it, the bundled megabyte of Shakespeare."""
@@ -90,6 +99,9 @@ class LMConfig(RunConfig):
     """Steps between evaluations on the whole validation part; the last step is always one."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.precision, Default):
+            chosen = self.precision.value if len(self.linear) == 1 else ("master",)
+            object.__setattr__(self, "precision", chosen)  # The class is frozen.
         super().__post_init__()
         for name in ("batch_size", "context", "width", "layers", "heads", "eval_every"):
             check_range(name, getattr(self, name), 1)

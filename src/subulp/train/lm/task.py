@@ -12,7 +12,9 @@ from torch import Tensor
 from ... import optim
 from ...optim.precision import strategy_for
 from ..data.text import Batches, Text, evaluation_batches, load_text
+from ..linear import Variant
 from ..metrics import Metric
+from ..mix import MixLog, convert, with_mixture_metrics
 from ..schedule import one_cycle
 from ..task import Workload
 from .config import LMConfig, ParameterDtype
@@ -33,6 +35,11 @@ _DTYPES: dict[ParameterDtype, torch.dtype] = {
 # Formats with few exponents: the smallest E4M3 number is 2**-9, and a second moment is stored in
 # FP16 down to 2**-24, while gradients of this model are about 2**-10 and their squares 2**-20.
 _LOSS_SCALES = {torch.float16: 1024.0, torch.float8_e4m3fn: 1024.0}
+
+
+def metrics(config: LMConfig) -> tuple[Metric, ...]:
+    """:data:`METRICS`, and those of mixtures if there are any."""
+    return with_mixture_metrics(METRICS) if config.has_mixtures else METRICS
 
 
 def load(config: LMConfig) -> Text:
@@ -117,11 +124,16 @@ def build_model(
     return model, optimizer
 
 
-def build(
-    config: LMConfig, data: Text, precision: str, seed: int, device: torch.device
-) -> Workload:
-    """A run of one precision and seed."""
-    model, optimizer = build_model(config, data.vocabulary, precision, seed, device)
+def convert_blocks(model: GPT, variant: Variant) -> MixLog | None:
+    """Give the blocks the linear layers of a variant; the output layer multiplies as it is."""
+    return convert(model, variant, lambda name, _: name.startswith("blocks."))
+
+
+def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.device) -> Workload:
+    """A run of one variant and seed."""
+    chosen = config.grid[variant]
+    model, optimizer = build_model(config, data.vocabulary, chosen.precision, seed, device)
+    mix = convert_blocks(model, chosen)
     training = Batches(data.train, config.batch_size, config.context, seed)
     validation = [
         (x.to(device), y.to(device))
@@ -134,7 +146,8 @@ def build(
 
     def measure() -> dict[str, float]:
         val_loss = evaluate(model, validation)
-        return {"val_loss": val_loss, "perplexity": _exp(val_loss)}
+        measured = {"val_loss": val_loss, "perplexity": _exp(val_loss)}
+        return measured if mix is None else measured | mix.metrics()
 
     return Workload(
         model,
@@ -144,7 +157,8 @@ def build(
         lambda step: one_cycle(step, config.steps, warmup=config.warmup, final=config.final_lr),
         loss,
         measure,
-        loss_scale(config, precision),
+        loss_scale(config, chosen.precision),
+        mix=None if mix is None else mix.recent,
     )
 
 

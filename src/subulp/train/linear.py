@@ -1,0 +1,153 @@
+"""What the linear layers of a run multiply, as a second axis of a comparison beside the precision.
+
+The command line's help is made from it, so nothing here imports torch.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from .config import (
+    COMPARED,
+    NAMES,
+    Default,
+    RunConfig,
+    check_list,
+    check_range,
+    overridable,
+)
+
+Linear = Literal["bf16", "fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
+PartitionName = Literal["tensor", "channel", "subchannel-128", "subchannel-32", "block-128x128"]
+
+PLAIN: Linear = "bf16"
+"""Layers as they are."""
+
+TORCHAO: Linear = "fp8"
+"""Layers of the package torchao."""
+
+_PARTITION: PartitionName = "block-128x128"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The precision of a run and what its linear layers multiply.
+
+    Attributes:
+        precision: What is compared without ``--linear``.
+        linear: The operands' representation.
+        partition: What shares a scale; ``None`` for layers without mixtures.
+        threshold: Of the error of a tensor; ``None`` for its default.
+    """
+
+    precision: str
+    linear: Linear = PLAIN
+    partition: PartitionName | None = None
+    threshold: float | None = None
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether operands are in a mixture of representations."""
+        return self.linear not in (PLAIN, TORCHAO)
+
+    def settings(self) -> dict[str, Any]:
+        """The same as plain JSON, without what the layers do not have."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig(RunConfig):
+    """A comparison whose model has linear layers.
+
+    Raises:
+        ValueError: A field is out of range, or two fields contradict each other.
+    """
+
+    linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
+    """Operands of the linear layers' products, separated by commas. bf16: as they are; e4m3: all in
+    E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or BF16 by its error."""
+
+    partition: Annotated[tuple[str, ...], NAMES] = overridable((_PARTITION,))
+    """What shares a scale, separated by commas, in runs of e4m3 and mor: tensor, channel,
+    subchannel-128, subchannel-32, block-128x128."""
+
+    mor_threshold: Annotated[float | None, COMPARED] = None
+    """Mean relative error from which on mor-tensor keeps a tensor in BF16; without it 0.045."""
+
+    def __post_init__(self) -> None:
+        given = None if isinstance(self.partition, Default) else self.partition
+        if given is None:
+            # The class is frozen.
+            object.__setattr__(self, "partition", (_PARTITION,))
+        super().__post_init__()
+        for name, known in (("linear", self.linear_choices), ("partition", get_args(PartitionName))):
+            check_list(name, getattr(self, name))
+            for value in getattr(self, name):
+                if value not in known:
+                    raise ValueError(f"{name}={value!r} is unknown: use {', '.join(known)}")
+        mixtures = [name for name in self.linear if name not in (PLAIN, TORCHAO)]
+        if given is not None and not mixtures:
+            raise ValueError(
+                f"partition={','.join(given)} has no effect on linear={','.join(self.linear)}: it "
+                "is of e4m3 and mor-...; add one of them, or leave partition out"
+            )
+        if self.mor_threshold is not None:
+            check_range("mor_threshold", self.mor_threshold, 0, 1, top_included=False)
+            if not self.mor_threshold or "mor-tensor" not in self.linear:
+                raise ValueError(
+                    f"mor_threshold={self.mor_threshold} has no effect: give more than 0, and "
+                    f"mor-tensor among linear={','.join(self.linear)}, which alone compares with it"
+                )
+
+    @property
+    def linear_choices(self) -> tuple[str, ...]:
+        """What ``linear`` may name."""
+        return tuple(name for name in get_args(Linear) if name != TORCHAO)
+
+    @property
+    def plain_precisions(self) -> tuple[str, ...]:
+        """Precisions whose runs keep their linear layers as they are."""
+        return ()
+
+    @property
+    def grid(self) -> dict[str, Variant]:
+        """What is compared, by name; of the settings beside the precision, those that vary.
+
+        Plain layers go without a name of their own, so that the baseline keeps its name.
+        """
+        found: dict[str, Variant] = {}
+        for precision in self.precision:
+            linear = (PLAIN,) if precision in self.plain_precisions else self.linear
+            for name, variant in self._of_layers(precision, linear):
+                found[" ".join([precision, *name])] = variant
+        return found
+
+    def _of_layers(
+        self, precision: str, linear: Iterable[Any]
+    ) -> Iterable[tuple[list[str], Variant]]:
+        for layers in linear:
+            one = Variant(precision, layers)
+            threshold = self.mor_threshold if layers == "mor-tensor" else None
+            name = [] if layers == PLAIN or len(self.linear) == 1 else [layers]
+            if not one.is_mixture:
+                yield name, one
+                continue
+            for partition in self.partition:
+                last = [partition] if len(self.partition) > 1 else []
+                yield name + last, Variant(precision, layers, partition, threshold)  # type: ignore[arg-type]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the combinations."""
+        return tuple(self.grid)
+
+    def settings(self, variant: str) -> dict[str, Any]:
+        """Precision, and what the linear layers multiply where it is anything but plain."""
+        if self.linear == (PLAIN,):
+            return {"precision": variant}
+        return self.grid[variant].settings()
+
+    @property
+    def has_mixtures(self) -> bool:
+        """Whether any run has a mixture of representations."""
+        return any(variant.is_mixture for variant in self.grid.values())
