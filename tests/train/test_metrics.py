@@ -48,6 +48,8 @@ def summary(precision, seed=0, perplexity=8.0):
 def test_master_weights_are_the_baseline_before_fp32():
     assert baseline_of(["nearest", "fp32", "master"]) == "master"
     assert baseline_of(["nearest", "fp32"]) == "fp32"
+    assert baseline_of(["kahan mor-2way", "kahan", "kahan e4m3"]) == "kahan"
+    assert baseline_of(["kahan", "kahan-2"]) is None
     assert baseline_of(["nearest", "kahan"]) is None
 
 

@@ -7,15 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from .config import (
-    COMPARED,
-    NAMES,
-    Default,
-    RunConfig,
-    check_list,
-    check_range,
-    overridable,
-)
+from .config import COMPARED, NAMES, RunConfig, check_list, check_range
 
 Linear = Literal["bf16", "fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
 PartitionName = Literal["tensor", "channel", "subchannel-128", "subchannel-32", "block-128x128"]
@@ -64,32 +56,28 @@ class LinearConfig(RunConfig):
     """
 
     linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
-    """Operands of the linear layers' products, separated by commas. bf16: as they are; e4m3: all in
-    E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or BF16 by its error."""
+    """Operands of the linear layers' products, separated by commas. bf16: as they are; e4m3: all
+    in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or BF16, by its
+    error."""
 
-    partition: Annotated[tuple[str, ...], NAMES] = overridable((_PARTITION,))
+    partition: Annotated[tuple[str, ...] | None, NAMES] = None
     """What shares a scale, separated by commas, in runs of e4m3 and mor: tensor, channel,
-    subchannel-128, subchannel-32, block-128x128."""
+    subchannel-128, subchannel-32, block-128x128; without it block-128x128."""
 
     mor_threshold: Annotated[float | None, COMPARED] = None
     """Mean relative error from which on mor-tensor keeps a tensor in BF16; without it 0.045."""
 
     def __post_init__(self) -> None:
-        given = None if isinstance(self.partition, Default) else self.partition
-        if given is None:
-            # The class is frozen.
-            object.__setattr__(self, "partition", (_PARTITION,))
         super().__post_init__()
-        for name, known in (("linear", self.linear_choices), ("partition", get_args(PartitionName))):
-            check_list(name, getattr(self, name))
-            for value in getattr(self, name):
-                if value not in known:
-                    raise ValueError(f"{name}={value!r} is unknown: use {', '.join(known)}")
+        _check("linear", self.linear, self.linear_choices)
+        if self.partition is not None:
+            _check("partition", self.partition, get_args(PartitionName))
         mixtures = [name for name in self.linear if name not in (PLAIN, TORCHAO)]
-        if given is not None and not mixtures:
+        if self.partition is not None and not mixtures:
             raise ValueError(
-                f"partition={','.join(given)} has no effect on linear={','.join(self.linear)}: it "
-                "is of e4m3 and mor-...; add one of them, or leave partition out"
+                f"partition={','.join(self.partition)} has no effect on "
+                f"linear={','.join(self.linear)}: it is of e4m3 and mor-...; add one of them, or "
+                "leave partition out"
             )
         if self.mor_threshold is not None:
             check_range("mor_threshold", self.mor_threshold, 0, 1, top_included=False)
@@ -132,8 +120,9 @@ class LinearConfig(RunConfig):
             if not one.is_mixture:
                 yield name, one
                 continue
-            for partition in self.partition:
-                last = [partition] if len(self.partition) > 1 else []
+            partitions = self.partition or (_PARTITION,)
+            for partition in partitions:
+                last = [partition] if len(partitions) > 1 else []
                 yield name + last, Variant(precision, layers, partition, threshold)  # type: ignore[arg-type]
 
     @property
@@ -151,3 +140,10 @@ class LinearConfig(RunConfig):
     def has_mixtures(self) -> bool:
         """Whether any run has a mixture of representations."""
         return any(variant.is_mixture for variant in self.grid.values())
+
+
+def _check(name: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    check_list(name, given)
+    for value in given:
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown: use {', '.join(known)}")

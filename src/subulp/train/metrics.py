@@ -178,11 +178,15 @@ def baseline_of(names: Iterable[str]) -> str | None:
     """The variant that others are compared with: master weights, else FP32, else the one that all
     others vary, else none.
     """
-    names = list(names)
+    names = list(dict.fromkeys(names))
     for name in ("master", "fp32"):
         if name in names:
             return name
-    return next((a for a in names if all(b == a or b.startswith(f"{a} ") for b in names)), None)
+    for name in names:
+        others = [other for other in names if other != name]
+        if others and all(other.startswith(f"{name} ") for other in others):
+            return name
+    return None
 
 
 def excess_over_baseline(

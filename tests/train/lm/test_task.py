@@ -71,7 +71,7 @@ def test_formats_with_few_exponents_scale_the_loss_unless_told_otherwise(small):
 
 @pytest.mark.parametrize("dtype", ["fp16", "e4m3"])
 def test_other_formats_train_too(small, dtype):
-    config = small(dtype=dtype, steps=60, lr=1e-2)
+    config = small(dtype=dtype, steps=60, lr=1e-2, precision=("collage-light",))
     summary = run(config, load_text(config.data), "collage-light", 0)
     # A guess among the characters of the text costs 3.3 nats.
     assert summary.metrics["val_loss"] < 3

@@ -64,6 +64,7 @@ def run_folder(config, tmp_path_factory):
 @pytest.mark.parametrize("precision", ["fp32", "fp8"])
 def test_it_learns_the_features(config, precision):
     records = []
+    config = dataclasses.replace(config, precision=(precision,))
     summary = run(config, load(config), precision, 0, records.append)
     assert records[-1].loss < 0.2 * records[0].loss
     # Chance is 1 in 12.
@@ -80,7 +81,7 @@ def test_values_decide_and_not_only_features(folder, tmp_path, config):
             first, second = (1.0, small) if i % 2 else (small, 1.0)
             lines.append(f"{i % 2} 0:{first:.3f} 1:{second:.3f}")
         (tmp_path / f"{part}.txt").write_text("\n".join(["64 2 2", *lines]) + "\n")
-    config = dataclasses.replace(config, data=tmp_path, chunks=1)
+    config = dataclasses.replace(config, data=tmp_path, chunks=1, precision=("fp32",))
     assert run(config, load(config), "fp32", 0).metrics["P@1"] == 100
 
 

@@ -30,7 +30,7 @@ def bert(tmp_path_factory):
 
 @pytest.fixture
 def config(bert, tmp_path):
-    return transformer_config(bert, tmp_path / "data", encoder_precision="fp8")
+    return transformer_config(bert, tmp_path / "data", linear=("fp8",))
 
 
 def fp8_layers(encoder):
@@ -52,13 +52,11 @@ def vectors(encoder, data, texts):
 
 def test_linear_layers_multiply_in_fp8_and_nothing_else_changes(config):
     data = load(config)
-    narrow, optimizer = build_encoder(config, data, "fp8", 0, CPU)
-    plain, _ = build_encoder(
-        dataclasses.replace(config, encoder_precision="bf16"), data, "fp8", 0, CPU
-    )
+    work = build(config, data, "fp8", 0, CPU)
+    narrow, optimizer = work.model["encoder"], work.optimizer
+    plain, _ = build_encoder(config, data, "fp8", 0, CPU)
     # Query, key, value and output, up and down, in two layers.
     assert len(fp8_layers(narrow)) == 12
-    assert narrow.fp8
     assert narrow.training
     assert all(module.training for module in narrow.modules())
     assert fp8_layers(plain) == []
@@ -83,8 +81,8 @@ def test_its_gradient_is_near_that_of_bf16(config):
     data = load(config)
     gradients = {}
     for name in ("bf16", "fp8"):
-        chosen = dataclasses.replace(config, encoder_precision=name)
-        encoder, _ = build_encoder(chosen, data, "fp8", 0, CPU)
+        chosen = dataclasses.replace(config, linear=(name,))
+        encoder = build(chosen, data, "fp8", 0, CPU).model["encoder"]
         enlarge(encoder)
         generator = torch.Generator().manual_seed(1)
         direction = torch.randn(encoder.dim, generator=generator)
@@ -103,7 +101,8 @@ def test_it_learns_the_words(config):
 def test_baselines_keep_their_encoder(config):
     data = load(config)
     for precision in ("fp32", "renee"):
-        encoder, _ = build_encoder(config, data, precision, 0, CPU)
+        chosen = dataclasses.replace(config, precision=("fp8", precision))
+        encoder = build(chosen, data, precision, 0, CPU).model["encoder"]
         assert fp8_layers(encoder) == []
         assert {p.dtype for p in encoder.parameters()} == {torch.float32}
 
@@ -133,7 +132,7 @@ def test_fused_runs_are_the_same(config):
 def test_from_the_command_line_and_without_the_package(config, bert, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     options = ["--data", str(config.data), "--encoder", str(bert), "--max-length=12", "--epochs=1"]
-    small = ["--batch-size=8", "--precision=fp8", "--encoder-precision=fp8", "--out", str(out)]
+    small = ["--batch-size=8", "--precision=fp8", "--linear=fp8", "--out", str(out)]
     assert main(["train", "xmc", *options, *small]) == 0
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     text = tmp_path / "texts.txt"
@@ -148,8 +147,8 @@ def test_from_the_command_line_and_without_the_package(config, bert, tmp_path, m
 
 
 def test_the_bag_has_no_fp8_products():
-    with pytest.raises(ValueError, match="encoder_precision=fp8 and encoder=bag contradict"):
-        XMCConfig(encoder_precision="fp8")
+    with pytest.raises(ValueError, match="linear=fp8 and encoder=bag contradict"):
+        XMCConfig(linear=("fp8",))
 
 
 def test_layers_of_other_sizes_stay_and_some_must_fit(config, tmp_path):

@@ -108,7 +108,7 @@ def test_a_label_never_seen_is_kept_and_scored(config, tmp_path):
 def test_the_time_of_an_epoch_is_that_of_its_steps(config):
     records = []
     config = dataclasses.replace(config, log_every=1, watch_every=100, epochs=6)
-    summary = run(config, load(config), "fp32", 0, records.append)
+    summary = run(config, load(config), "fp8", 0, records.append)
     plain = [r.seconds for r in records if r.step > 2]
     per_epoch = 48 // 8
     assert summary.steps == 6 * per_epoch

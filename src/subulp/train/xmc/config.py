@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from cyclopts import Parameter
 
@@ -13,10 +13,10 @@ from ..config import (
     NAMES,
     OPTIMIZER,
     Default,
-    RunConfig,
     check_range,
     overridable,
 )
+from ..linear import PLAIN, TORCHAO, Linear, LinearConfig
 from .presets import PropensityName, preset
 
 # A transformer is fine-tuned: the bag's rate would undo what it has learned.
@@ -32,7 +32,7 @@ _WITHOUT_DEFAULT = Parameter(show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class XMCConfig(RunConfig):
+class XMCConfig(LinearConfig):
     """A text encoder and a classifier over very many labels, trained once for every precision and
     seed, on the same texts in the same order.
 
@@ -51,6 +51,12 @@ class XMCConfig(RunConfig):
     int4, int2, integers with a scale and a bias for each row; eEmM with E exponent and M mantissa
     bits, simulated; renee, FP16-FP32 mixed precision with master weights and momentum. With
     +nearest rows are rounded to nearest instead of stochastically."""
+
+    linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
+    """Operands of the products of the encoder's linear layers, separated by commas. bf16: as they
+    are; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or
+    BF16, by its error; fp8: a transformer's in FP8 through the package torchao, which emulates it
+    where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Folder of a data set of the Extreme Classification Repository; without it, the bundled
@@ -78,10 +84,6 @@ class XMCConfig(RunConfig):
 
     pooling: Annotated[Literal["mean", "cls"] | None, MODEL] = overridable("mean")
     """A text's vector in a transformer: the mean of its tokens' vectors, or the first one."""
-
-    encoder_precision: Annotated[Literal["bf16", "fp8"], MODEL] = "bf16"
-    """Products of a transformer's linear layers: bf16, or fp8 through the package torchao, which
-    emulates them where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
 
     dropout: Annotated[float, MODEL] = overridable(0.5)
     """Share of a text's vector that is dropped while training."""
@@ -144,10 +146,17 @@ class XMCConfig(RunConfig):
                 check_range(name, getattr(self, name), 1)
         for name in ("final_lr", "head_fraction"):
             check_range(name, getattr(self, name), 0, 1)
-        if self.encoder_precision == "fp8" and self.encoder == "bag":
+        if TORCHAO in self.linear and self.encoder == "bag":
             raise ValueError(
-                "encoder_precision=fp8 and encoder=bag contradict each other: the linear layers of "
-                "a transformer multiply in FP8; give its folder with --encoder DIR"
+                f"linear={','.join(self.linear)} and encoder=bag contradict each other: torchao's "
+                "fp8 is for the linear layers of a transformer; give its folder with --encoder "
+                "DIR, or another --linear"
+            )
+        if self.linear != (PLAIN,) and set(self.precision) <= set(self.plain_precisions):
+            raise ValueError(
+                f"linear={','.join(self.linear)} has no effect on "
+                f"precision={','.join(self.precision)}, whose encoder is in FP32: add another "
+                "precision, or leave linear out"
             )
         if self.warmup is not None:
             check_range("warmup", self.warmup, 0, 1)
@@ -157,6 +166,16 @@ class XMCConfig(RunConfig):
             check_range(name, getattr(self, name), 0, 1, top_included=False)
         for name in ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay"):
             check_range(name, getattr(self, name), 0)
+
+    @property
+    def linear_choices(self) -> tuple[str, ...]:
+        """What ``linear`` may name: torchao's layers too."""
+        return get_args(Linear)
+
+    @property
+    def plain_precisions(self) -> tuple[str, ...]:
+        """Precisions with an encoder in FP32."""
+        return ("fp32", "renee")
 
     def rising_steps(self, total: int) -> int:
         """Steps in which the learning rates rise, of ``total``."""

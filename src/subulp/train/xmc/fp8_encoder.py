@@ -44,7 +44,7 @@ def multiply_in_fp8(encoder: TransformerEncoder, device: torch.device) -> None:
     layers = [m for m in encoder.transformer.modules() if _fits(m)]
     if not layers:
         raise ValueError(
-            "encoder_precision=fp8 finds no linear layer in the transformer whose sizes are "
+            "linear=fp8 finds no linear layer in the transformer whose sizes are "
             f"multiples of {_MULTIPLE}: use bf16"
         )
     config = torchao.Float8LinearConfig(
@@ -56,7 +56,6 @@ def multiply_in_fp8(encoder: TransformerEncoder, device: torch.device) -> None:
         encoder.transformer, module_filter_fn=lambda module, _: _fits(module), config=config
     )
     encoder.train(encoder.training)
-    encoder.fp8 = True
 
 
 def _fits(module: torch.nn.Module) -> bool:
@@ -72,6 +71,6 @@ def _torchao() -> Any:
         import torchao.float8  # noqa: PLC0415 - optional, and slow to import
     except ImportError as error:
         raise ValueError(
-            f"encoder_precision=fp8 needs the package torchao ({error}): pip install torchao"
+            f"linear=fp8 needs the package torchao ({error}): pip install torchao"
         ) from None
     return torchao.float8

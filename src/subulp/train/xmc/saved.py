@@ -26,15 +26,15 @@ from ...numerics.logistic import sigmoid
 from ..data.xmc.dataset import Texts
 from ..data.xmc.lines import TextLines
 from ..files import replacing
+from ..linear import Variant
 from ..run_directory import MODELS, task_of_run
-from .fp8_encoder import multiply_in_fp8
+from .layers import change_layers
 from .reader import SETTINGS, Reader, load_reader, save_reader, to_device
 from .renee import ReneeClassifier
-from .transformer import TransformerEncoder
 
 LABELS = "labels.jsonl"
 
-_FORMAT = "subulp xmc model 1"
+_FORMAT = "subulp xmc model 2"
 _NAME = re.compile(r"(.+)-seed-(\d+)\.json")
 # What only training needs.
 _LEFT_OUT = ("head.momentum", "head.loss_scale", "head.finite_steps")
@@ -53,7 +53,11 @@ class RunName(NamedTuple):
 
 
 def save_model(
-    path: Path, model: nn.ModuleDict, reader: Reader[Any], label_texts: Texts | None
+    path: Path,
+    model: nn.ModuleDict,
+    variant: Variant,
+    reader: Reader[Any],
+    label_texts: Texts | None,
 ) -> None:
     """Write a trained model, and beside it what its directory has not yet.
 
@@ -63,6 +67,7 @@ def save_model(
     Args:
         path: ``RUN/models/PRECISION-seed-SEED``; suffixes are appended.
         model: ``encoder`` and ``head``.
+        variant: What the encoder's linear layers multiply.
         reader: The encoder's.
         label_texts: Text of each label, if there are any.
     """
@@ -81,8 +86,8 @@ def save_model(
     description = {
         "format": _FORMAT,
         "head": _describe(head),
-        # Their rounding is part of what was measured.
-        "fp8_encoder": getattr(model["encoder"], "fp8", False),
+        # The rounding of its products is part of what was measured.
+        "encoder": variant.settings(),
     }
     text = json.dumps(description, indent=2)
     with replacing(_description(path)) as unfinished:
@@ -209,16 +214,14 @@ def load_model(run: Path, name: RunName, device: torch.device) -> SavedModel:
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A file is damaged, or the encoder multiplies in FP8 and torchao is not
-            installed.
+        ValueError: A file is damaged, or the encoder needs torchao and it is not installed.
     """
     folder = run / MODELS
     path = folder / f"{name.precision}-seed-{name.seed}"
     reader = load_reader(folder)
     encoder = reader.encoder(device)
-    head, fp8_encoder = _described(_description(path))
-    if fp8_encoder and isinstance(encoder, TransformerEncoder):
-        multiply_in_fp8(encoder, device)
+    head, variant = _described(_description(path))
+    change_layers(encoder, variant, device)
     model = nn.ModuleDict({"encoder": encoder, "head": head})
     try:
         tensors = load_file(_tensors(path), device=str(device))
@@ -271,20 +274,20 @@ def _describe(head: Head) -> dict[str, Any]:
     }
 
 
-def _described(path: Path) -> tuple[Head, bool]:
-    """What a description says: a head without rows, and whether the encoder multiplies in FP8."""
+def _described(path: Path) -> tuple[Head, Variant]:
+    """What a description says: a head without rows, and the encoder's linear layers."""
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
         if description["format"] != _FORMAT:
             raise ValueError(f"its format is {description['format']!r}")
-        settings, fp8_encoder = description["head"], bool(description.get("fp8_encoder", False))
+        settings, variant = description["head"], Variant(**description["encoder"])
         storage = settings.pop("storage")
         if storage == "renee":
-            return ReneeClassifier(**settings, seed=0), fp8_encoder
+            return ReneeClassifier(**settings, seed=0), variant
         storage = tuple(storage) if isinstance(storage, list) else storage
         head = ExtremeClassifier(**settings, storage=storage, chunks=1, device="meta")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} is not a description as {_FORMAT!r} writes it ({error}): train again"
         ) from None
-    return head, fp8_encoder
+    return head, variant

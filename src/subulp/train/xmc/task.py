@@ -15,18 +15,20 @@ from ...nn import ExtremeClassifier
 from ...optim.row_sgd import RowSGD
 from ..data.xmc.dataset import BagPart, TextPart, XMCData
 from ..data.xmc.read import load_bundled, read_xmc
+from ..linear import TORCHAO
 from ..metrics import Metric
+from ..mix import with_mixture_metrics
 from ..schedule import rise_and_fall
 from ..task import Workload
 from .config import XMCConfig
-from .fp8_encoder import check_torchao, multiply_in_fp8
+from .fp8_encoder import check_torchao
+from .layers import change_layers
 from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
 from .output import CONSTANTS, prior_weight
 from .reader import Batch, Encoder, Reader, make_reader, to_device
 from .renee import ReneeClassifier
 from .saved import save_model
 from .storage import HeadStorage, parse_precision
-from .transformer import TransformerEncoder
 
 METRICS = (
     Metric("P@1", "P@1\n%", "{:.2f}", "P@1", "%"),
@@ -59,6 +61,11 @@ class XMCText:
         return to_device(self.reader.read(part.source.read(indices)), device)
 
 
+def metrics(config: XMCConfig) -> tuple[Metric, ...]:
+    """:data:`METRICS`, and those of mixtures if there are any."""
+    return with_mixture_metrics(METRICS) if config.has_mixtures else METRICS
+
+
 def load(config: XMCConfig) -> XMCText:
     """The data of ``config``, after a check that every precision is possible."""
     storages = [parse_precision(precision) for precision in config.precision]
@@ -73,7 +80,7 @@ def load(config: XMCConfig) -> XMCText:
             f"precision={','.join(config.precision)} has none: every row of integers has a scale "
             "of its own; leave scale out"
         )
-    if config.encoder_precision == "fp8":
+    if TORCHAO in config.linear:
         check_torchao()
     data = load_bundled() if config.data is None else read_xmc(config.data)
     if config.chunks > data.num_labels:
@@ -128,18 +135,14 @@ def build_encoder(
 ) -> tuple[Encoder, optim.AdamW]:
     """The encoder and its optimizer: BF16 with Kahan summation, FP32 under ``fp32`` and ``renee``.
 
-    With ``encoder_precision="fp8"`` the linear layers of the former multiply in FP8. The initial
-    weights are made in FP32 from the seed alone.
+    The initial weights are made in FP32 from the seed alone.
     """
     torch.manual_seed(seed)
     encoder = data.reader.encoder(device)
-    wide = precision in ("fp32", "renee")
+    wide = precision in config.plain_precisions
     if not wide:
         for parameter in encoder.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-        if config.encoder_precision == "fp8":
-            assert isinstance(encoder, TransformerEncoder)
-            multiply_in_fp8(encoder, device)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in encoder.parameters() if p.dim() >= 2]},
         {"params": [p for p in encoder.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -187,11 +190,13 @@ def build_head(
 
 
 def build(
-    config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
+    config: XMCConfig, data: XMCText, variant: str, seed: int, device: torch.device
 ) -> Workload:
-    """A run of one precision and seed."""
-    storage = parse_precision(precision)
-    encoder, optimizer = build_encoder(config, data, precision, seed, device)
+    """A run of one variant and seed."""
+    run = config.grid[variant]
+    storage = parse_precision(run.precision)
+    encoder, optimizer = build_encoder(config, data, run.precision, seed, device)
+    mix = change_layers(encoder, run, device)
     head = build_head(config, data, storage, encoder.dim, seed).to(device)
     rows = RowSGD(head, lr=config.head_lr, weight_decay=config.head_weight_decay)
     model = nn.ModuleDict({"encoder": encoder, "head": head})
@@ -207,6 +212,10 @@ def build(
         # The rows step by the sum, the encoder and what is reported by the mean.
         return summed / config.batch_size
 
+    def measure() -> dict[str, float]:
+        measured = evaluate(config, data, model)
+        return measured if mix is None else measured | mix.metrics()
+
     return Workload(
         model,
         optimizer,
@@ -214,12 +223,13 @@ def build(
         config.eval_epochs * (len(data.train) // config.batch_size),
         lambda step: rise_and_fall(step, total, rising=rising, final=config.final_lr),
         loss,
-        lambda: evaluate(config, data, model),
+        measure,
         rows=rows,
         bytes_per_parameter=lambda: head_bytes(head, storage),
-        save=lambda path: save_model(path, model, data.reader, data.data.label_texts),
+        save=lambda path: save_model(path, model, run, data.reader, data.data.label_texts),
         simulated=storage is not None and storage.simulated,
         steps_per_epoch=len(data.train) // config.batch_size,
+        mix=None if mix is None else mix.recent,
     )
 
 

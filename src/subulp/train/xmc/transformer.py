@@ -45,9 +45,6 @@ class TransformerEncoder(torch.nn.Module):
         width: Its hidden size.
         pooling: ``"mean"`` of a text's tokens, or ``"cls"``, its first one.
         dropout: Share of the vector that is dropped while training.
-
-    Attributes:
-        fp8: Whether its linear layers multiply in FP8.
     """
 
     def __init__(
@@ -56,7 +53,6 @@ class TransformerEncoder(torch.nn.Module):
         super().__init__()
         self.transformer = transformer
         self.pooling = pooling
-        self.fp8 = False
         self.output = ClassifierInput(width, dropout)
 
     @property
