@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args
 
+from cyclopts import Parameter
+
 from .config import COMPARED, NAMES, RunConfig, check_list, check_range
 
 Linear = Literal["bf16", "fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
@@ -60,7 +62,7 @@ class LinearConfig(RunConfig):
     in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or BF16, by its
     error."""
 
-    partition: Annotated[tuple[str, ...] | None, NAMES] = None
+    partition: Annotated[tuple[str, ...] | None, NAMES, Parameter(show_default=False)] = None
     """What shares a scale, separated by commas, in runs of e4m3 and mor: tensor, channel,
     subchannel-128, subchannel-32, block-128x128; without it block-128x128."""
 
