@@ -46,7 +46,7 @@ class Output:
     """Where the results go."""
 
     out: Annotated[Path | None, _OUTPUT] = None
-    """Folder for config.json, metrics.jsonl, summary.json and the plots; without it,
+    """Folder for config.json, metrics.jsonl, summary.json, report.html and the plots; without it,
     runs/TASK-TIMESTAMP."""
 
     overwrite: Annotated[bool, _OUTPUT] = False
@@ -232,6 +232,33 @@ def _written(out: Path | None, source: Path) -> Iterator[BinaryIO]:
         raise ValueError(f"out={out} is the file that is read: give another name")
     with replacing(out) as unfinished, unfinished.open("wb") as file:
         yield file
+
+
+@app.command
+def report(*runs: Path, out: Path | None = None) -> int:
+    """Write one page about run directories, which needs no network: curves, memory, what was lost.
+
+    For example, two runs side by side, also of runs that are still training:
+
+        subulp report runs/a runs/b --out comparison.html
+
+    Args:
+        runs: The run directories, of any task; those of the same task are compared.
+        out: HTML file to write, which is replaced; without it, report.html in the only run
+            directory.
+    """
+    if out is None and len(runs) != 1:
+        raise ValueError(
+            f"{len(runs)} run directories and no out: give one directory, or several and the file "
+            "to write with --out"
+        )
+    from .train.report import write_report  # noqa: PLC0415
+    from .train.run_directory import REPORT  # noqa: PLC0415
+
+    out = out or runs[0] / REPORT
+    write_report(runs, out)
+    Console(stderr=True).print(f"wrote {out}", highlight=False, soft_wrap=True)
+    return 0
 
 
 @app.command

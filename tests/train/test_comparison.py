@@ -10,7 +10,10 @@ from subulp.train import parallel
 from subulp.train.comparison import compare
 from subulp.train.run_directory import RunDirectory
 
-FILES = {"config.json", "metrics.jsonl", "summary.json", "loss.png", "descent_quality.png"}
+FILES = {
+    *("config.json", "metrics.jsonl", "summary.json", "report.html", "loss.png"),
+    "descent_quality.png",
+}
 
 
 def numbers(comparison):

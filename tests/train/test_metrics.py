@@ -85,6 +85,13 @@ def test_spread_is_the_sample_deviation():
     assert Spread.of([1.0]) == Spread(1.0, None)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_spread_of_a_seed_that_diverged_is_not_a_number(bad):
+    spread = Spread.of([1.0, bad])
+    assert math.isnan(spread.mean)
+    assert spread.deviation is None
+
+
 def test_a_difference_that_rounds_to_zero_has_no_minus():
     assert [PERPLEXITY.excess_text(v) for v in (-0.001, 0.0, 0.426, -0.5)] == [
         "+0.00 %",

@@ -13,7 +13,15 @@ from .loop import resolve_device
 from .metrics import Metric, Record, Summary, with_drops
 from .parallel import default_jobs, run_all
 from .progress import Plan, Reporter
-from .run_directory import DESCENT_PLOT, LOSS_PLOT, MIXES, MODELS, RunDirectory, summary_object
+from .run_directory import (
+    DESCENT_PLOT,
+    LOSS_PLOT,
+    MIXES,
+    MODELS,
+    REPORT,
+    RunDirectory,
+    summary_object,
+)
 from .task import metrics_of, task_of
 
 
@@ -94,16 +102,19 @@ def compare(
     records.sort(key=lambda record: runs.index((record.name, record.seed)))
     directory.write_summary(summary_object(config.task, described, summaries))
     found = Comparison(directory.path, metrics, described, records, summaries)
+    # Matplotlib takes a second to import, which a failing run need not wait for.
+    from .report import write_report  # noqa: PLC0415
+
     plot = getattr(task, "plot", None)
     if plot is None:
         _plot(found)
     else:
         plot(config, data, found)
+    write_report([found.directory], found.directory / REPORT)
     return found
 
 
 def _plot(found: Comparison) -> None:
-    # Matplotlib takes a second to import, which a failing run need not wait for.
     from .mix import plot_mixes  # noqa: PLC0415
     from .plots import plot_descent_quality, plot_quality  # noqa: PLC0415
 

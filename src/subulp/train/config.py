@@ -113,6 +113,9 @@ class RunConfig:
 
     task: ClassVar[str]
 
+    decides: ClassVar[tuple[str, ...]] = ()
+    """Fields on which the defaults of others depend."""
+
     precision: Annotated[tuple[str, ...], NAMES]
     """What to compare, separated by commas."""
 

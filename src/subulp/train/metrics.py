@@ -160,8 +160,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """The spread of at least one value."""
+        """The spread of at least one value; NaN if one of them is not finite."""
         values = list(values)
+        if not all(map(math.isfinite, values)):
+            return cls(math.nan, None)
         deviation = statistics.stdev(values) if len(values) > 1 else None
         return cls(math.fsum(values) / len(values), deviation)
 

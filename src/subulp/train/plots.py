@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,44 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from .looks import looks
 from .metrics import Metric, Record, baseline_of
+from .series import Series, metric_series, series, spans_decades
 
-# Okabe and Ito's colours, which the common kinds of colour blindness tell apart, and a dash
-# pattern and a marker for print without colour. Named strategies look the same in every figure.
-_Dashes = str | tuple[float, Sequence[float]]
-_Style = tuple[str, _Dashes, str]
-_STYLES: dict[str, _Style] = {
-    "fp32": ("#000000", (0, (1, 1)), "."),
-    "master": ("#000000", "solid", "o"),
-    "nearest": ("#D55E00", (0, (5, 2)), "s"),
-    "collage-light": ("#0072B2", (0, (5, 2, 1, 2)), "^"),
-    "collage-plus": ("#009E73", (0, (1, 1.5)), "D"),
-    "kahan": ("#CC79A7", (0, (8, 3)), "v"),
-    "stochastic": ("#E69F00", (0, (3, 1.5)), "P"),
-    "fp32-states": ("#56B4E9", (0, (3, 1, 1, 1, 1, 1)), "X"),
-    "amp": ("#7A5195", (0, (6, 1)), "p"),
-}
-_SPARE_STYLES: tuple[_Style, ...] = (
-    ("#7F7F7F", (0, (2, 2)), "<"),
-    ("#8C564B", (0, (6, 2, 2, 2)), ">"),
-    ("#4B0092", (0, (4, 1)), "*"),
-    ("#5D5D00", (0, (1, 3)), "h"),
-    ("#D55E00", (0, (5, 2)), "s"),
-    ("#0072B2", (0, (5, 2, 1, 2)), "^"),
-    ("#009E73", (0, (1, 1.5)), "D"),
-    ("#CC79A7", (0, (8, 3)), "v"),
-    ("#E69F00", (0, (3, 1.5)), "P"),
-    ("#56B4E9", (0, (3, 1, 1, 1, 1, 1)), "X"),
-    ("#7A5195", (0, (6, 1)), "p"),
-    ("#000000", (0, (3, 3)), "d"),
-)
 TEXT = "#333333"
 """Colour of titles, labels and legends."""
 _LEGEND_INSIDE = 8
 """Lines that leave room for their legend."""
-
-Series = tuple[np.ndarray, np.ndarray]
-"""Steps, and values of shape (seeds, steps)."""
 
 
 def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Path) -> None:
@@ -66,11 +35,11 @@ def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Pat
         path: The PNG file to write.
     """
     first, last = metrics[0], metrics[-1]
-    shown = _metric_series(records, last)
+    shown = metric_series(records, last)
     baseline = baseline_of(shown)
     others = {name: s for name, s in shown.items() if name != baseline}
     paired = baseline is not None and bool(others)
-    losses = _metric_series(records, first)
+    losses = metric_series(records, first)
     panels = 1 if last.versus == "ratio" and not paired else 2
     figure, axes = new_figure(panels, height=3.6 + 0.25 * max(0, len(losses) - _LEGEND_INSIDE) / 2)
     _draw(axes[0], losses)
@@ -86,14 +55,14 @@ def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Pat
             labelcolor=TEXT,
             handlelength=3.5,
         )
-    if _spans_decades(losses):
+    if spans_decades(values for _, values in losses.values()):
         axes[0].set_yscale("log")
     if last.versus == "ratio" and paired and baseline is not None:
         steps, reference = shown[baseline]
         excess = {
             name: (steps, last.excess(values, reference)) for name, (_, values) in others.items()
         }
-        axes[1].axhline(0, color=_styles(shown)[baseline][0], linewidth=1)
+        axes[1].axhline(0, color=looks(shown)[baseline].color, linewidth=1)
         _draw(axes[1], excess)
         _describe(axes[1], f"{last.title} above {baseline}", "%", legend=False)
         _label_ends(axes[1], excess, last.excess_text)
@@ -105,16 +74,6 @@ def plot_quality(records: Sequence[Record], metrics: Sequence[Metric], path: Pat
     save_figure(figure, path)
 
 
-def _spans_decades(series: dict[str, Series]) -> bool:
-    values = np.concatenate([values.ravel() for _, values in series.values()])
-    values = values[np.isfinite(values)]
-    return bool(values.size and values.min() > 0 and values.max() > 30 * values.min())
-
-
-def _metric_series(records: Iterable[Record], metric: Metric) -> dict[str, Series]:
-    return _series(records, lambda record: record.metrics.get(metric.name))
-
-
 def plot_descent_quality(records: Sequence[Record], path: Path) -> None:
     """Save effective descent quality as a share of the intended update, against steps.
 
@@ -122,10 +81,10 @@ def plot_descent_quality(records: Sequence[Record], path: Path) -> None:
         records: Logged steps of all runs.
         path: The PNG file to write.
     """
-    shares = _series(
+    shares = series(
         records, lambda record: None if record.descent_share is None else 100 * record.descent_share
     )
-    lost = _series(
+    lost = series(
         records,
         lambda record: None if record.lost_arithmetic is None else 100 * record.lost_arithmetic,
     )
@@ -147,28 +106,6 @@ def _from_zero(ax: Axes) -> None:
         line.set_clip_on(False)
 
 
-def _series(
-    records: Iterable[Record], value: Callable[[Record], float | None]
-) -> dict[str, Series]:
-    """The measured values of each variant, one row per seed."""
-    runs: dict[str, dict[int, dict[int, float]]] = {}
-    for record in records:
-        y = value(record)
-        if y is not None:
-            runs.setdefault(record.name, {}).setdefault(record.seed, {})[record.step] = y
-    series = {}
-    for name, seeds in runs.items():
-        steps = sorted(set.intersection(*(set(values) for values in seeds.values())))
-        rows = [[seeds[seed][step] for step in steps] for seed in sorted(seeds)]
-        series[name] = (np.array(steps), np.array(rows))
-    return series
-
-
-def _styles(names: Iterable[str]) -> dict[str, _Style]:
-    spare = itertools.cycle(_SPARE_STYLES)
-    return {name: _STYLES.get(name) or next(spare) for name in names}
-
-
 def new_figure(
     panels: int, *, width: float = 5.6, height: float = 3.6
 ) -> tuple[Figure, list[Axes]]:
@@ -184,9 +121,9 @@ def new_figure(
     return figure, axes
 
 
-def _draw(ax: Axes, series: dict[str, Series]) -> None:
-    styles = _styles(series)
-    for name, (steps, values) in series.items():
+def _draw(ax: Axes, lines: dict[str, Series]) -> None:
+    styles = looks(lines)
+    for name, (steps, values) in lines.items():
         color, dashes, marker = styles[name]
         ax.plot(
             steps,
@@ -205,11 +142,11 @@ def _draw(ax: Axes, series: dict[str, Series]) -> None:
             )
 
 
-def _label_ends(ax: Axes, series: dict[str, Series], text: Callable[[float], str]) -> None:
+def _label_ends(ax: Axes, lines: dict[str, Series], text: Callable[[float], str]) -> None:
     """Write each line's name and last value beside its end, moved apart where they would touch."""
-    styles = _styles(series)
+    styles = looks(lines)
     low, high = ax.get_ylim()
-    ends = {name: float(values.mean(0)[-1]) for name, (_, values) in series.items()}
+    ends = {name: float(values.mean(0)[-1]) for name, (_, values) in lines.items()}
     heights: dict[str, float] = {}
     height = -math.inf
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
@@ -225,7 +162,7 @@ def _label_ends(ax: Axes, series: dict[str, Series], text: Callable[[float], str
             xycoords="axes fraction",
             va="center",
             fontsize=9,
-            color=styles[name][0],
+            color=styles[name].color,
         )
 
 

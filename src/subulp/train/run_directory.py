@@ -14,11 +14,13 @@ import torch
 
 from .._version import version
 from .config import RunConfig
+from .machine import describe_machine
 from .metrics import Record, Summary, to_json
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+REPORT = "report.html"
 LOSS_PLOT = "loss.png"
 DESCENT_PLOT = "descent_quality.png"
 COMPRESSION_PLOT = "compression.png"
@@ -26,7 +28,7 @@ ACCESS_PLOT = "accesses.png"
 MIXES = "mixes"
 MODELS = "models"
 _PLOTS = (LOSS_PLOT, DESCENT_PLOT, COMPRESSION_PLOT, ACCESS_PLOT)
-_OWN_FILES = (CONFIG, METRICS, SUMMARY, *_PLOTS)
+_OWN_FILES = (CONFIG, METRICS, SUMMARY, REPORT, *_PLOTS)
 
 
 class RunDirectory:
@@ -83,14 +85,15 @@ class RunDirectory:
     def write_config(self, config: RunConfig, *, device: str, jobs: int) -> None:
         """Save what the run is made of, where it runs, and the versions of what runs it."""
         versions = {"subulp": version(), "torch": torch.__version__}
-        fields = {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in asdict(config).items()
+        written = {
+            "task": config.task,
+            **config_fields(config),
+            "device": device,
+            "jobs": jobs,
+            "versions": versions,
+            "machine": describe_machine(),
         }
-        text = to_json(
-            {"task": config.task, **fields, "device": device, "jobs": jobs, "versions": versions},
-            indent=2,
-        )
+        text = to_json(written, indent=2)
         (self.path / CONFIG).write_text(text + "\n", encoding="utf-8")
 
     def add_record(self, record: Record) -> None:
@@ -101,6 +104,14 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Save the object that ``--json`` prints."""
         (self.path / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
+
+
+def config_fields(config: RunConfig) -> dict[str, Any]:
+    """The fields of a configuration as ``config.json`` has them."""
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in asdict(config).items()
+    }
 
 
 def summary_object(task: str, data: dict[str, Any], summaries: list[Summary]) -> dict[str, Any]:

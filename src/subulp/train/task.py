@@ -16,6 +16,14 @@ from ..optim.row_optimizer import RowOptimizer
 from .config import RunConfig
 from .metrics import Metric
 
+TASKS = {
+    "lm": "Language model",
+    "image": "Image classifier",
+    "xmc": "Extreme classifier",
+    "ctr": "Click-through-rate model",
+}
+"""Every task, and what the report calls it."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -77,6 +85,9 @@ class Task(Protocol):
     """What :attr:`Workload.evaluate` measures, in the order of the table; the first is plotted as
     the loss, the last compares with the baseline."""
 
+    COUNTED: str
+    """What a run's bytes per parameter are counted for: ``"parameter"``, or a part of the model."""
+
     @staticmethod
     def load(config: Any) -> Any:
         """Read the data that all runs share.
@@ -105,8 +116,20 @@ def metrics_of(task: Task, config: RunConfig) -> tuple[Metric, ...]:
     return found
 
 
+def config_class(task: str) -> type[RunConfig]:
+    """The configuration of the task of a name, one of :data:`TASKS`."""
+    module = import_module(f"{__package__}.{task}.config")
+    found = (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RunConfig))
+    return next(kind for kind in found if getattr(kind, "task", None) == task)
+
+
 def task_of(config: RunConfig) -> Task:
     """The task that a configuration belongs to."""
+    return task_named(config.task)
+
+
+def task_named(name: str) -> Task:
+    """The task of a name, one of :data:`TASKS`."""
     # Imported by name: a worker process needs its own task and no other.
-    task: Task = import_module(f"{__package__}.{config.task}.task")  # type: ignore[assignment]
+    task: Task = import_module(f"{__package__}.{name}.task")  # type: ignore[assignment]
     return task

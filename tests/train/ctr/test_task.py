@@ -117,6 +117,7 @@ def test_the_whole_grid(small, tmp_path):
         "config.json",
         "metrics.jsonl",
         "summary.json",
+        "report.html",
         "loss.png",
         "compression.png",
         "accesses.png",

@@ -36,6 +36,7 @@ class CTRConfig(RunConfig):
     """
 
     task: ClassVar[str] = "ctr"
+    decides: ClassVar[tuple[str, ...]] = ("preset", "data")
 
     preset: Annotated[str | None, COMPARED] = None
     """Published sizes for Criteo's data: criteo-kaggle, criteo-kaggle-16 or criteo-terabyte. What

@@ -44,6 +44,8 @@ METRICS = (
     ),
 )
 
+COUNTED = "number of the tables"
+
 EVALUATION_BATCH = 4096
 
 

@@ -24,6 +24,8 @@ METRICS = (
     Metric("accuracy", "accuracy\n%", "{:.2f}", "Accuracy", "%", factor=100, versus="difference"),
 )
 
+COUNTED = "parameter"
+
 EVALUATION_BATCH = 256
 
 _DTYPES: dict[ParameterDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -29,6 +29,7 @@ class LMConfig(LinearConfig):
     """
 
     task: ClassVar[str] = "lm"
+    decides: ClassVar[tuple[str, ...]] = ("linear",)
 
     precision: Annotated[tuple[str, ...], NAMES] = overridable(
         ("master", "nearest", "collage-light", "collage-plus")

@@ -25,6 +25,8 @@ METRICS = (
     Metric("perplexity", "perplexity", "{:.3f}", "Perplexity", "", versus="ratio"),
 )
 
+COUNTED = "parameter"
+
 EVALUATION_BATCH = 64
 
 _DTYPES: dict[ParameterDtype, torch.dtype] = {

@@ -41,6 +41,7 @@ class XMCConfig(LinearConfig):
     """
 
     task: ClassVar[str] = "xmc"
+    decides: ClassVar[tuple[str, ...]] = ("preset", "encoder")
 
     preset: Annotated[str | None, COMPARED] = None
     """A row of the ELMO paper's Table 9, such as amazon-3m-fp8: what it sets is the default of

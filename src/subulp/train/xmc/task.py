@@ -39,6 +39,8 @@ METRICS = (
     Metric("nDCG@5", "nDCG@5\n%", "{:.2f}", "nDCG@5", "%", versus="difference"),
 )
 
+COUNTED = "weight of the classifier"
+
 EVALUATION_BATCH = 256
 
 
