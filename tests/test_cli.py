@@ -47,6 +47,7 @@ def test_json_is_one_object_and_the_only_output(text_file, tmp_path, capsys):
         "lost_arithmetic",
         "steps",
         "skipped_steps",
+        "rollbacks",
         "parameters",
         "simulated",
     }

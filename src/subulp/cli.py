@@ -24,7 +24,7 @@ FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
 
-_OUTPUT = Parameter(group=Group("Output", sort_key=5), negative=())
+_OUTPUT = Parameter(group=Group("Output", sort_key=6), negative=())
 
 app = App(
     name="subulp",

@@ -189,6 +189,18 @@ class MeanMix:
         """Count a decision."""
         self._of.setdefault((operand.layer, operand.role), _Sums()).add(operand)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The sums, as plain numbers."""
+        return {"of": [[layer, role, dict(vars(s))] for (layer, role), s in self._of.items()]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on as the mean that gave the state."""
+        self._of = {}
+        for layer, role, saved in state_dict["of"]:
+            sums = self._of[layer, role] = _Sums()
+            for name, value in saved.items():
+                setattr(sums, name, Counter(value) if isinstance(value, dict) else value)
+
     @property
     def operands(self) -> tuple[OperandMix, ...]:
         """One for each layer and role: mean shares and errors, largest magnitude and range."""

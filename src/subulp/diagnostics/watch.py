@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -114,6 +114,20 @@ class Watch:
         others = (each for each in self._optimizer._observers if each is not self)
         self._optimizer._observers = tuple(others)
         self._before.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has measured, and the number of the step: plain numbers, as of ``history``."""
+        return {"step": self._step, "history": list(self.history)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on as the watch that gave ``state_dict``."""
+        self._step, self.history = state_dict["step"], list(state_dict["history"])
+        self.total, self.groups = None, []
+        if self.history:
+            last = self.history[-1]
+            names = [field.name for field in fields(Descent)]
+            self.total = Descent(**{name: last[name] for name in names})
+            self.groups = [Descent(**group) for group in last["groups"]]
 
     # What the optimizer tells, see subulp.optim.base.StepObserver ------------------------------
 

@@ -16,7 +16,8 @@ COMPARED = Parameter(group=Group("What is compared", sort_key=0))
 MODEL = Parameter(group=Group("Model", sort_key=1))
 OPTIMIZER = Parameter(group=Group("Optimizer", sort_key=2))
 MEASURED = Parameter(group=Group("Measurements", sort_key=3))
-MACHINE = Parameter(group=Group("Machine", sort_key=4))
+CHECKPOINTS = Parameter(group=Group("Checkpoints", sort_key=4))
+MACHINE = Parameter(group=Group("Machine", sort_key=5))
 
 T = TypeVar("T")
 
@@ -130,16 +131,31 @@ class RunConfig:
     """Step each parameter inside the backward pass and free its gradient at once. The result is
     the same."""
 
-    nonfinite: Annotated[Literal["raise", "skip", "propagate"] | None, OPTIMIZER] = None
+    nonfinite: Annotated[Literal["raise", "skip", "propagate", "rollback"] | None, OPTIMIZER] = None
     """What a step does with an infinite or NaN gradient; without it raise. With --fuse-backward,
-    raise and skip cost a second backward pass, so there it is propagate, and a loss that is not
-    finite ends the run."""
+    raise, skip and rollback cost a second backward pass, so there it is propagate, and a loss that
+    is not finite ends the run. rollback goes back to the last checkpoint, with learning rates half
+    as high, and needs --checkpoint-every."""
+
+    max_skips: Annotated[int | None, OPTIMIZER] = None
+    """Steps in a row that may be left out because they are not finite, before the run ends; without
+    it 100."""
+
+    max_rollbacks: Annotated[int | None, OPTIMIZER] = None
+    """Times that a run goes back under --nonfinite rollback, before it ends; without it 5."""
 
     watch_every: Annotated[int, MEASURED] = 100
     """Steps between measurements of what the optimizer's rounding loses, from the first step."""
 
     log_every: Annotated[int, MEASURED] = 25
     """Steps between lines of metrics.jsonl."""
+
+    checkpoint_every: Annotated[int | None, CHECKPOINTS] = None
+    """Steps between checkpoints; there is one more at every evaluation that is the best so far and
+    at the end. 0 writes none until the run is stopped. Without it, one every ten minutes."""
+
+    keep_checkpoints: Annotated[int, CHECKPOINTS] = 2
+    """How many of a run's newest checkpoints stay, besides the one of the best evaluation."""
 
     threads: Annotated[int, MACHINE] = 1
     """CPU threads of each run. The sums of matrix products depend on it in their last bits."""
@@ -156,6 +172,33 @@ class RunConfig:
         check_range("watch_every", self.watch_every, 2)
         for seed in self.seeds:
             check_range("seed", seed, 0, 2**32 - 1)
+        check_range("keep_checkpoints", self.keep_checkpoints, 1)
+        if self.checkpoint_every is not None:
+            check_range("checkpoint_every", self.checkpoint_every, 0)
+        self._check_recovery()
+
+    def _check_recovery(self) -> None:
+        back = self.nonfinite == "rollback"
+        if back and not self.checkpoint_every:
+            raise ValueError(
+                f"nonfinite=rollback and checkpoint_every={self.checkpoint_every} contradict each "
+                "other: it goes back to a checkpoint at a known step; give checkpoint_every"
+            )
+        for name, used, needed in (
+            ("max_skips", self.may_skip, "steps are left out under nonfinite=skip"),
+            ("max_rollbacks", back, "runs go back under nonfinite=rollback"),
+        ):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            check_range(name, value, 1)
+            if not used:
+                raise ValueError(f"{name}={value} has no effect: {needed} alone; leave it out")
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether steps that are not finite may be left out."""
+        return self.nonfinite == "skip"
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -168,7 +211,9 @@ class RunConfig:
 
     @property
     def gradient_policy(self) -> Literal["raise", "skip", "propagate"]:
-        """``nonfinite``, or its default."""
+        """What the optimizer does: ``nonfinite``, or its default; the loop does the rest."""
+        if self.nonfinite == "rollback":
+            return "raise"
         return self.nonfinite or ("propagate" if self.fuse_backward else "raise")
 
 

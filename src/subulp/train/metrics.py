@@ -26,6 +26,7 @@ class Metric:
         drop_of: Measured by comparison, when all runs are there: the drop of the metric of this
             name below the baseline with the same seed, in percent of the baseline's
             (default: ``None``).
+        higher_is_better: Otherwise lower is (default: ``False``).
     """
 
     name: str
@@ -36,6 +37,7 @@ class Metric:
     factor: float = 1.0
     versus: Literal["ratio", "difference"] | None = None
     drop_of: str | None = None
+    higher_is_better: bool = False
 
     def excess(self, value: Any, baseline: Any) -> Any:
         """``value`` above the baseline's, floats or arrays: in percent of it, or in units."""
@@ -69,6 +71,8 @@ class Record:
             one, each the fields of :class:`subulp.diagnostics.OperandMix`.
         variant: Name of the run among those of its seed, where the precision alone does not tell
             them apart.
+        rollbacks: Times that the run had gone back to a checkpoint, with smaller steps; ``None``
+            before the first.
     """
 
     precision: str
@@ -84,6 +88,7 @@ class Record:
     lost_arithmetic: float | None = None
     mix: list[dict[str, Any]] | None = None
     variant: str | None = None
+    rollbacks: int | None = None
 
     @property
     def name(self) -> str:
@@ -119,6 +124,8 @@ class Summary:
         variant: Name of the run among those of its seed, where the precision alone does not tell
             them apart.
         settings: What else than the precision makes the variant.
+        rollbacks: Times that the run went back to a checkpoint, with smaller steps, because it was
+            not finite.
     """
 
     precision: str
@@ -139,6 +146,7 @@ class Summary:
     seconds_per_epoch: float | None = None
     variant: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    rollbacks: int = 0
 
     @property
     def name(self) -> str:

@@ -90,6 +90,15 @@ class MixLog:
         names = ("fp8_share", "e4m3_share", "e5m2_share", "fp8_error")
         return dict(zip(names, (sum(narrow), *narrow, error), strict=True))
 
+    def state_dict(self) -> dict[str, Any]:
+        """All decisions so far, and those since the last call of :meth:`recent`."""
+        return {"all": self._all.state_dict(), "recent": self._recent.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on as the log that gave the state."""
+        self._all.load_state_dict(state_dict["all"])
+        self._recent.load_state_dict(state_dict["recent"])
+
     def recent(self) -> list[dict[str, Any]]:
         """The mean decision on each operand since the last call, as plain JSON: the fields of
         :class:`subulp.diagnostics.OperandMix`.

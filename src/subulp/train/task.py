@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,16 @@ TASKS = {
     "ctr": "Click-through-rate model",
 }
 """Every task, and what the report calls it."""
+
+
+class Part(Protocol):
+    """A part of a run that changes from step to step, as modules and optimizers do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state: tensors and what JSON has, nested in any way."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Go on as the part that gave the state."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,8 @@ class Workload:
             passes (default: ``None``).
         mix: What mixtures of representations decided since the last call, for ``Record.mix``
             (default: there are none).
+        parts: What else changes from step to step, such as the place in the data, by name; a run
+            is resumed from their states and those of model, optimizers and scaler (default: none).
     """
 
     model: nn.Module
@@ -69,6 +81,7 @@ class Workload:
     parameters: int | None = None
     steps_per_epoch: int | None = None
     mix: Callable[[], list[dict[str, Any]]] | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
 
 
 class Task(Protocol):
@@ -83,7 +96,7 @@ class Task(Protocol):
 
     METRICS: tuple[Metric, ...]
     """What :attr:`Workload.evaluate` measures, in the order of the table; the first is plotted as
-    the loss, the last compares with the baseline."""
+    the loss and tells the best checkpoint, the last compares with the baseline."""
 
     COUNTED: str
     """What a run's bytes per parameter are counted for: ``"parameter"``, or a part of the model."""
@@ -103,6 +116,10 @@ class Task(Protocol):
     @staticmethod
     def steps(config: Any, data: Any) -> int:
         """Training steps of each run."""
+
+    @staticmethod
+    def digest(data: Any) -> str:
+        """A text that another data set would not have: a run is resumed on the same data."""
 
     @staticmethod
     def build(config: Any, data: Any, variant: str, seed: int, device: torch.device) -> Workload:

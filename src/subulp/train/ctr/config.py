@@ -152,7 +152,7 @@ class CTRConfig(RunConfig):
         check_range("test_share", self.test_share, 0, 1, top_included=False)
         if self.min_count is not None:
             check_range("min_count", self.min_count, 1)
-        if self.nonfinite not in (None, "raise"):
+        if self.nonfinite not in (None, "raise", "rollback"):
             raise ValueError(
                 f"nonfinite={self.nonfinite} is not available: tables update their rows inside the "
                 "backward pass, and end the run at a gradient that is not finite"

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 METRICS = (
     Metric("log_loss", "log\nloss", "{:.4f}", "Log loss", "nats per example"),
-    Metric("AUC", "AUC\n%", "{:.2f}", "AUC", "%", factor=100),
-    Metric("accuracy", "accuracy\n%", "{:.2f}", "Accuracy", "%", factor=100),
+    Metric("AUC", "AUC\n%", "{:.2f}", "AUC", "%", factor=100, higher_is_better=True),
+    Metric("accuracy", "accuracy\n%", "{:.2f}", "Accuracy", "%", factor=100, higher_is_better=True),
     Metric("accuracy_drop", "accuracy\ndrop %", "{:.3f}", "Accuracy drop", "%", drop_of="accuracy"),
     Metric("compression", "bytes /\nFP32", "{:.4f}", "Memory compression", "bytes over FP32's"),
-    Metric("hit_rate", "hit\nrate %", "{:.1f}", "Hit rate", "%", factor=100),
+    Metric("hit_rate", "hit\nrate %", "{:.1f}", "Hit rate", "%", factor=100, higher_is_better=True),
     Metric(
         "normalised_entropy",
         "normalised\nentropy",
@@ -96,6 +96,11 @@ def steps(config: CTRConfig, data: CTRData) -> int:
     return config.epochs * (len(data.train) // config.batch_size)
 
 
+def digest(data: CTRData) -> str:
+    """Of all examples."""
+    return data.digest
+
+
 def build_model(config: CTRConfig, data: CTRData, variant: Variant, seed: int) -> DLRM:
     """The model; its initial weights are made in FP32 from the seed alone."""
     torch.manual_seed(seed)
@@ -121,9 +126,10 @@ def build(
 ) -> Workload:
     """A run of one variant and seed."""
     model = build_model(config, data, config.grid[variant], seed).to(device)
+    named = _dense(model)
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in _dense(model) if p.dim() >= 2]},
-        {"params": [p for p in _dense(model) if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = optim.AdamW(
         groups,
@@ -152,13 +158,14 @@ def build(
         lambda: evaluate(data, model, device),
         rows=rows,
         bytes_per_parameter=lambda: table_bytes(model.tables),
-        parameters=model.tables.memory().fp32 // 4 + sum(p.numel() for p in _dense(model)),
+        parameters=model.tables.memory().fp32 // 4 + sum(p.numel() for _, p in named),
         steps_per_epoch=len(data.train) // config.batch_size,
+        parts={"batches": batches},
     )
 
 
-def _dense(model: DLRM) -> list[nn.Parameter]:
-    return [*model.bottom.parameters(), *model.top.parameters()]
+def _dense(model: DLRM) -> list[tuple[str, nn.Parameter]]:
+    return [(n, p) for n, p in model.named_parameters() if n.startswith(("bottom.", "top."))]
 
 
 def _logits(model: DLRM, batch: Batch, device: torch.device) -> Tensor:

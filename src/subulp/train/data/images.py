@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -131,6 +132,15 @@ class Batches:
         if self._augment:
             pictures = self._moved(pictures)
         return pictures, self._images.train_labels[chosen]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the order."""
+        return {"generator": self._generator.get_state(), "order": self._order}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a place."""
+        self._generator.set_state(state_dict["generator"].clone())
+        self._order = state_dict["order"].clone()
 
     def _moved(self, pictures: Tensor) -> Tensor:
         count, channels, height, width = pictures.shape

@@ -6,7 +6,7 @@ import gzip
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -146,6 +146,14 @@ class Batches:
         offsets = torch.randint(last + 1, (self._batch_size, 1), generator=self._generator)
         sequences = self._tokens[offsets + self._window].long()
         return sequences[:, :-1], sequences[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the order."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a place."""
+        self._generator.set_state(state_dict["generator"].clone())
 
 
 def evaluation_batches(

@@ -75,6 +75,11 @@ class ImageConfig(RunConfig):
     eval_epochs: Annotated[int, MEASURED] = 1
     """Epochs between evaluations on the whole validation part; the last step is always one."""
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether steps that are not finite may be left out."""
+        return self.grad_scaler or super().may_skip
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.width is not None:

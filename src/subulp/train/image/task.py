@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ... import optim
 from ...optim.precision import strategy_for
+from ..data.digest import digest as digest_of
 from ..data.images import Batches, Images, load_images
 from ..metrics import Metric
 from ..schedule import one_cycle
@@ -21,7 +22,16 @@ from .simulated import SimulatedSGD, simulated_bits
 
 METRICS = (
     Metric("val_loss", "val\nloss", "{:.4f}", "Validation loss", "nats per picture"),
-    Metric("accuracy", "accuracy\n%", "{:.2f}", "Accuracy", "%", factor=100, versus="difference"),
+    Metric(
+        "accuracy",
+        "accuracy\n%",
+        "{:.2f}",
+        "Accuracy",
+        "%",
+        factor=100,
+        versus="difference",
+        higher_is_better=True,
+    ),
 )
 
 COUNTED = "parameter"
@@ -60,6 +70,11 @@ def steps(config: ImageConfig, data: Images) -> int:
     return config.epochs * (len(data.train) // config.batch_size)
 
 
+def digest(data: Images) -> str:
+    """Of pictures and labels."""
+    return digest_of((data.train, data.train_labels, data.validation, data.validation_labels))
+
+
 def parameter_dtype(precision: str, dtype: ParameterDtype) -> torch.dtype:
     """Storage dtype of the parameters.
 
@@ -87,9 +102,10 @@ def build_model(
     model = ResNet18(data.channels, data.classes, config.width or data.width).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     model.to(parameter_dtype(precision, config.dtype))
+    named = list(model.named_parameters())
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2]},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
     ]
     options: dict[str, Any] = {
         "lr": config.lr,
@@ -141,6 +157,7 @@ def build(
         scaler=torch.amp.GradScaler(device.type) if config.grad_scaler else None,
         simulated=simulated_bits(precision) is not None,
         steps_per_epoch=len(data.train) // config.batch_size,
+        parts={"batches": training},
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ... import optim
 from ...optim.precision import strategy_for
+from ..data.digest import digest as digest_of
 from ..data.text import Batches, Text, evaluation_batches, load_text
 from ..linear import Variant
 from ..metrics import Metric
@@ -68,6 +69,11 @@ def steps(config: LMConfig, data: Text) -> int:
     return config.steps
 
 
+def digest(data: Text) -> str:
+    """Of the tokens."""
+    return digest_of((data.train, data.validation))
+
+
 def parameter_dtype(precision: str, dtype: ParameterDtype) -> torch.dtype:
     """Storage dtype of the parameters: ``dtype``, except under ``"fp32"``.
 
@@ -107,9 +113,10 @@ def build_model(
     model = GPT(shape).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     model.to(parameter_dtype(precision, config.dtype))
+    named = list(model.named_parameters())
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2]},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = optim.AdamW(
         groups,
@@ -160,6 +167,7 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
         loss,
         measure,
         loss_scale(config, chosen.precision),
+        parts={"batches": training, **({} if mix is None else {"mix": mix})},
         mix=None if mix is None else mix.recent,
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ... import optim
 from ...nn import ExtremeClassifier
 from ...optim.row_sgd import RowSGD
+from ..data.digest import digest as digest_of
 from ..data.xmc.dataset import BagPart, TextPart, XMCData
 from ..data.xmc.read import load_bundled, read_xmc
 from ..linear import TORCHAO
@@ -31,12 +32,14 @@ from .saved import save_model
 from .storage import HeadStorage, parse_precision
 
 METRICS = (
-    Metric("P@1", "P@1\n%", "{:.2f}", "P@1", "%"),
-    Metric("P@3", "P@3\n%", "{:.2f}", "P@3", "%"),
-    Metric("P@5", "P@5\n%", "{:.2f}", "P@5", "%"),
-    Metric("PSP@1", "PSP@1\n%", "{:.2f}", "PSP@1", "%"),
-    Metric("PSP@5", "PSP@5\n%", "{:.2f}", "PSP@5", "%"),
-    Metric("nDCG@5", "nDCG@5\n%", "{:.2f}", "nDCG@5", "%", versus="difference"),
+    Metric("P@1", "P@1\n%", "{:.2f}", "P@1", "%", higher_is_better=True),
+    Metric("P@3", "P@3\n%", "{:.2f}", "P@3", "%", higher_is_better=True),
+    Metric("P@5", "P@5\n%", "{:.2f}", "P@5", "%", higher_is_better=True),
+    Metric("PSP@1", "PSP@1\n%", "{:.2f}", "PSP@1", "%", higher_is_better=True),
+    Metric("PSP@5", "PSP@5\n%", "{:.2f}", "PSP@5", "%", higher_is_better=True),
+    Metric(
+        "nDCG@5", "nDCG@5\n%", "{:.2f}", "nDCG@5", "%", versus="difference", higher_is_better=True
+    ),
 )
 
 COUNTED = "weight of the classifier"
@@ -132,6 +135,19 @@ def steps(config: XMCConfig, data: XMCText) -> int:
     return config.epochs * (len(data.train) // config.batch_size)
 
 
+def digest(data: XMCText) -> str:
+    """Of texts or features and labels."""
+    parts = (data.train, data.data.test)
+    labels = [part.targets for part in parts]
+    return digest_of(
+        [
+            *(part.source.digest for part in parts),
+            *(array for matrix in labels for array in (matrix.indptr, matrix.indices)),
+            data.data.label_counts,
+        ]
+    )
+
+
 def build_encoder(
     config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
 ) -> tuple[Encoder, optim.AdamW]:
@@ -145,9 +161,10 @@ def build_encoder(
     if not wide:
         for parameter in encoder.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
+    named = list(encoder.named_parameters(prefix="encoder"))
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in encoder.parameters() if p.dim() >= 2]},
-        {"params": [p for p in encoder.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = optim.AdamW(
         groups,
@@ -232,6 +249,7 @@ def build(
         simulated=storage is not None and storage.simulated,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=None if mix is None else mix.recent,
+        parts={"batches": batches, **({} if mix is None else {"mix": mix})},
     )
 
 
@@ -313,3 +331,12 @@ class Batches:
             self._order = torch.randperm(self._count, generator=self._generator)
         chosen, self._order = self._order.tensor_split([self._batch_size])
         return chosen.numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the order."""
+        return {"generator": self._generator.get_state(), "order": self._order}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a place."""
+        self._generator.set_state(state_dict["generator"].clone())
+        self._order = state_dict["order"].clone()

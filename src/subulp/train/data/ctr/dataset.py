@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from ..digest import digest
 from .encode import Counts, Encoder, Moments
 from .examples import Examples
 from .layout import Layout, Table
@@ -26,6 +27,7 @@ class CTRData:
         test: The test part.
         encode: From examples to what a model takes.
         positive_share: Share of the training part's labels that are 1.
+        digest: Of all examples, in hexadecimal digits.
         skipped: Lines that were left out because they cannot be read.
         first_skipped: The message about the first of them.
     """
@@ -37,6 +39,7 @@ class CTRData:
     test: Part
     encode: Encoder
     positive_share: float
+    digest: str
     skipped: int = 0
     first_skipped: str = ""
 
@@ -76,16 +79,21 @@ def make_data(
     moments = Moments(len(layout.numbers))
     counts = [Counts() for _ in layout.tables] if options.min_count is not None else []
     positives = 0.0
+    digests: list[str] = []
+
+    def note(block: Examples) -> None:
+        digests.append(digest((block.labels, block.numbers, block.keys)))
 
     def see(block: Examples) -> None:
         nonlocal positives
+        note(block)
         positives += float(block.labels.sum(dtype=np.float64))
         moments.add(block.numbers)
         for table, count in enumerate(counts):
             count.add(block.keys[:, table])
 
     parts = {}
-    for part, spans, tell in (("training", train, see), ("test", test, lambda block: None)):
+    for part, spans, tell in (("training", train, see), ("test", test, note)):
         parts[part] = _part(layout, spans, options.buffer, bad, tell)
         if not len(parts[part]):
             raise ValueError(f"data={name} has no examples in its {part} part")
@@ -110,6 +118,7 @@ def make_data(
         parts["test"],
         encode,
         share,
+        digest(digests),
         bad.count,
         bad.first,
     )

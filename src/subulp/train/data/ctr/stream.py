@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from ..xmc.lines import fail, whole_lines
 from .examples import Examples
@@ -115,32 +116,87 @@ class Part:
         if waiting:
             yield Examples.join(waiting)
 
-    def batches(self, batch_size: int, seed: int) -> Iterator[Examples]:
-        """Batches without end, in an order that the seed alone decides.
-
-        Examples are shuffled within the buffer; one that holds all of them shuffles all. Those that
-        do not fill an epoch's last batch are left out.
-        """
-        generator = np.random.default_rng(seed)
-        while True:
-            rest: list[Examples] = []
-            drawn = 0
-            for chunk in self.chunks():
-                waiting = Examples.join([*rest, chunk])
-                order = generator.permutation(len(waiting))
-                whole = len(order) // batch_size
-                for batch in order[: whole * batch_size].reshape(whole, batch_size):
-                    yield waiting.take(batch)
-                drawn += whole
-                rest = [waiting.take(order[whole * batch_size :])]
-            if drawn != self._count // batch_size:
-                raise ValueError(
-                    f"the data had {self._count} examples and now make {drawn} batches of "
-                    f"{batch_size}: the file has changed while it was read"
-                )
+    def batches(self, batch_size: int, seed: int) -> Batches:
+        """Batches without end, in an order that the seed alone decides."""
+        return Batches(self, batch_size, seed)
 
     def in_order(self, batch_size: int) -> Iterator[Examples]:
         """All examples once, in their order."""
         for block in self._blocks():
             for start in range(0, len(block), batch_size):
                 yield block.take(slice(start, start + batch_size))
+
+
+class Batches(Iterator[Examples]):
+    """Batches without end, in an order that the seed alone decides.
+
+    Examples are shuffled within the buffer; one that holds all of them shuffles all. Those that do
+    not fill an epoch's last batch are left out.
+
+    Args:
+        part: What to draw from.
+        batch_size: Examples of a batch.
+        seed: Seed of the generator that shuffles.
+    """
+
+    def __init__(self, part: Part, batch_size: int, seed: int) -> None:
+        self._part, self._size = part, batch_size
+        self._generator = np.random.default_rng(seed)
+        self._place: dict[str, Any] | None = None
+        self._batches = self._epochs()
+
+    def __next__(self) -> Examples:
+        return next(self._batches)
+
+    def _epochs(self) -> Iterator[Examples]:
+        while True:
+            yield from self._epoch()
+            self._place = None
+
+    def _epoch(self) -> Iterator[Examples]:
+        """The batches of an epoch, from the place in it where it was left."""
+        begin = self._place or {"chunk": 0, "before": 0, "drawn": 0, "rest": None}
+        rest, before, first = begin["rest"], begin["before"], begin["drawn"]
+        for number, chunk in enumerate(self._part.chunks()):
+            if number < begin["chunk"]:
+                continue
+            waiting = Examples.join([chunk] if rest is None else [rest, chunk])
+            # What it takes to shuffle this chunk again.
+            shuffle = self._generator.bit_generator.state
+            order = self._generator.permutation(len(waiting))
+            whole = len(order) // self._size
+            for batch in range(first, whole):
+                self._place = {
+                    "chunk": number,
+                    "before": before,
+                    "drawn": batch + 1,
+                    "rest": rest,
+                    "generator": shuffle,
+                }
+                yield waiting.take(order[batch * self._size : (batch + 1) * self._size])
+            rest = waiting.take(order[whole * self._size :])
+            before, first = before + whole, 0
+        if before != len(self._part) // self._size:
+            raise ValueError(
+                f"the data had {len(self._part)} examples and now make {before} batches of "
+                f"{self._size}: the file has changed while it was read"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the order; it is found again by reading the epoch up to there."""
+        if self._place is None:
+            return {"place": None, "generator": self._generator.bit_generator.state}
+        rest: Examples | None = self._place["rest"]
+        arrays = None if rest is None else [rest.labels, rest.numbers, rest.keys.view(np.int32)]
+        kept = None if arrays is None else [torch.from_numpy(array) for array in arrays]
+        return {"place": {**self._place, "rest": kept}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a place."""
+        place = state_dict["place"]
+        self._generator.bit_generator.state = (place or state_dict)["generator"]
+        if place is not None and place["rest"] is not None:
+            labels, numbers, keys = (tensor.numpy().copy() for tensor in place["rest"])
+            place = {**place, "rest": Examples(labels, numbers, keys.view(np.uint32))}
+        self._place = place
+        self._batches = self._epochs()

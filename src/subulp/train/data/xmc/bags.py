@@ -75,6 +75,11 @@ class BagLines:
     def __len__(self) -> int:
         return len(self._lines) - 1
 
+    @property
+    def digest(self) -> str:
+        """Of the file."""
+        return self._lines.digest
+
     def read(self, indices: Indices) -> Features:
         """The features of the instances ``indices``."""
         lines = self._lines.read_bytes(checked_indices(indices, len(self)) + 1)

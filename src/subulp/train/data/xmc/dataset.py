@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..digest import digest
 from .bags import BagLines, Features
 from .labels import Indices, Int64s, LabelMatrix
 
@@ -19,6 +20,10 @@ class Texts(Protocol):
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[str]: ...
+
+    @property
+    def digest(self) -> str:
+        """Of all texts."""
 
     def read(self, indices: Indices) -> list[str]:
         """The texts of the instances ``indices``, from 0."""
@@ -153,6 +158,10 @@ class _Joined:
     def __iter__(self) -> Iterator[str]:
         yield from self._first
         yield from self._second
+
+    @property
+    def digest(self) -> str:
+        return digest((self._first.digest, self._second.digest))
 
     def read(self, indices: Indices) -> list[str]:
         chosen = np.asarray(indices, np.int64)

@@ -30,6 +30,11 @@ class JsonTexts:
     def __len__(self) -> int:
         return len(self._lines)
 
+    @property
+    def digest(self) -> str:
+        """Of the file."""
+        return self._lines.digest
+
     def __iter__(self) -> Iterator[str]:
         return (_text_of(json.loads(line)) for line in self._lines)
 

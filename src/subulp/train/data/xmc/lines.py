@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import os
 import tempfile
 import weakref
@@ -113,6 +114,9 @@ class TextLines(Sequence[str]):
         limit: Lines at which reading stops, so that a wrong file is not read to its end for
             nothing; ``None`` reads all (default: ``None``).
 
+    Attributes:
+        digest: SHA-256 of what was read, in hexadecimal digits.
+
     Raises:
         ValueError: The file is not UTF-8 or not whole gzip, or a line is too long.
         OSError: The disk has no room for the decompressed file.
@@ -124,8 +128,10 @@ class TextLines(Sequence[str]):
         weakref.finalize(self, os.close, self._file)
         ends = [np.zeros(1, np.int64)]
         position = lines = 0
+        total = hashlib.sha256()
         for line, block in whole_lines(path):
             _check_utf8(path, line, block)
+            total.update(block)
             if path.suffix == ".gz":
                 self._keep(block, cache)
             found = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
@@ -137,6 +143,7 @@ class TextLines(Sequence[str]):
             if limit is not None and lines >= limit:
                 break
         self._starts: Int64s = np.concatenate(ends)
+        self.digest = total.hexdigest()
 
     @property
     def path(self) -> Path:

@@ -1,0 +1,246 @@
+"""The checkpoints of one run: when to write one, which to keep, which to go on from."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint
+from .checkpoint import DamagedCheckpointError, Header
+from .config import RunConfig
+from .config_json import plain_fields
+from .files import replacing
+from .metrics import Record, Summary
+from .saved_state import flatten, rebuild
+
+FINISHED = "finished.json"
+
+SECONDS = 600.0
+"""Between checkpoints, unless ``checkpoint_every`` counts steps."""
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+def run_name(variant: str, seed: int) -> str:
+    """What files and folders of a run are called."""
+    return f"{variant}-seed-{seed}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint to go on from.
+
+    Attributes:
+        path: Its folder.
+        step: Its step.
+        damaged: What is wrong with newer ones, which were given other names.
+    """
+
+    path: Path
+    step: int
+    damaged: tuple[str, ...] = ()
+
+
+class RunCheckpoints:
+    """The folder ``CHECKPOINTS/VARIANT-seed-SEED``.
+
+    Args:
+        folder: ``CHECKPOINTS``.
+        config: The comparison.
+        variant: The run's strategy.
+        seed: The run's seed.
+        higher_is_better: Of the task's first metric (default: ``False``).
+        clock: Seconds that have gone by (default: those of the machine).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        variant: str,
+        seed: int,
+        *,
+        higher_is_better: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder / run_name(variant, seed)
+        self._every, self._keep = config.checkpoint_every, config.keep_checkpoints
+        self._sign = 1.0 if higher_is_better else -1.0
+        # The device is "auto" at first, and what that meant when the run is resumed.
+        fields = plain_fields(config) | {"device": None}
+        self._header = Header(config.task, variant, seed, 0, fields)
+        self._clock, self._last = clock, clock()
+        self._best: float | None = None
+
+    # ------------------------------------------------------------------------------- writing
+
+    def due(self, step: int, value: float | None, *, last: bool = False) -> bool:
+        """Whether a checkpoint is to be written after a step.
+
+        Args:
+            step: Steps made.
+            value: The first metric, if it was measured after it.
+            last: There are no more (default: ``False``).
+        """
+        if self._every is None:
+            return not last and self._clock() - self._last >= SECONDS
+        return self._every > 0 and (step % self._every == 0 or last or self._improves(value))
+
+    def _improves(self, value: float | None) -> bool:
+        return value is not None and (
+            self._best is None or self._sign * value > self._sign * self._best
+        )
+
+    def see(self, value: float | None) -> None:
+        """Remember the best value of the first metric so far."""
+        if self._improves(value):
+            self._best = value
+
+    def write(self, step: int, value: float | None, state: Any, *, asked: bool = False) -> Path:
+        """Write a checkpoint, and remove those that are no longer to be kept.
+
+        Args:
+            step: Steps made.
+            value: The first metric, if it was measured after it.
+            state: What to write.
+            asked: It is written because the run stops (default: ``False``).
+
+        Raises:
+            UnwritableCheckpointError: It could not be written; the others are as they were.
+        """
+        path = self.folder / f"step-{step:08d}"
+        checkpoint.write(path, replace(self._header, step=step, value=value, asked=asked), state)
+        self._last = self._clock()
+        if not asked:
+            self._prune()
+        return path
+
+    def _prune(self) -> None:
+        """Keep the newest, the best, and no more that were written because a run had to stop."""
+        headers = {path: _header(path) for path in self._paths()}
+        due = [path for path, header in headers.items() if header and not header.asked]
+        kept = set(due[-self._keep :])
+        values = {p: h.value for p in due if (h := headers[p]) and h.value is not None}
+        if values:
+            kept.add(max(values, key=lambda path: self._sign * values[path]))
+        checkpoint.clear(*(path for path in headers if path not in kept))
+
+    def finish(self, summary: Summary, records: list[Record]) -> None:
+        """Write what a run that has come to its end has measured."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        plain, _ = flatten({"summary": asdict(summary), "records": [asdict(r) for r in records]})
+        with replacing(self.folder / FINISHED) as unfinished:
+            unfinished.write_text(json.dumps(plain, allow_nan=False) + "\n", encoding="utf-8")
+            checkpoint.sync(unfinished)
+        checkpoint.sync(self.folder)
+
+    # ------------------------------------------------------------------------------- reading
+
+    def finished(self) -> tuple[Summary, list[Record]] | None:
+        """What a run that has come to its end has measured; ``None`` if it has not.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        path = self.folder / FINISHED
+        try:
+            saved = rebuild(json.loads(path.read_bytes()), {})
+            return Summary(**saved["summary"]), [Record(**record) for record in saved["records"]]
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}): remove it, and the run is resumed from its last "
+                "checkpoint"
+            ) from None
+
+    def newest(self) -> Found | None:
+        """The newest checkpoint that is whole; ``None`` if there is none of any kind.
+
+        What a killed process left half-written is removed, and damaged checkpoints that are newer
+        get a name that ends in ``.damaged``.
+
+        Raises:
+            ValueError: All are damaged, or one is of another run or a newer version.
+        """
+        checkpoint.clear(*self.folder.glob(".step-*"))
+        damaged: list[str] = []
+        for path in reversed(self._paths()):
+            try:
+                header = checkpoint.check(path)
+            except DamagedCheckpointError as error:
+                damaged.append(str(error))
+                continue
+            self._check_mine(path, header)
+            for other in self._paths():
+                if _step(other) > header.step:
+                    aside = other.with_name(f"{other.name}.damaged")
+                    checkpoint.clear(aside)
+                    other.rename(aside)
+            return Found(path, header.step, tuple(damaged))
+        if damaged:
+            raise ValueError(
+                f"no checkpoint in {self.folder} is whole; remove the folder to begin the run "
+                f"again: {'; '.join(damaged)}"
+            )
+        return None
+
+    def read(self, path: Path) -> Any:
+        """The state of a checkpoint.
+
+        Raises:
+            ValueError: It is damaged, of another run, or of a newer version.
+        """
+        header, state = checkpoint.read(path)
+        self._check_mine(path, header)
+        for each in self._paths():
+            found = _header(each)
+            self.see(found.value if found else None)
+        return state
+
+    def last_due(self) -> Path | None:
+        """The newest checkpoint that was not written because the run had to stop."""
+        paths = [p for p in self._paths() if (header := _header(p)) and not header.asked]
+        return paths[-1] if paths else None
+
+    def _paths(self) -> list[Path]:
+        """All that look like checkpoints, by step."""
+        if not self.folder.is_dir():
+            return []
+        found = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(found, key=_step)
+
+    def _check_mine(self, path: Path, header: Header) -> None:
+        mine = self._header
+        for name in ("task", "variant", "seed"):
+            ours, theirs = getattr(mine, name), getattr(header, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"{path} is of {name}={theirs}, and this run is of {name}={ours}: it belongs "
+                    "to another run; remove it from here"
+                )
+        names = [*mine.config, *(name for name in header.config if name not in mine.config)]
+        for name in names:
+            ours, theirs = mine.config.get(name), header.config.get(name)
+            if ours != theirs:
+                raise ValueError(
+                    f"{path} was written with {name}={theirs}, and config.json has {name}={ours}: "
+                    "a run is resumed as it was begun; put the value back"
+                )
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _header(path: Path) -> Header | None:
+    """What a checkpoint says that it is of; its files are not looked at."""
+    try:
+        return checkpoint.read_header(path)
+    except ValueError:
+        return None

@@ -1,0 +1,92 @@
+"""Ctrl-C and SIGTERM: finish the step, write a checkpoint, and end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(Exception):  # noqa: N818 - no error: somebody asked for it
+    """A run has ended before its last step, because it was asked to.
+
+    Args:
+        step: Steps that it has made.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+class Interrupted(KeyboardInterrupt):
+    """A comparison has ended before its last run, and can be resumed.
+
+    Args:
+        directory: Its run directory.
+        signum: The signal that asked for it.
+
+    Attributes:
+        directory: As above.
+        signum: As above.
+    """
+
+    def __init__(self, directory: Path, signum: int) -> None:
+        super().__init__(directory, signum)
+        self.directory, self.signum = directory, signum
+
+
+class StopRequest:
+    """Whether somebody has asked to stop.
+
+    Attributes:
+        signum: The signal that asked; ``None`` before it.
+        on_request: Called, in the main thread, when somebody does.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self.on_request: Callable[[], None] = lambda: None
+
+    def __call__(self) -> bool:
+        """Whether somebody has."""
+        return self.signum is not None
+
+    def request(self, signum: int) -> None:
+        """Ask to stop, as a signal does."""
+        if self.signum is None:
+            self.signum = signum
+            self.on_request()
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Let the first Ctrl-C or SIGTERM inside the block ask to stop; a second one ends at once.
+
+    Signals that are ignored stay ignored. In another than the main thread, which gets no signals,
+    nobody asks.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {s: signal.getsignal(s) for s in _SIGNALS}
+    before = {s: handler for s, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        request.request(signum)
+
+    for each in before:
+        signal.signal(each, handle)
+    try:
+        yield request
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
