@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import types
 from dataclasses import asdict, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .config import RunConfig
-
-TASKS = ("lm", "image", "xmc", "ctr")
+from .task import TASKS, config_class
 
 
 def plain_fields(config: RunConfig) -> dict[str, Any]:
@@ -38,7 +36,7 @@ def config_of(task: str, saved: dict[str, Any]) -> RunConfig:
     """
     if task not in TASKS:
         raise ValueError(f"task={task!r} is unknown: use {', '.join(TASKS)}")
-    kind = _class_of(task)
+    kind = config_class(task)
     types_ = get_type_hints(kind, include_extras=True)
     names = [field.name for field in fields(kind)]
     for what, found in (("unknown", set(saved) - set(names)), ("missing", set(names) - set(saved))):
@@ -55,15 +53,6 @@ def config_of(task: str, saved: dict[str, Any]) -> RunConfig:
             raise ValueError(f"{name}={saved[name]!r} cannot be a value of it") from None
         object.__setattr__(config, name, value)  # The class is frozen.
     return config
-
-
-def _class_of(task: str) -> type[RunConfig]:
-    module = import_module(f"{__package__}.{task}.config")
-    kinds: list[type[RunConfig]] = [
-        value for value in vars(module).values() if getattr(value, "task", None) == task
-    ]
-    (kind,) = kinds
-    return kind
 
 
 def _typed(annotation: Any, value: Any) -> Any:

@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +13,7 @@ import torch
 
 from .._version import version
 from .config import RunConfig
+from .config_json import plain_fields
 from .machine import describe_machine
 from .metrics import Record, Summary, to_json
 
@@ -87,7 +87,7 @@ class RunDirectory:
         versions = {"subulp": version(), "torch": torch.__version__}
         written = {
             "task": config.task,
-            **config_fields(config),
+            **plain_fields(config),
             "device": device,
             "jobs": jobs,
             "versions": versions,
@@ -104,14 +104,6 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Save the object that ``--json`` prints."""
         (self.path / SUMMARY).write_text(to_json(summary, indent=2) + "\n", encoding="utf-8")
-
-
-def config_fields(config: RunConfig) -> dict[str, Any]:
-    """The fields of a configuration as ``config.json`` has them."""
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in asdict(config).items()
-    }
 
 
 def summary_object(task: str, data: dict[str, Any], summaries: list[Summary]) -> dict[str, Any]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..metrics import to_json
-from ..run_directory import config_fields
+from ..config_json import plain_fields
 from ..task import config_class
 from .group import Group
 from .reading import Run
@@ -86,8 +84,7 @@ def _defaults(run: Run) -> dict[str, Any]:
     except ValueError:
         # A preset, or a choice, that this version does not know.
         found = kind()  # type: ignore[call-arg]
-    plain: dict[str, Any] = json.loads(to_json(config_fields(found)))
-    return plain
+    return plain_fields(found)
 
 
 def _environment(runs: tuple[Run, ...]) -> list[tuple[str, tuple[str, ...]]]:
