@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts.config import Dict
 from rich.console import Console
 
 from ._version import version
@@ -24,11 +25,18 @@ FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
 
+_CONFIG = "--config"
+
+_FILE = Parameter(group=Group("Options from a file", sort_key=-1))
 _OUTPUT = Parameter(group=Group("Output", sort_key=6), negative=())
 
 app = App(
     name="subulp",
-    help="Training in low precision without losing what low precision rounds away.",
+    help="""Training in low precision without losing what low precision rounds away.
+
+    Exit codes: 0, done; 1, a run diverged or a check failed; 2, wrong input, named in one line;
+    130, Ctrl-C.
+    """,
     version=version,
     version_flags=["--version"],
     help_flags=["--help", "-h"],
@@ -37,13 +45,42 @@ train = App(name="train", help="Train on real data under several precisions, and
 app.command(train)
 data = App(name="data", help="Build data sets in the form that the tasks read.")
 app.command(data)
+
+
+def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Give options that the command line does not name their values in the file of ``--config``."""
+    file = next((a for a in arguments if a.name == _CONFIG), None)
+    if file is None or not file.tokens:
+        return
+    from .train.config_file import Option, read_config  # noqa: PLC0415
+
+    options = [
+        Option(
+            tuple(name.removeprefix("--") for name in a.names if name not in a.negatives), a.hint
+        )
+        for a in arguments
+        if a.name.startswith("--") and a.name != _CONFIG
+    ]
+    path = Path(file.tokens[0].value)
+    values: dict[str, Any] = read_config(path, commands[-1], options)
+    # By command: at the top of the file, cyclopts would take the key data for the command.
+    for command in reversed(commands):
+        values = {command: values}
+    Dict(values, source=str(path))(app, commands, arguments)
+
+
+train.config = (_from_file,)
 # main() turns Ctrl-C into an exit code.
 app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where the results go."""
+    """Where options come from and results go."""
+
+    config: Annotated[Path | None, _FILE] = None
+    """TOML file whose keys are names of options, as in steps = 500 and seeds = [0, 1], or
+    config.json of an earlier run; options of the command line count more."""
 
     out: Annotated[Path | None, _OUTPUT] = None
     """Folder for config.json, metrics.jsonl, summary.json, report.html and the plots; without it,
@@ -64,7 +101,12 @@ def train_lm(
     config: Annotated[LMConfig, Parameter(name="*")] = LMConfig(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),
 ) -> int:
-    """Train a small GPT once for every precision and seed, and show what each precision lost."""
+    """Train a small GPT once for every precision and seed, and show what each precision lost.
+
+    For example, two precisions over three seeds, each step inside the backward pass:
+
+        subulp train lm --precision master,collage-light --seeds 0,1,2 --fuse-backward
+    """
     return _compare(config, output)
 
 
@@ -73,7 +115,12 @@ def train_image(
     config: Annotated[ImageConfig, Parameter(name="*")] = ImageConfig(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),
 ) -> int:
-    """Train a ResNet-18 once for every precision and seed, and show what each precision lost."""
+    """Train a ResNet-18 once for every precision and seed, and show what each precision lost.
+
+    For example, FP16 with eight extra bits against mixed precision, on CIFAR-10:
+
+        subulp train image --precision amp,extra-bits-8 --data cifar10:DIR
+    """
     return _compare(config, output)
 
 
@@ -82,7 +129,13 @@ def train_xmc(
     config: Annotated[XMCConfig, Parameter(name="*")] = XMCConfig(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),
 ) -> int:
-    """Train a classifier over very many labels once for every storage of its rows and seed."""
+    """Train a classifier over very many labels once for every storage of its rows and seed.
+
+    For example, FP8 rows against mixed precision on a data set of the Extreme Classification
+    Repository:
+
+        subulp train xmc --precision renee,fp8 --data DIR
+    """
     if config.preset is not None:
         from .train.xmc.presets import describe  # noqa: PLC0415
 
@@ -146,8 +199,13 @@ def data_dblp(
     test_share: float = 0.5,
     min_count: int = 1,
     keep_case: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Build LF-Paper2Keywords from the DBLP-Citation-network V14: title and abstract to keywords.
+
+    For example, with keywords of at least two papers:
+
+        subulp data dblp dblp_v14.json.gz --out LF-Paper2Keywords --min-count 2
 
     Args:
         file: The JSON of the citation network, plain or .gz: one array of papers, or a paper a
@@ -156,9 +214,11 @@ def data_dblp(
         test_share: Share of the papers that test; a hash of a paper's id decides.
         min_count: Training papers that a keyword needs to be a label.
         keep_case: Tell keywords apart by upper and lower case.
+        json: Print the counts as one JSON object.
     """
     from .train.data.reading import reading  # noqa: PLC0415
     from .train.data.xmc.dblp import build_dblp  # noqa: PLC0415
+    from .train.metrics import to_json  # noqa: PLC0415
 
     errors = Console(stderr=True)
     with reading(file, errors) as on_read:
@@ -170,7 +230,7 @@ def data_dblp(
             keep_case=keep_case,
             on_read=on_read,
         )
-    print(built)
+    print(to_json(asdict(built)) if json else built)
     errors.print(f"wrote {out}", highlight=False, soft_wrap=True)
     return 0
 
@@ -189,6 +249,10 @@ def predict(
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> int:
     """Write the most probable labels of each line of a file, as a model of `train xmc` sees them.
+
+    For example, three labels of each line as a table:
+
+        subulp predict runs/xmc texts.txt --precision fp8 --k 3 --format tsv --out labels.tsv
 
     Args:
         run: The run directory.
@@ -262,11 +326,17 @@ def report(*runs: Path, out: Path | None = None) -> int:
 
 
 @app.command
-def doctor() -> int:
-    """Show what runs where: versions, the CPU, the GPU, the implementation of each operation."""
+def doctor(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """Show what runs where: versions, the CPU, the GPU, the implementation of each operation.
+
+    Every operation is compared with its reference, bit for bit; the exit code is 1 if one differs.
+
+    Args:
+        json: Print one JSON object instead of tables.
+    """
     from .diagnostics.doctor import run  # noqa: PLC0415
 
-    return run()
+    return run(as_json=json)
 
 
 @app.meta.default

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from rich.console import Console
@@ -44,36 +45,66 @@ class Check:
     error: str | None
 
 
-def run(console: Console | None = None) -> int:
+@dataclass(frozen=True)
+class Operation:
+    """Where one op runs on one device, and whether it is right there."""
+
+    device: str
+    backend: str
+    reason: str
+    check: Check
+
+
+def run(console: Console | None = None, *, as_json: bool = False) -> int:
     """Print the report.
+
+    Args:
+        console: Where to; ``None`` is standard output (default: ``None``).
+        as_json: Print one object instead of tables (default: ``False``).
 
     Returns:
         0 if every op agrees with its reference on every device here, else 1.
     """
-    console = console or Console()
-    for title, rows in (("Versions", _versions()), ("Processor", _processor()), ("GPU", _gpu())):
+    parts = {
+        "Versions": dict(_versions()),
+        "Processor": dict(_processor()),
+        "GPU": dict(_gpu()),
+    }
+    operations = list(_operations())
+    if as_json:
+        found = {title.lower(): rows for title, rows in parts.items()}
+        print(json.dumps(found | {"operations": [asdict(operation) for operation in operations]}))
+    else:
+        _print(console or Console(), parts, operations)
+    return int(any(operation.check.error is not None for operation in operations))
+
+
+def _operations() -> Iterator[Operation]:
+    for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        for op in backend.OPS:
+            choice = backend.choose(torch.device(device))
+            yield Operation(device, choice.backend, choice.reason, self_check(op, device))
+
+
+def _print(
+    console: Console, parts: Mapping[str, Mapping[str, str]], operations: Sequence[Operation]
+) -> None:
+    for title, rows in parts.items():
         table = Table(title=title, title_justify="left", show_header=False)
-        for name, value in rows:
+        for name, value in rows.items():
             table.add_row(name, value)
         console.print(table)
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     table = Table(title="Operations", title_justify="left")
     for column in ("op", "device", "backend", "why", "self-check"):
         table.add_column(column)
-    failed = False
-    for device in devices:
-        for op in backend.OPS:
-            choice = backend.choose(torch.device(device))
-            check = self_check(op, device)
-            failed |= check.error is not None
-            verdict = f"same bits in {check.cases} cases" if check.error is None else check.error
-            style = "green" if check.error is None else "bold red"
-            mark = "ok" if check.error is None else "FAILED"
-            table.add_row(
-                op, device, choice.backend, choice.reason, f"[{style}]{mark}[/]: {verdict}"
-            )
+    for operation in operations:
+        check = operation.check
+        verdict = f"same bits in {check.cases} cases" if check.error is None else check.error
+        style = "green" if check.error is None else "bold red"
+        mark = "ok" if check.error is None else "FAILED"
+        row = (check.name, operation.device, operation.backend, operation.reason)
+        table.add_row(*row, f"[{style}]{mark}[/]: {verdict}")
     console.print(table)
-    return int(failed)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -89,18 +89,19 @@ def is_number(value: object) -> bool:
 
 def kind_of(value: object) -> str:
     """What a JSON value is, for messages."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-    return "an object"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    found = (noun for kind, noun in _NOUNS.items() if isinstance(value, kind))
+    return next(found, "something else")
+
+
+_NOUNS = {
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
 
 
 def _refuse(name: str) -> NoReturn:

@@ -237,6 +237,7 @@ def test_defaults_that_a_preset_decides_are_no_difference(tmp_path):
     page = render([write_run(tmp_path / "run", config, records=[])])
     first, rest = page.split("All other options")
     assert cells(first, "lr") == ["0.5", "0.001"]
+    assert cells(first, "preset") == ["criteo-kaggle", "none"]
     assert cells(rest, "dim") == ["128"]
 
 

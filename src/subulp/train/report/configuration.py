@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ..config_json import plain_fields
-from ..task import config_class
+from ..defaults import defaults_of
 from .group import Group
 from .reading import Run
 
@@ -50,7 +48,7 @@ class Configuration:
 def configuration(group: Group) -> Configuration:
     """Of the runs of a group."""
     runs = group.runs
-    defaults = [_defaults(run) for run in runs]
+    defaults = [defaults_of(run.task, run.config) for run in runs]
     names = dict.fromkeys(itertools.chain.from_iterable(run.config for run in runs))
     changed: list[Setting] = []
     others: list[Setting] = []
@@ -67,24 +65,6 @@ def configuration(group: Group) -> Configuration:
         same = values == known and all(value == values[0] for value in values)
         (others if same else changed).append(setting)
     return Configuration(changed, others, _environment(runs))
-
-
-def _defaults(run: Run) -> dict[str, Any]:
-    """Values of the options that the run was not given, as ``config.json`` has them."""
-    kind = config_class(run.task)
-    given: dict[str, Any] = {}
-    for name in kind.decides:
-        match run.config.get(name):
-            case str() as value:
-                given[name] = value
-            case [*values] if all(isinstance(value, str) for value in values):
-                given[name] = tuple(values)
-    try:
-        found = kind(**given)
-    except ValueError:
-        # A preset, or a choice, that this version does not know.
-        found = kind()  # type: ignore[call-arg]
-    return plain_fields(found)
 
 
 def _environment(runs: tuple[Run, ...]) -> list[tuple[str, tuple[str, ...]]]:
