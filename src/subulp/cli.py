@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict
@@ -21,9 +22,13 @@ from .train.image.config import ImageConfig
 from .train.lm.config import LMConfig
 from .train.xmc.config import XMCConfig
 
+if TYPE_CHECKING:
+    from .train.comparison import Comparison
+
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
+_BY_SIGNAL = 128
 
 _CONFIG = "--config"
 
@@ -35,13 +40,22 @@ app = App(
     help="""Training in low precision without losing what low precision rounds away.
 
     Exit codes: 0, done; 1, a run diverged or a check failed; 2, wrong input, named in one line;
-    130, Ctrl-C.
+    130, Ctrl-C; 143, SIGTERM. The last two leave checkpoints to go on from.
     """,
     version=version,
     version_flags=["--version"],
     help_flags=["--help", "-h"],
 )
-train = App(name="train", help="Train on real data under several precisions, and compare them.")
+train = App(
+    name="train",
+    help="""Train on real data under several precisions, and compare them.
+
+    A training that was stopped with Ctrl-C, or killed, goes on bit for bit from the last
+    checkpoint of each of its runs:
+
+        subulp train --resume RUN
+    """,
+)
 app.command(train)
 data = App(name="data", help="Build data sets in the form that the tasks read.")
 app.command(data)
@@ -157,12 +171,38 @@ def train_ctr(
     return _compare(config, output)
 
 
+@train.default
+def train_resume(
+    *task: Annotated[str, Parameter(show=False)],
+    resume: Annotated[Path | None, _OUTPUT] = None,
+    jobs: Annotated[int | None, MACHINE] = None,
+    json: Annotated[bool, _OUTPUT] = False,
+) -> int:
+    """Go on with a training that was stopped or killed.
+
+    Args:
+        task: None: what is resumed says of which task it is.
+        resume: Run directory to go on with, from the last checkpoint of each of its runs.
+        jobs: Runs that train at the same time; without it, one per core. It changes no result.
+        json: Print one JSON object instead of the table.
+    """
+    if task:
+        known = ", ".join(name for name in train if not name.startswith("-"))
+        raise ValueError(f'Unknown command "{task[0]}": use one of {known}')
+    if resume is None:
+        train.help_print()
+        return 0
+    from .train import comparison  # noqa: PLC0415
+    from .train.progress import reporter  # noqa: PLC0415
+
+    errors = Console(stderr=True)
+    found = comparison.resume(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
+    return _show(found, errors, json=json)
+
+
 def _compare(config: RunConfig, output: Output) -> int:
     from .train.comparison import compare  # noqa: PLC0415
-    from .train.metrics import to_json  # noqa: PLC0415
     from .train.progress import reporter  # noqa: PLC0415
-    from .train.run_directory import summary_object  # noqa: PLC0415
-    from .train.table import print_comparison  # noqa: PLC0415
 
     errors = Console(stderr=True)
     found = compare(
@@ -172,13 +212,22 @@ def _compare(config: RunConfig, output: Output) -> int:
         jobs=output.jobs,
         reporter=lambda plan: reporter(plan, errors),
     )
-    if output.json:
-        print(to_json(summary_object(config.task, found.data, found.summaries)))
+    return _show(found, errors, json=output.json)
+
+
+def _show(found: Comparison, errors: Console, *, json: bool) -> int:
+    from .train.metrics import to_json  # noqa: PLC0415
+    from .train.run_directory import summary_object  # noqa: PLC0415
+    from .train.table import print_comparison  # noqa: PLC0415
+
+    if json:
+        print(to_json(summary_object(found.task, found.data, found.summaries)))
     else:
         print_comparison(_output(), found.metrics, found.summaries)
     if found.data.get("skipped_lines"):
         errors.print(_skipped(found.data), highlight=False, soft_wrap=True)
-    errors.print(f"wrote {found.directory}", highlight=False, soft_wrap=True)
+    ended = f"{found.directory} is complete" if found.was_complete else f"wrote {found.directory}"
+    errors.print(ended, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -354,7 +403,7 @@ def _launch(
             raise
         print(f"error: {_one_line(error)}", file=sys.stderr)
         # A run that diverged and a worker that died are not wrong input.
-        return FAILED if isinstance(error, FloatingPointError | ChildProcessError) else WRONG_INPUT
+        return FAILED if _is_failure(error) else WRONG_INPUT
     # --help and --version return nothing.
     return int(code or 0)
 
@@ -366,13 +415,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after ``subulp``; ``None`` takes them from ``sys.argv`` (default: ``None``).
 
     Returns:
-        The exit code: 0, 1 after a run that failed, 2 after wrong input, 130 after Ctrl-C.
+        The exit code: 0, 1 after a run that failed, 2 after wrong input, 130 after Ctrl-C, 143
+        after SIGTERM.
     """
     try:
         return int(app.meta(argv, result_action="return_value") or 0)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        signum = getattr(error, "signum", signal.SIGINT)
+        print(getattr(error, "hint", "interrupted"), file=sys.stderr)
+        return _BY_SIGNAL + signum
+
+
+def _is_failure(error: Exception) -> bool:
+    from .train.files import UnwritableError  # noqa: PLC0415
+
+    return isinstance(error, FloatingPointError | ChildProcessError | UnwritableError)
 
 
 def _one_line(error: Exception) -> str:

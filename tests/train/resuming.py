@@ -11,7 +11,6 @@ from subulp.train.loop import run
 from subulp.train.run_checkpoints import RunCheckpoints
 from subulp.train.saved_state import flatten
 from subulp.train.stopping import Stopped
-from subulp.train.task import task_of
 
 
 def without_times(value):
@@ -35,11 +34,6 @@ def digest_of(path):
     return total.hexdigest()
 
 
-def checkpoints_of(folder, config, variant, seed=0, **options):
-    better = task_of(config).METRICS[0].higher_is_better
-    return RunCheckpoints(folder, config, variant, seed, higher_is_better=better, **options)
-
-
 def results(folder, config, data, variant, *, stopping=False):
     """Summary, records and digest of the last step of a run as texts, timings aside.
 
@@ -52,7 +46,7 @@ def results(folder, config, data, variant, *, stopping=False):
     """
     records, begin, summary = [], None, None
     while summary is None:
-        checkpoints = checkpoints_of(folder, config, variant)
+        checkpoints = RunCheckpoints(folder, config, variant, 0)
         options = {"checkpoints": checkpoints, "begin": begin, "stop": lambda: stopping}
         with contextlib.suppress(Stopped):
             summary = run(config, data, variant, 0, records.append, **options)

@@ -17,8 +17,8 @@ from subulp.train.checkpoint import (
     TENSORS,
     DamagedCheckpointError,
     Header,
-    UnwritableCheckpointError,
 )
+from subulp.train.files import UnwritableError
 
 HEADER = Header("lm", "master", 0, 7, {"lr": 0.1}, 2.5)
 STATE_ = {"weights": torch.arange(12.0).view(3, 4), "step": 7, "rates": (0.1, float("inf"))}
@@ -144,7 +144,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(path, monkeypatch, place):
 
     monkeypatch.setattr(checkpoint, place, full)
     for name in (path.name, "step-00000009"):
-        with pytest.raises(UnwritableCheckpointError, match="No space left on device") as caught:
+        with pytest.raises(UnwritableError, match="No space left on device") as caught:
             checkpoint.write(path.with_name(name), HEADER, {"new": 1})
         assert caught.value.errno == errno.ENOSPC
     assert checkpoint.read(path)[1]["step"] == 7
@@ -153,7 +153,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(path, monkeypatch, place):
 
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(UnwritableCheckpointError, match=r"run/step-1 cannot be written: .*irector"):
+    with pytest.raises(UnwritableError, match=r"run/step-1 cannot be written: .*irector"):
         checkpoint.write(tmp_path / "run" / "step-1", HEADER, STATE_)
 
 
@@ -169,7 +169,7 @@ for size in (200_000, 100_000, 40_000, 20_000):
     try:
         for i in range(20):
             checkpoint.write(folder / f"large-{size}-{i}", header, {"x": torch.arange(float(size))})
-    except checkpoint.UnwritableCheckpointError as error:
+    except checkpoint.UnwritableError as error:
         assert "No space left on device" in str(error), error
     else:
         raise AssertionError("the disk is not full")

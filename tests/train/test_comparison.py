@@ -13,6 +13,8 @@ from subulp.train.run_directory import RunDirectory
 FILES = {
     *("config.json", "metrics.jsonl", "summary.json", "report.html", "loss.png"),
     "descent_quality.png",
+    "checkpoints",
+    ".lock",
 }
 
 
@@ -90,7 +92,7 @@ def test_a_dead_worker_is_reported(small, tmp_path, monkeypatch):
         compare(config, out=tmp_path / "out", jobs=2)
 
 
-def _die(config, models, pipe):
+def _die(config, directory, pipe):
     pipe.recv()
     os._exit(3)
 
@@ -139,11 +141,11 @@ def test_an_earlier_run_is_replaced_only_on_request(comparison, small):
 
 
 def test_overwriting_leaves_what_the_run_did_not_write(small, tmp_path):
-    directory = RunDirectory.create("lm", tmp_path / "out")
-    directory.write_config(small(), device="cpu", jobs=1)
+    with RunDirectory.create("lm", tmp_path / "out") as directory:
+        directory.write_config(small(), device="cpu", jobs=1)
     (directory.path / "notes.txt").touch()
     RunDirectory.create("lm", tmp_path / "out", overwrite=True)
-    assert [p.name for p in directory.path.iterdir()] == ["notes.txt"]
+    assert {p.name for p in directory.path.iterdir()} == {".lock", "notes.txt"}
 
 
 def test_two_runs_in_the_same_second_get_two_folders(tmp_path, monkeypatch):

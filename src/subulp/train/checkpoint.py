@@ -21,6 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from .files import UnwritableError
 from .saved_state import flatten, rebuild
 
 TENSORS = "tensors.safetensors"
@@ -35,10 +36,6 @@ _SUM = "sha256"
 
 class DamagedCheckpointError(ValueError):
     """A checkpoint is not as it was written."""
-
-
-class UnwritableCheckpointError(OSError):
-    """A checkpoint could not be written; those before it are as they were."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def write(path: Path, header: Header, state: Any) -> None:
         state: As :func:`subulp.train.saved_state.flatten` takes it.
 
     Raises:
-        UnwritableCheckpointError: The disk is full, for instance. What was there is as it was.
+        UnwritableError: The disk is full, for instance. What was there is as it was.
     """
     unfinished, replaced = (path.with_name(f".{path.name}.{end}") for end in ("new", "old"))
     with _failing_clearly(path, unfinished):
@@ -109,13 +106,10 @@ def _failing_clearly(path: Path, unfinished: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         clear(unfinished)
-        code = error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(code) if code else str(error)
-        if code is None and "No space left" in reason:
-            code, reason = errno.ENOSPC, os.strerror(errno.ENOSPC)
-        raise UnwritableCheckpointError(
-            code or errno.EIO, f"the checkpoint {path} cannot be written: {reason}"
-        ) from error
+        if not isinstance(error, OSError):
+            full = "No space left" in str(error)
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else OSError(error)
+        raise UnwritableError.of(f"the checkpoint {path}", error) from error
 
 
 def clear(*folders: Path) -> None:

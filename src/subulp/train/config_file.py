@@ -15,7 +15,7 @@ from .json_text import kind_of, parse_object
 
 _LARGEST_FILE = 1 << 20
 # Of config.json: records of the run, not options.
-_RECORDS = ("task", "versions", "machine")
+RECORDS = ("task", "versions", "machine", "data_digest")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _of_run(raw: bytes, path: Path, task: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in found.items()
-        if name not in _RECORDS and value is not None and value != defaults.get(name)
+        if name not in RECORDS and value is not None and value != defaults.get(name)
     }
 
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
+
+
+class UnwritableError(OSError):
+    """A file of a run that is going on could not be written; what was there is as it was."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+    @classmethod
+    def of(cls, what: str, error: OSError) -> Self:
+        """The error about a file from that of the system."""
+        code = error.errno or errno.EIO
+        return cls(code, f"{what} cannot be written: {error.strerror or error}")
 
 
 @contextmanager

@@ -66,12 +66,12 @@ def run(
             damaged or of another run.
         FloatingPointError: Gradients or the loss are not finite, and ``config.nonfinite`` does not
             help, or has helped too often.
-        UnwritableCheckpointError: A checkpoint could not be written; those before it are whole.
+        UnwritableError: A checkpoint could not be written; those before it are whole.
         Stopped: ``stop`` said so.
     """
     device = resolve_device(config.device)
     task = task_of(config)
-    rollbacks: int | None = None
+    failed: Tally | None = None
     most = MAX_ROLLBACKS if config.max_rollbacks is None else config.max_rollbacks
     with _threads(config.threads), torch.random.fork_rng(_cuda_devices(device)):
         while True:
@@ -80,15 +80,15 @@ def run(
             if begin is not None:
                 assert checkpoints is not None
                 training.restore(checkpoints.read(begin))
-            if rollbacks is not None:
-                training.go_back(rollbacks)
+            if failed is not None:
+                training.go_back(failed)
             try:
                 summary = training.run(stop)
                 break
             except FloatingPointError as error:
-                rollbacks = training.tally.rollbacks + 1
-                if config.nonfinite != "rollback" or rollbacks > most:
-                    tried = f"; it went back {most} times" if rollbacks > most else ""
+                failed = training.tally
+                if config.nonfinite != "rollback" or failed.rollbacks == most:
+                    tried = f"; it had gone back {most} times" if failed.rollbacks else ""
                     named = f"precision={variant}, seed={seed}: {error}{tried}"
                     raise FloatingPointError(named) from error
             begin = checkpoints.last_due() if checkpoints is not None else None
@@ -146,10 +146,14 @@ class _Training:
         """Be the run that a checkpoint is of."""
         restore(state, self.work, self._schedulers, self._watch, self.tally, self._device)
 
-    def go_back(self, rollbacks: int) -> None:
-        """Be a run that has gone back so often: make smaller steps than the checkpoint's run."""
-        factor = SMALLER_STEP ** (rollbacks - self.tally.rollbacks)
-        self.tally.rollbacks = rollbacks
+    def go_back(self, failed: Tally) -> None:
+        """Be the run that failed, gone back: make smaller steps than it and the checkpoint's run.
+
+        What it has logged stays, up to the step that failed.
+        """
+        factor = SMALLER_STEP ** (failed.rollbacks + 1 - self.tally.rollbacks)
+        self.tally.rollbacks = failed.rollbacks + 1
+        self.tally.records = failed.records
         for scheduler in self._schedulers:
             scheduler.base_lrs = [factor * rate for rate in scheduler.base_lrs]
             scheduler._last_lr = [factor * rate for rate in scheduler.get_last_lr()]

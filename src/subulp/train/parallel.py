@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,10 +22,24 @@ from typing import Any
 from .config import RunConfig
 from .loop import run
 from .metrics import Record, Summary
+from .run_directory import MODELS, RunDirectory
+from .stopping import Interrupted, Stopped, StopRequest, resume_command
 from .task import task_of
 
-Runs = Sequence[tuple[str, int]]
-"""Variant and seed of each run."""
+
+@dataclass(frozen=True)
+class Start:
+    """A run that is to be made.
+
+    Attributes:
+        variant: Its strategy.
+        seed: Its seed.
+        begin: The checkpoint that it goes on from; ``None`` begins anew.
+    """
+
+    variant: str
+    seed: int
+    begin: Path | None = None
 
 
 def default_jobs(runs: int) -> int:
@@ -37,11 +51,13 @@ def default_jobs(runs: int) -> int:
 def run_all(
     config: RunConfig,
     data: Any,
-    runs: Runs,
+    runs: Sequence[Start],
     jobs: int,
+    directory: RunDirectory,
+    stop: StopRequest,
     on_record: Callable[[Record], None],
-    models: Path | None = None,
-) -> list[Summary]:
+    on_end: Callable[[Start, Summary], None],
+) -> None:
     """Do all ``runs``, ``jobs`` of them at a time.
 
     Args:
@@ -49,89 +65,171 @@ def run_all(
         data: What the task loaded for ``config``; workers read it again.
         runs: What to do, in this order.
         jobs: Number of worker processes; 1 runs everything in the calling process.
+        directory: Where models and checkpoints are written.
+        stop: Says when runs are to end before their last step.
         on_record: Called in the calling process with every logged step, in the order of arrival.
-        models: Folder for the trained models, if the task saves any (default: not saved).
-
-    Returns:
-        The summaries, in the order of ``runs``.
+        on_end: Called there with every run that came to its end, after its records.
 
     Raises:
         ChildProcessError: A worker died (killed for its memory, for instance).
-        Exception: Whatever a run raised; other runs are stopped.
+        Interrupted: Runs were stopped; all of them have written checkpoints.
+        Exception: Whatever a run raised; other runs write checkpoints and end.
     """
-    if jobs == 1:
-        return [run(config, data, variant, seed, on_record, models) for variant, seed in runs]
-    summaries: dict[int, Summary] = {}
-    waiting = list(enumerate(runs))
-    with _workers(config, models, min(jobs, len(runs))) as workers:
+    do = _here if jobs == 1 else _in_workers
+    if do(config, data, runs, jobs, directory, stop, on_record, on_end) < len(runs):
+        assert stop.signum is not None
+        raise Interrupted(directory.path, stop.signum)
+
+
+def _here(
+    config: RunConfig,
+    data: Any,
+    runs: Sequence[Start],
+    jobs: int,
+    directory: RunDirectory,
+    stop: StopRequest,
+    on_record: Callable[[Record], None],
+    on_end: Callable[[Start, Summary], None],
+) -> int:
+    """One run after the other, and how many came to their end."""
+    for ended, start in enumerate(runs):
+        try:
+            summary = None if stop() else _run(config, data, start, directory, stop, on_record)
+        except Stopped:
+            summary = None
+        if summary is None:
+            return ended
+        on_end(start, summary)
+    return len(runs)
+
+
+def _in_workers(
+    config: RunConfig,
+    data: Any,
+    runs: Sequence[Start],
+    jobs: int,
+    directory: RunDirectory,
+    stop: StopRequest,
+    on_record: Callable[[Record], None],
+    on_end: Callable[[Start, Summary], None],
+) -> int:
+    """The same in worker processes."""
+    waiting, ended = list(runs), 0
+    with _workers(config, directory, min(jobs, len(runs)), stop) as workers:
         busy: dict[Connection, _Worker] = {}
         for worker in workers:
-            _give(worker, waiting.pop(0), busy)
+            _give(worker, waiting, busy, stop)
         while busy:
             for pipe in connection.wait(list(busy)):
                 assert isinstance(pipe, Connection)
                 worker = busy[pipe]
-                message = worker.receive()
+                message = worker.receive(directory, stop)
                 if isinstance(message, Record):
                     on_record(message)
                     continue
-                assert worker.run is not None
-                summaries[worker.run[0]] = message
                 del busy[pipe]
-                if waiting:
-                    _give(worker, waiting.pop(0), busy)
-    return [summaries[index] for index in range(len(runs))]
+                if isinstance(message, Stopped):
+                    # Somebody may have asked the worker alone.
+                    stop.request(signal.SIGTERM)
+                    continue
+                assert worker.start is not None
+                ended += 1
+                on_end(worker.start, message)
+                _give(worker, waiting, busy, stop)
+    return ended
+
+
+def _run(
+    config: RunConfig,
+    data: Any,
+    start: Start,
+    directory: RunDirectory,
+    stop: Callable[[], bool],
+    on_record: Callable[[Record], None],
+) -> Summary:
+    return run(
+        config,
+        data,
+        start.variant,
+        start.seed,
+        on_record,
+        models=directory.path / MODELS,
+        checkpoints=directory.checkpoints(config, start.variant, start.seed),
+        begin=start.begin,
+        stop=stop,
+    )
 
 
 @dataclass
 class _Worker:
     process: BaseProcess
     pipe: Connection
-    run: tuple[int, tuple[str, int]] | None = None
+    start: Start | None = None
 
-    def receive(self) -> Record | Summary:
+    def receive(self, directory: RunDirectory, stop: StopRequest) -> Record | Summary | Stopped:
         try:
             message = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
-            assert self.run is not None
-            variant, seed = self.run[1]
+            # A worker that is asked to stop before it listens ends at once.
+            if stop() and self.process.exitcode == -signal.SIGTERM:
+                return Stopped(0)
+            assert self.start is not None
             raise ChildProcessError(
-                f"the process that trained precision={variant}, seed={seed} died with exit code "
-                f"{self.process.exitcode}; if memory ran out, use fewer jobs or a smaller model"
+                f"the process that trained precision={self.start.variant}, seed={self.start.seed} "
+                f"died with exit code {self.process.exitcode}; if memory ran out, use fewer jobs "
+                f"or a smaller model; continue with {resume_command(directory.path)}"
             ) from None
-        if isinstance(message, Exception):
+        if isinstance(message, Exception) and not isinstance(message, Stopped):
             raise message
-        assert isinstance(message, Record | Summary)
+        assert isinstance(message, Record | Summary | Stopped)
         return message
 
 
 def _give(
-    worker: _Worker, run: tuple[int, tuple[str, int]], busy: dict[Connection, _Worker]
+    worker: _Worker, waiting: list[Start], busy: dict[Connection, _Worker], stop: StopRequest
 ) -> None:
-    worker.run = run
-    worker.pipe.send(run[1])
+    """Let a worker do the next run, if there is one and nobody wants to stop."""
+    if not waiting or stop():
+        return
+    worker.start = waiting.pop(0)
+    worker.pipe.send(worker.start)
     busy[worker.pipe] = worker
 
 
 @contextmanager
-def _workers(config: RunConfig, models: Path | None, count: int) -> Iterator[list[_Worker]]:
+def _workers(
+    config: RunConfig, directory: RunDirectory, count: int, stop: StopRequest
+) -> Iterator[list[_Worker]]:
     # Fork would copy torch's threads in an unknown state.
     context = get_context("spawn")
     workers: list[_Worker] = []
+
+    def end() -> None:
+        for worker in workers:
+            worker.process.terminate()
+
+    stop.on_request = end
     try:
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(config, models, theirs), daemon=True)
+            process = context.Process(target=_work, args=(config, directory, theirs), daemon=True)
             with _interrupts_ignored():
                 process.start()
             theirs.close()
             workers.append(_Worker(process, ours))
+        if stop():
+            end()
         yield workers
+    except KeyboardInterrupt:
+        # Who asks twice does not want to wait.
+        for worker in workers:
+            worker.process.kill()
+        raise
     finally:
         for worker in workers:
             worker.pipe.close()
-            worker.process.terminate()
+        end()
         for worker in workers:
             worker.process.join()
 
@@ -149,16 +247,35 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(config: RunConfig, models: Path | None, pipe: Connection) -> None:
+def _work(config: RunConfig, directory: RunDirectory, pipe: Connection) -> None:
     """Body of a worker: trains what it is sent until the parent closes the pipe."""
+    stop = StopRequest()
+    signal.signal(signal.SIGTERM, lambda signum, frame: stop.request(signum))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     data = task_of(config).load(config)
     while True:
         try:
-            variant, seed = pipe.recv()
+            start = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send(run(config, data, variant, seed, pipe.send, models))
+            message: Any = _run(config, data, start, directory, stop, pipe.send)
+        except BrokenPipeError:
+            return
+        except Stopped as stopped:
+            message = stopped
         except Exception as error:
             error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-            pipe.send(error)
+            message = error
+        try:
+            pipe.send(message)
+        except BrokenPipeError:
+            return
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot tell: nobody may write into its run directory after it."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

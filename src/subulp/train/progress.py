@@ -30,12 +30,16 @@ class Plan:
         steps: Training steps of each.
         shown: Names of the metrics that progress tells of (default: none).
         data: Name and sizes of what the runs are trained on (default: nothing is told of it).
+        done: Steps that runs have made before (default: none).
+        notes: What else to tell, line by line (default: nothing).
     """
 
     runs: tuple[tuple[str, int], ...]
     steps: int
     shown: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+    done: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def name(self, variant: str, seed: int) -> str:
         """A run as people are told of it: without the seed where all have the same."""
@@ -70,6 +74,8 @@ def reporter(plan: Plan, console: Console) -> Reporter:
             if isinstance(size, int)
         )
         console.print(f"{plan.data['name']}: {', '.join(sizes)}", highlight=False, soft_wrap=True)
+    for note in plan.notes:
+        console.print(note, highlight=False, soft_wrap=True)
     return Bars(plan, console) if console.is_terminal else Lines(plan, console)
 
 
@@ -107,7 +113,12 @@ class Bars:
         self._tasks: dict[tuple[str, int], TaskID] = {}
         for variant, seed in plan.runs:
             self._tasks[variant, seed] = self._progress.add_task(
-                plan.name(variant, seed), total=plan.steps, start=False, loss="", rate=""
+                plan.name(variant, seed),
+                total=plan.steps,
+                start=False,
+                completed=plan.done.get((variant, seed), 0),
+                loss="",
+                rate="",
             )
 
     def on_record(self, record: Record) -> None:

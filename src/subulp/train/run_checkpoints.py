@@ -17,6 +17,7 @@ from .config_json import plain_fields
 from .files import replacing
 from .metrics import Record, Summary
 from .saved_state import flatten, rebuild
+from .task import task_of
 
 FINISHED = "finished.json"
 
@@ -54,7 +55,6 @@ class RunCheckpoints:
         config: The comparison.
         variant: The run's strategy.
         seed: The run's seed.
-        higher_is_better: Of the task's first metric (default: ``False``).
         clock: Seconds that have gone by (default: those of the machine).
     """
 
@@ -65,12 +65,11 @@ class RunCheckpoints:
         variant: str,
         seed: int,
         *,
-        higher_is_better: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder / run_name(variant, seed)
         self._every, self._keep = config.checkpoint_every, config.keep_checkpoints
-        self._sign = 1.0 if higher_is_better else -1.0
+        self._sign = 1.0 if task_of(config).METRICS[0].higher_is_better else -1.0
         # The device is "auto" at first, and what that meant when the run is resumed.
         fields = plain_fields(config) | {"device": None}
         self._header = Header(config.task, variant, seed, 0, fields)
@@ -111,7 +110,7 @@ class RunCheckpoints:
             asked: It is written because the run stops (default: ``False``).
 
         Raises:
-            UnwritableCheckpointError: It could not be written; the others are as they were.
+            UnwritableError: It could not be written; the others are as they were.
         """
         path = self.folder / f"step-{step:08d}"
         checkpoint.write(path, replace(self._header, step=step, value=value, asked=asked), state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,11 @@ from pathlib import Path
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def resume_command(directory: Path) -> str:
+    """What to type to go on with a run directory."""
+    return f"subulp train --resume {shlex.quote(str(directory))}"
 
 
 class Stopped(Exception):  # noqa: N818 - no error: somebody asked for it
@@ -39,6 +45,11 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, directory: Path, signum: int) -> None:
         super().__init__(directory, signum)
         self.directory, self.signum = directory, signum
+
+    @property
+    def hint(self) -> str:
+        """How to go on."""
+        return f"stopped; continue with\n  {resume_command(self.directory)}"
 
 
 class StopRequest:

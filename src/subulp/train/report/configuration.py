@@ -12,7 +12,7 @@ from .reading import Run
 
 # Of config.json: about the run, not about what it computes.
 _ENVIRONMENT = ("versions", "machine")
-_NOT_OPTIONS = ("task", *_ENVIRONMENT)
+_NOT_OPTIONS = ("task", "data_digest", *_ENVIRONMENT)
 
 
 @dataclass(frozen=True)
