@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..config_file import RECORDS
 from ..defaults import defaults_of
 from .group import Group
 from .reading import Run
 
 # Of config.json: about the run, not about what it computes.
 _ENVIRONMENT = ("versions", "machine")
-_NOT_OPTIONS = ("task", "data_digest", *_ENVIRONMENT)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def configuration(group: Group) -> Configuration:
     changed: list[Setting] = []
     others: list[Setting] = []
     for name in names:
-        if name in _NOT_OPTIONS:
+        if name in RECORDS:
             continue
         values = [run.config.get(name) for run in runs]
         known = [default.get(name, value) for default, value in zip(defaults, values, strict=True)]
