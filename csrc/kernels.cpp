@@ -8,7 +8,8 @@
 
 #include "all_finite.h"
 #include "convert.h"
-#include "embedding.h"
+#include "embedding_pool.h"
+#include "embedding_update.h"
 #include "int_rows.h"
 #include "kernels.h"
 #include "logistic.h"

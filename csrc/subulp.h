@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 5
+#define SUBULP_ABI 6
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -114,11 +114,16 @@ typedef struct {
   int32_t reserved;
 } subulp_table;
 
+#define SUBULP_BAD_OFFSETS (-2)
+#define SUBULP_BAD_GRADIENT (-2)
+#define SUBULP_BAD_WEIGHTS (-3)
+
 /* Bags of rows, feature by feature. */
 typedef struct {
   int64_t features;
   int64_t batch;  /* bags of a feature */
   int64_t stride; /* of a row of the output and of its gradient */
+  int64_t count;  /* of the values */
   const int32_t* table;   /* of each feature */
   const int64_t* column;  /* of each feature, in the output */
   const int64_t* values;  /* row numbers */
@@ -188,13 +193,15 @@ SUBULP_EXPORT int subulp_encode_rows_randomly(int32_t bits, const float* from, v
                                               int32_t threads, int32_t isa);
 
 /* Sums of bags: `out` (batch, stride); `statistics` (tables, 2) get lookups and cache hits added. Returns 0,
- * or 1 + the position of a row number that is out of range; -1 as above. */
+ * or 1 + the position of a row number that is out of range, or SUBULP_BAD_OFFSETS, and then adds nothing; -1 as
+ * above. */
 SUBULP_EXPORT int64_t subulp_embedding_pool(const subulp_table* tables, const subulp_lookups* lookups, float* out,
                                             int64_t* statistics, int32_t threads, int32_t isa);
 /* The gradient of the weights; entries of values in no bag are left alone; -1 as above. */
 SUBULP_EXPORT int subulp_embedding_weight_grad(const subulp_table* tables, const subulp_lookups* lookups,
                                                const float* grad, float* result, int32_t threads, int32_t isa);
-/* One step of the rows in the bags; `evictions` of each table are added; -1 as above. */
+/* One step of the rows in the bags; `evictions` of each table are added. SUBULP_BAD_GRADIENT or
+ * SUBULP_BAD_WEIGHTS if they are not finite, and then changes nothing; -1 as above. */
 SUBULP_EXPORT int subulp_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups* lookups,
                                           const float* grad, int64_t* evictions, uint32_t seed, uint32_t step,
                                           int32_t threads, int32_t isa);

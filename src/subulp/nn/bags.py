@@ -20,22 +20,6 @@ def integers(name: str, index: Tensor, dims: tuple[int, ...] = (1,)) -> Tensor:
     return index.to(torch.int64)
 
 
-def check_offsets(offsets: Tensor, count: int) -> None:
-    """Raise ValueError unless offsets begin with 0, do not decrease and end within ``count``."""
-    first, last = offsets[[0, -1]].tolist()
-    if first != 0:
-        raise ValueError(f"offsets begin with {first}: the first bag begins at 0")
-    falls = offsets[1:] < offsets[:-1]
-    if bool(falls.any()):
-        at = int(falls.int().argmax())
-        raise ValueError(
-            f"offsets decrease from {int(offsets[at])} to {int(offsets[at + 1])} at position "
-            f"{at + 1}: a bag ends where the next one begins"
-        )
-    if last > count:
-        raise ValueError(f"offsets reach {last}, and there are {count} row numbers")
-
-
 def check_weights(weights: Tensor | None, values: Tensor, mode: str | None) -> None:
     """Raise ValueError unless there are no weights, or they fit."""
     if weights is None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..ops import all_finite
-from ..ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
+from ..ops.embedding import calls
+from ..ops.embedding.job import Lookups, Table, TableUpdate
 from .cached_table import CachedTable, CacheMemory, EmbeddingTable
 
 _MASK = 0xFFFFFFFF
@@ -95,90 +96,63 @@ class CachedTables(nn.Module):
         with_grad = weights is not None and weights.requires_grad and torch.is_grad_enabled()
         if not (update or with_grad):
             return self._pool(values, offsets, weights, count=False)
-        # Row numbers have no gradient; this makes the output have one.
-        anchor = torch.empty(0, device=values.device, requires_grad=update)
+        anchor = _anchor(values.device) if update else None
         out: Tensor = _Lookup.apply(anchor, weights, self, values, offsets, update)  # type: ignore[no-untyped-call]
         return out
 
     def _pool(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None, *, count: bool
     ) -> Tensor:
-        out: Tensor
-        out, statistics = embedding_pool(
-            *self._operands(), self._features, values, offsets, weights
-        )
-        if count:
-            self.statistics += statistics
-        return out
+        lookups = Lookups(self._features, values, offsets, weights)
+        statistics = self.statistics if count else torch.zeros_like(self.statistics)
+        return calls.pool(self._operands(), lookups, statistics)
 
-    def _operands(self) -> tuple[list[Any], ...]:
-        tables = [table.as_op() for table in self._tables()]
-        names = ("codes", "cache", "tags", "bits", "ways", "mixed")
-        return tuple([getattr(table, name) for table in tables] for name in names)
+    def _operands(self) -> list[Table]:
+        return [table.as_op() for table in self._tables()]
 
     def _weight_grad(self, values: Tensor, offsets: Tensor, grad: Tensor) -> Tensor:
-        operands = self._operands()
-        result: Tensor = embedding_weight_grad(*operands, self._features, values, offsets, grad)
-        return result
-
-    def _check_update(self, weights: Tensor | None, grad: Tensor) -> None:
-        """Raise before anything is changed."""
-        if self.row_optimizer is None:
-            raise RuntimeError(
-                "the rows have no optimizer: make one with optim.RowAdagrad(module, lr=) or "
-                "optim.RowSGD(module, lr=), or call eval() to leave them as they are"
-            )
-        for name, tensor in (("gradient", grad), ("per_sample_weights", weights)):
-            if tensor is not None and not bool(all_finite([tensor])):
-                raise FloatingPointError(
-                    f"the {name} of shape {tuple(tensor.shape)} has NaN or infinite values; "
-                    "nothing was updated"
-                )
+        lookups = Lookups(self._features, values, offsets, None)
+        return calls.weight_grad(self._operands(), lookups, grad)
 
     def _update(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None, grad: Tensor
     ) -> None:
         optimizer = self.row_optimizer
-        assert optimizer is not None
-        codes, caches, tags, bits, ways, mixed = self._operands()
-        tables = self._tables()
-        groups = [optimizer.group_of(rows) for rows in self.row_parameters]
-
-        def role(get: Callable[[CachedTable], Tensor | None], dtype: torch.dtype) -> list[Tensor]:
-            found = [get(table) for table in tables]
-            return [
-                torch.empty(0, dtype=dtype, device=c.device) if t is None else t
-                for t, c in zip(found, codes, strict=True)
-            ]
-
-        def option(name: str) -> list[float]:
-            return [float(group.get(name, 0.0)) for group in groups]
-
-        self.steps += 1
-        embedding_update(
-            codes,
-            caches,
-            tags,
-            role(lambda table: table.counts, torch.int32),
-            role(lambda table: table.stamps, torch.int32),
-            role(lambda table: table.floors, torch.int32),
-            role(lambda table: optimizer.accumulator(table.table.codes), torch.float32),
-            self.evicted,
-            bits,
-            ways,
-            mixed,
-            [table.config.rounding == "stochastic" for table in tables],
-            list(range(len(tables))),
-            option("lr"),
-            option("weight_decay"),
-            option("eps"),
-            self.seed,
-            self.steps,
-            self._features,
-            values,
-            offsets,
-            weights,
+        if optimizer is None:
+            raise RuntimeError(
+                "the rows have no optimizer: make one with optim.RowAdagrad(module, lr=) or "
+                "optim.RowSGD(module, lr=), or call eval() to leave them as they are"
+            )
+        calls.update(
+            self._operands(),
+            [self._update_of(optimizer, stream) for stream in range(len(self.tables))],
+            Lookups(self._features, values, offsets, weights),
             grad,
+            self.evicted,
+            self.seed,
+            self.steps + 1,
+        )
+        self.steps += 1
+
+    def _update_of(self, optimizer: RowOptimizer, stream: int) -> TableUpdate:
+        table = self._tables()[stream]
+        rows = table.table.codes
+        group, device = optimizer.group_of(rows), rows.device
+        accumulator = optimizer.accumulator(rows)
+
+        def counters(role: Tensor | None) -> Tensor:
+            return _absent(torch.int32, device) if role is None else role
+
+        return TableUpdate(
+            counts=counters(table.counts),
+            stamps=counters(table.stamps),
+            floors=counters(table.floors),
+            accumulator=_absent(torch.float32, device) if accumulator is None else accumulator,
+            stochastic=table.config.rounding == "stochastic",
+            stream=stream,
+            lr=float(group["lr"]),
+            weight_decay=float(group["weight_decay"]),
+            eps=float(group.get("eps", 0.0)),
         )
 
     # ------------------------------------------------------------------------- what one can ask
@@ -237,11 +211,22 @@ class CachedTables(nn.Module):
         self.seed, self.steps = (int(number) for number in state)
 
 
+# Row numbers have no gradient; this makes what is looked up have one.
+@cache
+def _anchor(device: torch.device) -> Tensor:
+    return torch.empty(0, device=device, requires_grad=True)
+
+
+@cache
+def _absent(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
+
+
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        anchor: Tensor,
+        anchor: Tensor | None,
         weights: Tensor | None,
         module: CachedTables,
         values: Tensor,
@@ -257,8 +242,6 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weights, values, offsets = ctx.saved_tensors
         module, grad = ctx.module, grad.contiguous()
-        if ctx.update:
-            module._check_update(weights, grad)
         grad_weights = None
         if ctx.needs_input_grad[1]:
             grad_weights = module._weight_grad(values, offsets, grad)

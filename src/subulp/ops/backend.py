@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -52,8 +54,14 @@ def run(op: str, job: Any) -> Any:
     """
     # Strict arithmetic reproduces papers; it has one implementation, in plain PyTorch.
     name = "strict" if getattr(job, "strict", False) else choose(job.device).backend
+    return _implementation(op, name)(job)
+
+
+# Remembered: the import system takes longer than a small call.
+@cache
+def _implementation(op: str, name: str) -> Callable[[Any], Any]:
     try:
-        module = importlib.import_module(f"{__package__}.{op}.{name}")
+        run: Callable[[Any], Any] = importlib.import_module(f"{__package__}.{op}.{name}").run
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
@@ -61,4 +69,4 @@ def run(op: str, job: Any) -> Any:
             "Triton is not installed, and CUDA tensors are updated by Triton kernels: pip install "
             "triton, or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly"
         ) from error
-    return module.run(job)
+    return run

@@ -15,7 +15,7 @@ import torch
 
 from .job import SCALARS
 
-ABI = 5
+ABI = 6
 ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
 _DTYPES = (
     torch.float32,
@@ -70,6 +70,7 @@ class Lookups(ctypes.Structure):
         ("features", c_int64),
         ("batch", c_int64),
         ("stride", c_int64),
+        ("count", c_int64),
         ("table", c_void_p),
         ("column", c_void_p),
         ("values", c_void_p),
@@ -233,11 +234,16 @@ def isa() -> int:
     """
     name = os.environ.get("SUBULP_ISA")
     if not name:
-        return int(library().subulp_best_isa())
+        return _widest_isa()
     if name not in ISAS or not library().subulp_has_isa(ISAS[name]):
         have = ", ".join(n for n, code in ISAS.items() if library().subulp_has_isa(code))
         raise ValueError(f"SUBULP_ISA={name!r} is not available here: use one of {have}")
     return ISAS[name]
+
+
+@cache
+def _widest_isa() -> int:
+    return int(library().subulp_best_isa())
 
 
 def pointers(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> np.ndarray | None:

@@ -1,4 +1,7 @@
-"""Tables of narrow rows with an FP32 cache: bags looked up, and updated in the backward pass."""
+"""Tables of narrow rows with an FP32 cache: bags looked up, and updated in the backward pass.
+
+The registered operators, for functional use; :mod:`.calls` is the same without the dispatcher.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import backend
+from . import calls
 from .job import Job, Lookups, Table, TableUpdate
 
 __all__ = [
@@ -30,51 +33,7 @@ def make_tables(
     mixed: Sequence[bool],
 ) -> list[Table]:
     """The tables of a call."""
-    tables = [Table(*each) for each in zip(codes, caches, tags, bits, ways, mixed, strict=True)]
-    for i, table in enumerate(tables):
-        if table.cache.dtype != torch.float32 or table.tags.dtype != torch.int32:
-            raise ValueError(
-                f"table {i} has a cache of {table.cache.dtype} and tags of {table.tags.dtype}: "
-                "expected FP32 and int32; leave the dtypes of the module as they are"
-            )
-        if table.cache.shape[0] != table.tags.shape[0] or table.tags.shape[0] % table.ways:
-            raise ValueError(
-                f"table {i} has {table.cache.shape[0]} cached rows and {table.tags.shape[0]} tags: "
-                f"expected whole sets of {table.ways}"
-            )
-    return tables
-
-
-def make_lookups(
-    tables: Sequence[Table],
-    features: Sequence[int],
-    values: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    grad: Tensor | None = None,
-) -> Lookups:
-    """The lookups of a call, and a check of its gradient."""
-    lookups = Lookups(features, values, offsets, weights)
-    if values.dtype != torch.int64 or offsets.dtype != torch.int64:
-        raise ValueError(
-            f"values and offsets have the dtypes {values.dtype} and {offsets.dtype}: expected int64"
-        )
-    if not features or (offsets.numel() - 1) % len(features) or offsets.numel() < 1:
-        raise ValueError(
-            f"{offsets.numel()} offsets do not divide into the bags of {len(features)} features: "
-            "expected features * batch + 1"
-        )
-    if weights is not None and (weights.shape != values.shape or weights.dtype != torch.float32):
-        raise ValueError(
-            f"weights have shape {tuple(weights.shape)} and dtype {weights.dtype}: expected FP32 "
-            f"{tuple(values.shape)}"
-        )
-    expected = (lookups.batch, lookups.columns(tables)[-1])
-    if grad is not None and (grad.shape != expected or grad.dtype != torch.float32):
-        raise ValueError(
-            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype}: expected FP32 {expected}"
-        )
-    return lookups
+    return [Table(*each) for each in zip(codes, caches, tags, bits, ways, mixed, strict=True)]
 
 
 @torch.library.custom_op("subulp::embedding_pool", mutates_args=())
@@ -114,13 +73,13 @@ def embedding_pool(
         of them that the cache served.
 
     Raises:
-        ValueError: Shapes or dtypes do not fit.
+        ValueError: Shapes or dtypes do not fit, or offsets decrease or reach too far.
         IndexError: A row number is out of range.
     """
     tables = make_tables(codes, caches, tags, bits, ways, mixed)
-    lookups = make_lookups(tables, features, values, offsets, weights)
-    result: tuple[Tensor, Tensor] = backend.run("embedding", Job("pool", tables, lookups))
-    return result
+    statistics = torch.zeros(len(tables), 2, dtype=torch.int64, device=values.device)
+    out = calls.pool(tables, Lookups(features, values, offsets, weights), statistics)
+    return out, statistics
 
 
 @embedding_pool.register_fake
@@ -179,9 +138,7 @@ def embedding_weight_grad(
         ValueError: Shapes or dtypes do not fit.
     """
     tables = make_tables(codes, caches, tags, bits, ways, mixed)
-    lookups = make_lookups(tables, features, values, offsets, None, grad)
-    result: Tensor = backend.run("embedding", Job("weight-grad", tables, lookups, grad))
-    return result
+    return calls.weight_grad(tables, Lookups(features, values, offsets, None), grad)
 
 
 @embedding_weight_grad.register_fake
@@ -285,12 +242,13 @@ def embedding_update(
 
     Raises:
         ValueError: Shapes or dtypes do not fit.
+        FloatingPointError: The gradient or the weights are not finite; nothing was updated.
     """
     tables = make_tables(codes, caches, tags, bits, ways, mixed)
-    lookups = make_lookups(tables, features, values, offsets, weights, grad)
+    lookups = Lookups(features, values, offsets, weights)
     roles = (counts, stamps, floors, accumulators, stochastic, streams, lrs, weight_decays, eps)
     updates = [TableUpdate(*each) for each in zip(*roles, strict=True)]
-    backend.run("embedding", Job("update", tables, lookups, grad, updates, evictions, seed, step))
+    calls.update(tables, updates, lookups, grad, evictions, seed, step)
 
 
 @embedding_update.register_fake

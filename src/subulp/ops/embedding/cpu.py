@@ -1,4 +1,4 @@
-"""Embedding ops in C++ (csrc/embedding.h)."""
+"""Embedding ops in C++ (csrc/embedding_pool.h, csrc/embedding_update.h)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from torch import Tensor
 
 from .. import native
 from ..job import as_fp32
-from .job import Job, index_error
+from .job import Job, check_offsets, index_error, not_finite
 
 _INTEGERS = {8: 5, 4: 6, 2: 7}
 _RULES = {"sgd": 0, "adagrad": 1, "rowwise-adagrad": 2}
+# csrc/subulp.h
+_BAD_OFFSETS, _BAD_GRADIENT, _BAD_WEIGHTS = -2, -2, -3
 
 
-def run(job: Job) -> tuple[Tensor, Tensor] | Tensor | None:
+def run(job: Job) -> Tensor | None:
     """Do ``job``.
 
     Raises:
+        ValueError: Offsets decrease or reach too far.
         IndexError: A row number is out of range.
+        FloatingPointError: The gradient of an update or its weights are not finite.
         RuntimeError: The library is missing or has no kernel for a storage.
     """
     call = _Call(job)
@@ -50,6 +54,7 @@ class _Call:
             len(looked.features),
             looked.batch,
             self.width,
+            self.values.numel(),
             native.address(self.features),
             native.address(self.columns),
             self.values.data_ptr(),
@@ -58,20 +63,22 @@ class _Call:
         )
         self.where = (torch.get_num_threads(), native.isa())
 
-    def pool(self) -> tuple[Tensor, Tensor]:
+    def pool(self) -> Tensor:
         out = torch.empty(self.job.lookups.batch, self.width)
-        statistics = torch.zeros(len(self.tables), 2, dtype=torch.int64)
+        assert self.job.statistics is not None
         result = self.lib.subulp_embedding_pool(
             native.address(self.tables),
             ctypes.byref(self.lookups),
             out.data_ptr(),
-            statistics.data_ptr(),
+            self.job.statistics.data_ptr(),
             *self.where,
         )
         if result > 0:
             raise self._index_error(result - 1)
+        if result == _BAD_OFFSETS:
+            check_offsets(self.offsets, self.values.numel())
         _check(result)
-        return out, statistics
+        return out
 
     def _index_error(self, position: int) -> IndexError:
         looked = self.job.lookups
@@ -97,18 +104,22 @@ class _Call:
     def update(self) -> None:
         grad, job = self._grad(), self.job
         assert job.evictions is not None
-        _check(
-            self.lib.subulp_embedding_update(
-                native.address(self.tables),
-                len(self.tables),
-                ctypes.byref(self.lookups),
-                grad.data_ptr(),
-                job.evictions.data_ptr(),
-                job.seed,
-                job.step,
-                *self.where,
-            )
+        result = self.lib.subulp_embedding_update(
+            native.address(self.tables),
+            len(self.tables),
+            ctypes.byref(self.lookups),
+            grad.data_ptr(),
+            job.evictions.data_ptr(),
+            job.seed,
+            job.step,
+            *self.where,
         )
+        if result == _BAD_GRADIENT:
+            raise not_finite("gradient", grad)
+        if result == _BAD_WEIGHTS:
+            assert self.weights is not None
+            raise not_finite("per_sample_weights", self.weights)
+        _check(result)
 
     def _grad(self) -> Tensor:
         assert self.job.grad is not None

@@ -144,6 +144,8 @@ class Job:
         tables: All tables.
         lookups: Which rows.
         grad: FP32 ``(batch, sum of dims)``: the output's gradient, for all but ``"pool"``.
+        statistics: For ``"pool"``: int64 ``(tables, 2)``; lookups, and those of them that the cache
+            served, are added.
         updates: For ``"update"``: one for each table.
         evictions: For ``"update"``: int64 ``(tables,)``; rows that had to leave are added.
         seed: Philox key word.
@@ -154,6 +156,7 @@ class Job:
     tables: Sequence[Table]
     lookups: Lookups
     grad: Tensor | None = None
+    statistics: Tensor | None = None
     updates: Sequence[TableUpdate] = ()
     evictions: Tensor | None = None
     seed: int = 0
@@ -173,9 +176,26 @@ def index_error(position: int, value: int, feature: int, rows: int) -> IndexErro
     )
 
 
+def check_offsets(offsets: Tensor, count: int) -> None:
+    """Raise ValueError unless offsets begin with 0, do not decrease and end within ``count``."""
+    first, last = offsets[[0, -1]].tolist()
+    if first != 0:
+        raise ValueError(f"offsets begin with {first}: the first bag begins at 0")
+    falls = offsets[1:] < offsets[:-1]
+    if bool(falls.any()):
+        at = int(falls.int().argmax())
+        raise ValueError(
+            f"offsets decrease from {int(offsets[at])} to {int(offsets[at + 1])} at position "
+            f"{at + 1}: a bag ends where the next one begins"
+        )
+    if last > count:
+        raise ValueError(f"offsets reach {last}, and there are {count} row numbers")
+
+
 def check_values(job: Job) -> None:
-    """Raise IndexError unless all row numbers exist."""
+    """Raise ValueError unless the offsets fit, and IndexError unless all row numbers exist."""
     looked, batch = job.lookups, job.lookups.batch
+    check_offsets(looked.offsets, looked.values.numel())
     bounds = looked.offsets[::batch] if batch else looked.offsets.repeat(len(looked.features) + 1)
     lengths = bounds.diff()
     limits = torch.tensor([job.tables[t].rows for t in looked.features], device=job.device)
@@ -186,3 +206,18 @@ def check_values(job: Job) -> None:
         feature = int((bounds <= position).sum()) - 1
         rows = job.tables[looked.features[feature]].rows
         raise index_error(position, int(values[position]), feature, rows)
+
+
+def not_finite(name: str, tensor: Tensor) -> FloatingPointError:
+    """The error of an update that has not begun."""
+    return FloatingPointError(
+        f"the {name} of shape {tuple(tensor.shape)} has NaN or infinite values; nothing was updated"
+    )
+
+
+def check_finite(job: Job) -> None:
+    """Raise FloatingPointError unless the gradient and the weights of an update are finite."""
+    weights = job.lookups.weights
+    for name, tensor in (("gradient", job.grad), ("per_sample_weights", weights)):
+        if tensor is not None and not bool(tensor.isfinite().all()):
+            raise not_finite(name, tensor)

@@ -18,18 +18,20 @@ from .job import (
     Job,
     Table,
     TableUpdate,
+    check_finite,
     check_values,
 )
 from .row_sum import row_sum
 
 
-def run(job: Job) -> tuple[Tensor, Tensor] | Tensor | None:
+def run(job: Job) -> Tensor | None:
     """Do ``job``."""
     if job.kind == "pool":
         check_values(job)
         return _pool(job)
     if job.kind == "weight-grad":
         return _weight_grad(job)
+    check_finite(job)
     for t in range(len(job.tables)):
         _update_table(job, t)
     return None
@@ -41,16 +43,17 @@ def _positions(job: Job, feature: int) -> slice:
     return slice(first, last)
 
 
-def _pool(job: Job) -> tuple[Tensor, Tensor]:
+def _pool(job: Job) -> Tensor:
     looked = job.lookups
+    assert job.statistics is not None
     batch, columns = looked.batch, looked.columns(job.tables)
     out = torch.zeros(batch, columns[-1], device=job.device)
-    counts = torch.zeros(len(job.tables), 2, dtype=torch.int64, device=job.device)
     for feature, t in enumerate(looked.features):
         at = _positions(job, feature)
         rows = looked.values[at]
         places = stored.find(job.tables[t], rows)
-        counts[t] += torch.stack((torch.tensor(len(rows), device=job.device), (places >= 0).sum()))
+        job.statistics[t, 0] += len(rows)
+        job.statistics[t, 1] += (places >= 0).sum()
         values = stored.fetch(job.tables[t], rows, places)
         if looked.weights is not None:
             values = values * looked.weights[at].unsqueeze(1)
@@ -58,7 +61,7 @@ def _pool(job: Job) -> tuple[Tensor, Tensor]:
         out[:, columns[feature] : columns[feature + 1]] = _sums(
             bounds[:-1], bounds.diff(), values.__getitem__, job.tables[t].dim
         )
-    return out, counts
+    return out
 
 
 def _sums(starts: Tensor, lengths: Tensor, terms: Callable[[Tensor], Tensor], dim: int) -> Tensor:

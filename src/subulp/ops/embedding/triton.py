@@ -18,13 +18,13 @@ from .. import triton_codec as codec
 from .. import triton_launch
 from ..job import as_fp32
 from . import rows as stored
-from .job import Job, Table, TableUpdate, check_values
+from .job import Job, Table, TableUpdate, check_finite, check_values
 from .row_sum import LANES
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def run(job: Job) -> tuple[Tensor, Tensor] | Tensor | None:
+def run(job: Job) -> Tensor | None:
     """Do ``job``.
 
     Raises:
@@ -35,6 +35,7 @@ def run(job: Job) -> tuple[Tensor, Tensor] | Tensor | None:
     scope = torch.cuda.device(job.device) if job.device.type == "cuda" else contextlib.nullcontext()
     with scope:
         if job.kind == "update":
+            check_finite(job)
             for t in range(len(job.tables)):
                 _update_table(job, t)
             return None
@@ -44,13 +45,16 @@ def run(job: Job) -> tuple[Tensor, Tensor] | Tensor | None:
 # ---------------------------------------------------------------------------------------- lookups
 
 
-def _look_up(job: Job) -> tuple[Tensor, Tensor] | Tensor:
+def _look_up(job: Job) -> Tensor:
     """Pool the bags, or compute the gradient of their weights."""
     looked, device = job.lookups, job.device
     columns, batch = looked.columns(job.tables), looked.batch
     pools = job.kind == "pool"
+    # The weights' gradient takes the same argument and leaves it alone.
     statistics = torch.zeros(len(job.tables), 2, dtype=torch.int64, device=device)
     if pools:
+        assert job.statistics is not None
+        statistics = job.statistics
         check_values(job)
         out = torch.empty(batch, columns[-1], device=device)
     else:
@@ -73,7 +77,7 @@ def _look_up(job: Job) -> tuple[Tensor, Tensor] | Tensor:
             WEIGHTED=looked.weights is not None,
             enable_fp_fusion=False,
         )
-    return (out, statistics) if pools else out
+    return out
 
 
 def _table_arguments(table: Table) -> tuple[Tensor, Tensor, Tensor]:

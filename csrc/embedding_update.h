@@ -1,275 +1,20 @@
-// Bags of rows of tables with an FP32 cache: pooled, and updated ("Mixed-Precision Embedding Using a
-// Cache", Algorithm 2). ops/embedding/__init__.py defines the sequence of rounded operations.
-//
-// A row is a cache miss: while one is worked on, the next ones are on their way. Threads of an update
-// own sets of the cache (or rows, without one), so what they do does not depend on their number.
+// One training step of the rows in bags ("Mixed-Precision Embedding Using a Cache", Algorithm 2);
+// ops/embedding/__init__.py defines the sequence of rounded operations. Threads own sets of the cache (or
+// rows, without one), so what they do does not depend on their number.
 #pragma once
 
-#include <type_traits>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
+#include "all_finite.h"
+#include "embedding_cache.h"
 #include "ieee_mode.h"
-#include "rows.h"
 
 namespace simd {
 
-constexpr int64_t AHEAD = 32;  // rows on their way
 constexpr int64_t GRADIENTS_AHEAD = 8;
 constexpr uint32_t EVICT_SLOT = 1;  // rounding of a row that is evicted before its own turn
-
-// To the second level only, which awaits more lines at a time than the first. Not __builtin_prefetch
-// alone: GCC 12 takes a function that does nothing else for pure, and leaves out its calls.
-inline void fetch_line(const void* p) {
-#if defined(SUBULP_X86) && defined(__GNUC__)
-  asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
-#else
-  __builtin_prefetch(p, 0, 2);
-#endif
-}
-
-inline void prefetch(const void* p, int64_t bytes) {
-  const char* const first = static_cast<const char*>(p);
-  const char* const last = first + bytes - 1;
-  for (const char* line = first - reinterpret_cast<uintptr_t>(first) % 64; line <= last; line += 64) fetch_line(line);
-}
-
-inline int64_t set_of(const subulp_table& t, uint32_t row) {
-  if (t.mixed) {
-    row = (row ^ row >> 16) * 0x85EBCA6Bu;
-    row = (row ^ row >> 13) * 0xC2B2AE35u;
-    row ^= row >> 16;
-  }
-  return row % static_cast<uint32_t>(t.sets);
-}
-
-// The first of `ways` tags that is `tag`, or -1.
-inline int find_tag(const int32_t* tags, int ways, int32_t tag) {
-  int w = 0;
-  const U wanted = u32(static_cast<uint32_t>(tag));
-  for (; w + W <= ways; w += W)
-    if (const uint32_t found = equal_lanes(load_u32(tags + w), wanted)) return w + __builtin_ctz(found);
-  for (; w < ways; ++w)
-    if (tags[w] == tag) return w;
-  return -1;
-}
-
-// Where a row lies in the cache, or -1.
-inline int64_t find_row(const subulp_table& t, int64_t row) {
-  if (!t.sets) return -1;
-  const int64_t first = set_of(t, static_cast<uint32_t>(row)) * t.ways;
-  const int way = find_tag(t.tags + first, t.ways, static_cast<int32_t>(row));
-  return way < 0 ? -1 : first + way;
-}
-
-inline char* stored_row(const subulp_table& t, int64_t row) { return static_cast<char*>(t.codes) + row * t.row_bytes; }
-
-// ----------------------------------------------------------------------------------------- lookups
-
-// Where a run of looked-up rows lies, each fetched in time.
-class Lookups {
- public:
-  struct Row {
-    const char* at;
-    bool cached;
-  };
-
-  // Row numbers out of range are replaced by row 0; `*bad` gets the first one's position.
-  Lookups(const subulp_table& t, const int64_t* values, int64_t first, int64_t last, int64_t* bad)
-      : t_(t), values_(values), last_(last), bad_(bad) {
-    for (int64_t k = first; k < first + 2 * AHEAD; ++k) announce(k);
-    for (int64_t k = first; k < first + AHEAD; ++k) locate(k);
-  }
-  // To be called for each lookup in turn, then at() for it and some before it.
-  void advance(int64_t k) {
-    announce(k + 2 * AHEAD);
-    locate(k + AHEAD);
-  }
-  static constexpr int64_t BEFORE = AHEAD;
-  Row at(int64_t k) const { return ring_[k % (AHEAD + BEFORE)]; }
-
- private:
-  int64_t row(int64_t k) {
-    if (static_cast<uint64_t>(values_[k]) < static_cast<uint64_t>(t_.rows)) return values_[k];
-    if (bad_) *bad_ = std::min(*bad_, k);
-    return 0;
-  }
-  void announce(int64_t k) {
-    if (t_.sets && k < last_) prefetch(t_.tags + set_of(t_, static_cast<uint32_t>(row(k))) * t_.ways, t_.ways * 4);
-  }
-  void locate(int64_t k) {
-    if (k >= last_) return;
-    const int64_t number = row(k), place = find_row(t_, number);
-    const char* const at = place < 0 ? stored_row(t_, number) : reinterpret_cast<const char*>(t_.cache + place * t_.dim);
-    prefetch(at, place < 0 ? t_.row_bytes : t_.dim * 4);
-    ring_[k % (AHEAD + BEFORE)] = {at, place >= 0};
-  }
-
-  const subulp_table& t_;
-  const int64_t* values_;
-  int64_t last_;
-  int64_t* bad_;
-  Row ring_[AHEAD + BEFORE];
-};
-
-// Vectors of a sum that stay in registers while what it adds goes by.
-#if defined(SUBULP_VECTORS_ARE_ARRAYS)
-constexpr int WIDEST = 2;
-#else
-constexpr int WIDEST = 8;
-#endif
-
-constexpr int64_t BAGS = 64;  // bags of a task
-
-// Calls work(feature, first bag, last bag) for all bags, in parallel.
-template <class Work>
-inline void each_task(const subulp_lookups& l, int threads, Work work) {
-  const int64_t per_feature = (l.batch + BAGS - 1) / BAGS, tasks = l.features * per_feature;
-  const int64_t bags = l.features * l.batch;
-  const int64_t count = bags ? l.offsets[bags] : 0;
-#if defined(_OPENMP)
-#pragma omp parallel num_threads(threads) if (tasks > 1 && count > 256 && threads > 1)
-#endif
-  {
-    const IeeeMode ieee;
-#if defined(_OPENMP)
-#pragma omp for schedule(dynamic)
-#endif
-    for (int64_t task = 0; task < tasks; ++task) {
-      const int64_t feature = task / per_feature, bag = task % per_feature * BAGS;
-      work(feature, bag, std::min(bag + BAGS, l.batch));
-    }
-  }
-  (void)threads;
-  (void)count;
-}
-
-template <class Row, bool weighted>
-class BagSums {
- public:
-  BagSums(const subulp_table& t, const subulp_lookups& l, int64_t first, int64_t last, int64_t* bad)
-      : dim_(t.dim), weights_(l.weights), lookups_(t, l.values, first, last, bad) {}
-
-  // The sum of the rows of a bag, in their order.
-  void sum(int64_t first, int64_t last, float* to) {
-    int64_t stop = std::min(first + Lookups::BEFORE, last);
-    add_run(first, stop, true, to);
-    for (; stop < last; first = stop) {
-      first = stop;
-      stop = std::min(first + Lookups::BEFORE, last);
-      add_run(first, stop, false, to);
-    }
-  }
-  int64_t hits = 0;
-
- private:
-  void add_run(int64_t first, int64_t last, bool begins, float* to) {
-    for (int64_t k = first; k < last; ++k) {
-      lookups_.advance(k);
-      hits += lookups_.at(k).cached;
-    }
-    const int64_t i = add_columns<WIDEST>(0, first, last, begins, to);
-    if (i == dim_) return;
-    F sum = begins ? f32(0.0f) : load_part(to + i, dim_ - i);
-    for (int64_t k = first; k < last; ++k)
-      read(k, [&](const auto& row) { sum = simd::add(sum, scaled(row.part(i, dim_ - i), k)); });
-    store_part(to + i, sum, dim_ - i);
-  }
-
-  // Columns from i on, as many as whole vectors have; returns where the rest begins.
-  template <int N>
-  int64_t add_columns(int64_t i, int64_t first, int64_t last, bool begins, float* to) {
-    for (; i + N * W <= dim_; i += N * W) {
-      F sum[N];
-      for (int v = 0; v < N; ++v) sum[v] = begins ? f32(0.0f) : load_f32(to + i + v * W);
-      for (int64_t k = first; k < last; ++k)
-        read(k, [&](const auto& row) {
-          for (int v = 0; v < N; ++v) sum[v] = simd::add(sum[v], scaled(row.whole(i + v * W), k));
-        });
-      for (int v = 0; v < N; ++v) store_f32(to + i + v * W, sum[v]);
-    }
-    if constexpr (N > 1) return add_columns<N / 2>(i, first, last, begins, to);
-    return i;
-  }
-
-  template <class Visit>
-  void read(int64_t k, Visit visit) const {
-    const auto row = lookups_.at(k);
-    if (row.cached) visit(FloatRow<Fp32>::Reader(row.at));
-    else visit(typename Row::Reader(row.at));
-  }
-  F scaled(F value, int64_t k) const { return weighted ? mul(value, f32(weights_[k])) : value; }
-
-  const int64_t dim_;
-  const float* const weights_;
-  Lookups lookups_;
-};
-
-// Statistics: lookups and hits of each table, added. Returns 0, or 1 + the position of the first row
-// number that is out of range, or -1.
-inline int64_t run_embedding_pool(const subulp_table* tables, const subulp_lookups& l, float* out,
-                                  int64_t* statistics, int threads) {
-  int64_t bad = INT64_MAX;
-  bool known = true;
-  each_task(l, threads, [&](int64_t feature, int64_t bag, int64_t end) {
-    const subulp_table& t = tables[l.table[feature]];
-    int64_t hits = 0, mine = INT64_MAX;
-    const int64_t* const offsets = l.offsets + feature * l.batch;
-    const auto pool = [&](auto sums) {
-      float* const column = out + l.column[feature];
-      for (int64_t b = bag; b < end; ++b) sums.sum(offsets[b], offsets[b + 1], column + b * l.stride);
-      hits = sums.hits;
-    };
-    const bool found = with_row_type(t.dtype, [&](auto row) {
-      using Row = decltype(row);
-      if (l.weights) pool(BagSums<Row, true>(t, l, offsets[bag], offsets[end], &mine));
-      else pool(BagSums<Row, false>(t, l, offsets[bag], offsets[end], &mine));
-    });
-#if defined(_OPENMP)
-#pragma omp critical(subulp_pool)
-#endif
-    {
-      statistics[2 * l.table[feature]] += offsets[end] - offsets[bag];
-      statistics[2 * l.table[feature] + 1] += hits;
-      bad = std::min(bad, mine);
-      known &= found;
-    }
-  });
-  return !known ? -1 : bad == INT64_MAX ? 0 : bad + 1;
-}
-
-inline int run_embedding_weight_grad(const subulp_table* tables, const subulp_lookups& l, const float* grad,
-                                     float* result, int threads) {
-  each_task(l, threads, [&](int64_t feature, int64_t bag, int64_t end) {
-    const subulp_table& t = tables[l.table[feature]];
-    const int64_t* const offsets = l.offsets + feature * l.batch;
-    const float* const column = grad + l.column[feature];
-    with_row_type(t.dtype, [&](auto type) {
-      using Row = decltype(type);
-      Lookups rows(t, l.values, offsets[bag], offsets[end], nullptr);
-      for (int64_t b = bag; b < end; ++b) {
-        const float* const g = column + b * l.stride;
-        for (int64_t k = offsets[b]; k < offsets[b + 1]; ++k) {
-          rows.advance(k);
-          F parts[PARTS];
-          for (F& part : parts) part = f32(0.0f);
-          const auto add_product = [&](int64_t i, F value) {
-            F& part = parts[i / W % PARTS];
-            part = simd::add(part, mul(load_part(g + i, t.dim - i), value));
-          };
-          const auto row = rows.at(k);
-          if (row.cached) FloatRow<Fp32>::each(row.at, t.dim, add_product);
-          else Row::each(row.at, t.dim, add_product);
-          result[k] = sum_lanes(parts);
-        }
-      }
-    });
-  });
-  return 0;
-}
-
-// ------------------------------------------------------------------------------------------ update
 
 constexpr uint32_t COUNT_LIMIT = 0x7FFFFFFF;
 
@@ -580,6 +325,11 @@ inline int run_embedding_update(const subulp_table* tables, int64_t count, const
   for (int64_t i = 0; i < count; ++i) known &= with_row_type(tables[i].dtype, [](auto) {});
   if (!known || used > INT64_C(0xFFFFFFFF) || l.batch * l.stride > INT64_C(0xFFFFFFFF)) return -1;
   if (used < 256) threads = 1;
+  const int64_t numel = l.batch * l.stride;
+  const int32_t fp32 = SUBULP_FP32;
+  const void *gradients = grad, *weights = l.weights;
+  if (!run_all_finite(1, &numel, &gradients, &fp32, threads)) return SUBULP_BAD_GRADIENT;
+  if (weights && !run_all_finite(1, &l.count, &weights, &fp32, threads)) return SUBULP_BAD_WEIGHTS;
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads) if (threads > 1)
 #endif

@@ -1,0 +1,65 @@
+// Where a row of an embedding table lies: in its FP32 cache or among the stored rows. ops/embedding/job.py
+// defines the layout. A row is a miss of the processor's cache: while one is worked on, the next ones are on
+// their way.
+#pragma once
+
+#include "rows.h"
+
+namespace simd {
+
+constexpr int64_t AHEAD = 32;  // rows on their way
+
+// To the second level only, which awaits more lines at a time than the first. Not __builtin_prefetch
+// alone: GCC 12 takes a function that does nothing else for pure, and leaves out its calls.
+inline void fetch_line(const void* p) {
+#if defined(SUBULP_X86) && defined(__GNUC__)
+  asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(p)));
+#else
+  __builtin_prefetch(p, 0, 2);
+#endif
+}
+
+inline void prefetch(const void* p, int64_t bytes) {
+  const char* const first = static_cast<const char*>(p);
+  const char* const last = first + bytes - 1;
+  for (const char* line = first - reinterpret_cast<uintptr_t>(first) % 64; line <= last; line += 64) fetch_line(line);
+}
+
+inline int64_t set_of(const subulp_table& t, uint32_t row) {
+  if (t.mixed) {
+    row = (row ^ row >> 16) * 0x85EBCA6Bu;
+    row = (row ^ row >> 13) * 0xC2B2AE35u;
+    row ^= row >> 16;
+  }
+  return row % static_cast<uint32_t>(t.sets);
+}
+
+// The first of `ways` tags that is `tag`, or -1.
+inline int find_tag(const int32_t* tags, int ways, int32_t tag) {
+  int w = 0;
+  const U wanted = u32(static_cast<uint32_t>(tag));
+  for (; w + W <= ways; w += W)
+    if (const uint32_t found = equal_lanes(load_u32(tags + w), wanted)) return w + __builtin_ctz(found);
+  for (; w < ways; ++w)
+    if (tags[w] == tag) return w;
+  return -1;
+}
+
+// Where a row lies in the cache, or -1.
+inline int64_t find_row(const subulp_table& t, int64_t row) {
+  if (!t.sets) return -1;
+  const int64_t first = set_of(t, static_cast<uint32_t>(row)) * t.ways;
+  const int way = find_tag(t.tags + first, t.ways, static_cast<int32_t>(row));
+  return way < 0 ? -1 : first + way;
+}
+
+inline char* stored_row(const subulp_table& t, int64_t row) { return static_cast<char*>(t.codes) + row * t.row_bytes; }
+
+// Vectors of a sum that stay in registers while what it adds goes by.
+#if defined(SUBULP_VECTORS_ARE_ARRAYS)
+constexpr int WIDEST = 2;
+#else
+constexpr int WIDEST = 8;
+#endif
+
+}  // namespace simd
