@@ -11,7 +11,9 @@ fbgemm-gpu-cpu``). The bound is the memory traffic of FP32 rows: each different 
 lookups, and read and written by the update, at the bandwidth of a copy in the same rounds.
 
 ``rows``: INT4 rows of 64 numbers with a cache of 5 %, from a hundred thousand rows to a hundred
-million, each size in a process of its own.
+million, each size in a process of its own. By Zipf's law, larger tables have more different rows in
+a batch, each of which is to be fetched and updated; so the sizes are compared once more by power
+laws under which 48 % of a batch's row numbers differ in every table.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ BATCHES = 16
 WARM_UP = 48
 """Batches before the first measured one: the caches are full then."""
 
+DIFFERENT = 0.48
+"""Share of different row numbers in a batch, as in ``speed``."""
+
 AIMS = {
     "int8+5% / fbgemm fp32": 2.0,
     "int4+5% / fbgemm fp32": 2.0,
@@ -48,12 +53,31 @@ AIMS = {
 }
 
 
-def row_numbers(rows: int, count: int, generator: torch.Generator) -> Tensor:
-    """int64 ``(count,)`` by Zipf's law: the rank of a row is as likely as its inverse."""
+def row_numbers(rows: int, count: int, generator: torch.Generator, exponent: float = 1.0) -> Tensor:
+    """int64 ``(count,)``: the row of rank r is as likely as ``r ** -exponent`` (1: Zipf's law)."""
     u = torch.rand(count, dtype=torch.float64, generator=generator)
-    ranks = (float(rows) ** u).long().clamp(1, rows) - 1
+    if exponent == 1:
+        ranks = float(rows) ** u
+    else:
+        rest = 1 - exponent
+        ranks = (1 + u * (float(rows) ** rest - 1)) ** (1 / rest)
+    ranks = ranks.long().clamp(1, rows) - 1
     # An odd factor that shares no divisor with the number of rows moves each rank to its own row.
     return ranks * 7_368_787 % rows
+
+
+def exponent_of(rows: int, count: int, different: float) -> float:
+    """The exponent under which that share of ``count`` row numbers is different, by bisection."""
+    low, high = 0.0, 4.0
+    for _ in range(30):
+        # Never exactly 1, where the formula is another.
+        exponent = (low + high) / 2 + 1e-9
+        values = row_numbers(rows, count, torch.Generator().manual_seed(0), exponent)
+        if len(values.unique()) > different * count:
+            low = exponent
+        else:
+            high = exponent
+    return exponent
 
 
 class Ours:
@@ -287,13 +311,35 @@ def by_rows(
 ) -> None:
     """Time of a lookup against the number of rows."""
     machine = describe(packages=("fbgemm-gpu-cpu",))
-    results = []
-    for rows in map(int, sizes.split(",")):
-        measured = alone(_of_size, rows, dim, storage, batch, lookups, rounds, threads)
-        results.append({"rows": rows, **measured})
+    laws: dict[str, list[dict[str, float]]] = {}
+    for law in ("zipf", "equal-share"):
+        laws[law] = []
+        for rows in map(int, sizes.split(",")):
+            exponent = 1.0 if law == "zipf" else exponent_of(rows, batch * lookups, DIFFERENT)
+            measured = alone(
+                _of_size, rows, dim, storage, batch, lookups, rounds, threads, exponent
+            )
+            laws[law].append({"rows": rows, "exponent": exponent, **measured})
+        _print_sizes(law, laws[law])
+    if out:
+        record = {
+            "benchmark": "embeddings rows",
+            "machine": machine,
+            "dim": dim,
+            "storage": storage,
+            "batch": batch,
+            "lookups": lookups,
+            "rounds": rounds,
+            "laws": laws,
+        }
+        out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _print_sizes(law: str, results: list[dict[str, float]]) -> None:
     table = Table(
         *("rows", "ns a lookup", "of the smallest", "different", "ns a different row"),
         *("hit rate", "peak, GiB"),
+        title=law,
     )
     for row in results:
         table.add_row(
@@ -306,22 +352,17 @@ def by_rows(
             f"{row['peak_bytes'] / 2**30:.2f}",
         )
     Console().print(table)
-    if out:
-        record = {
-            "benchmark": "embeddings rows",
-            "machine": machine,
-            "dim": dim,
-            "storage": storage,
-            "batch": batch,
-            "lookups": lookups,
-            "rounds": rounds,
-            "sizes": results,
-        }
-        out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _of_size(
-    rows: int, dim: int, storage: str, batch: int, lookups: int, rounds: int, threads: int
+    rows: int,
+    dim: int,
+    storage: str,
+    batch: int,
+    lookups: int,
+    rounds: int,
+    threads: int,
+    exponent: float,
 ) -> dict[str, float]:
     torch.set_num_threads(threads)
     before = kib("/proc/self/status", "VmRSS")
@@ -331,7 +372,7 @@ def _of_size(
     grad = torch.randn(batch, dim, generator=generator)
     times, unique = [], []
     for i in range(WARM_UP + rounds):
-        values = row_numbers(rows, batch * lookups, generator)
+        values = row_numbers(rows, batch * lookups, generator, exponent)
         if i == WARM_UP:
             method.bag.reset_statistics()
         elapsed = seconds(method.step, values, offsets, grad)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -44,19 +46,18 @@ class _Call:
         self.lib = native.library()
         self.tables = _tables(job)
         looked = job.lookups
-        columns = looked.columns(job.tables)
-        self.width = columns[-1]
-        self.features = np.array(looked.features, dtype=np.int32)
-        self.columns = np.array(columns, dtype=np.int64)
+        self.layout = _layout(
+            tuple(looked.features), tuple(job.tables[t].dim for t in looked.features)
+        )
         self.values, self.offsets = looked.values.contiguous(), looked.offsets.contiguous()
         self.weights = None if looked.weights is None else looked.weights.contiguous()
         self.lookups = native.Lookups(
             len(looked.features),
             looked.batch,
-            self.width,
+            self.layout.width,
             self.values.numel(),
-            native.address(self.features),
-            native.address(self.columns),
+            self.layout.features_at,
+            self.layout.columns_at,
             self.values.data_ptr(),
             self.offsets.data_ptr(),
             None if self.weights is None else self.weights.data_ptr(),
@@ -64,7 +65,7 @@ class _Call:
         self.where = (torch.get_num_threads(), native.isa())
 
     def pool(self) -> Tensor:
-        out = torch.empty(self.job.lookups.batch, self.width)
+        out = torch.empty(self.job.lookups.batch, self.layout.width)
         assert self.job.statistics is not None
         result = self.lib.subulp_embedding_pool(
             native.address(self.tables),
@@ -124,6 +125,21 @@ class _Call:
     def _grad(self) -> Tensor:
         assert self.job.grad is not None
         return self.job.grad.contiguous()
+
+
+class _Layout:
+    """The table and the first column of each feature, where the library can read them."""
+
+    def __init__(self, features: Sequence[int], dims: Sequence[int]) -> None:
+        self.features = np.array(features, dtype=np.int32)
+        self.columns = np.cumsum((0, *dims), dtype=np.int64)
+        self.width = int(self.columns[-1])
+        self.features_at = native.address(self.features)
+        self.columns_at = native.address(self.columns)
+
+
+# The same in every step of a module.
+_layout = lru_cache(_Layout)
 
 
 def _tables(job: Job) -> np.ndarray:
