@@ -9,13 +9,17 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(shell find src csrc -
 DEMO ?=
 TESTS ?= -n 2 --dist worksteal
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test nightly lint bench clean
 
 demo: $(VENV)/.package
 	$(BIN)/subulp train lm --out runs/demo --overwrite $(DEMO)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS)
+
+# Fifty kills of a training of each task.
+nightly: $(VENV)/.test
+	$(BIN)/python -m pytest -m nightly -s
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

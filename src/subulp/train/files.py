@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+_UNFINISHED = ".unfinished"
+
 
 class UnwritableError(OSError):
     """A file of a run that is going on could not be written; what was there is as it was."""
@@ -39,10 +41,16 @@ def replacing(path: Path) -> Iterator[Path]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path} cannot be written: {path.parent} is not a folder")
     # Several processes may write the same path: each its own copy, and the last one stays.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
     try:
         yield unfinished
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what processes that were killed have left of :func:`replacing` in a folder."""
+    for path in folder.glob(f".*{_UNFINISHED}"):
+        path.unlink()

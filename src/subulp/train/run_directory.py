@@ -16,9 +16,9 @@ from .._version import version
 from .config import RunConfig
 from .config_file import RECORDS
 from .config_json import config_of, plain_fields
-from .files import UnwritableError, replacing
+from .files import UnwritableError, remove_unfinished, replacing
 from .json_text import read_object
-from .lock import LOCK, Lock
+from .lock import Lock
 from .machine import describe_machine
 from .metrics import Record, Summary, to_json
 from .run_checkpoints import RunCheckpoints
@@ -115,11 +115,13 @@ class RunDirectory:
                 f"resume={path} holds no run: give the run directory that `subulp train` wrote"
             )
         try:
-            return cls(path, Lock(path))
+            opened = cls(path, Lock(path))
         except BlockingIOError:
             raise
         except OSError as error:
             raise type(error)(f"resume={path} cannot be written: {_reason(error)}") from None
+        remove_unfinished(path)
+        return opened
 
     def write_config(
         self, config: RunConfig, *, device: str, jobs: int, digest: str | None = None
@@ -211,7 +213,8 @@ class RunDirectory:
 
 def _check_free(out: Path, overwrite: bool) -> None:
     """Raise FileExistsError unless a folder is free for a run."""
-    if not out.is_dir() or all(path.name == LOCK for path in out.iterdir()):
+    # A process that was killed while it began has left hidden files.
+    if not out.is_dir() or all(path.name.startswith(".") for path in out.iterdir()):
         return
     if task_of_run(out) is None:
         raise FileExistsError(
