@@ -9,7 +9,7 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(shell find src csrc -
 DEMO ?=
 TESTS ?= -n 2 --dist worksteal
 
-.PHONY: demo test nightly lint bench clean
+.PHONY: demo test nightly lint bench fuzz clean
 
 demo: $(VENV)/.package
 	$(BIN)/subulp train lm --out runs/demo --overwrite $(DEMO)
@@ -28,6 +28,12 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/optimizers.py
+
+# Each parser for SECONDS; a finding is left in the folder as crash-...
+SECONDS ?= 60
+fuzz: $(VENV)/.test
+	$(PIP) install --constraint constraints.txt '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # PyTorch comes first and pinned: what follows then takes it as it is.
 $(VENV)/.torch: constraints.txt

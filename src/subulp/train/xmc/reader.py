@@ -17,6 +17,7 @@ from ..data.xmc.dataset import BagPart, TextPart
 from ..data.xmc.labels import Indices
 from ..data.xmc.lines import TextLines
 from ..files import replacing
+from ..json_text import read_object
 from .config import XMCConfig
 from .encoder import BagEncoder, Bags
 from .features import PLACES, Vocabulary
@@ -235,10 +236,10 @@ def load_reader(folder: Path) -> Reader[Any]:
     """
     path = folder / SETTINGS
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_object(path)
         kind = settings.pop("encoder")
         return _LOADERS[kind](folder, settings)
-    except (TypeError, KeyError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} holds no settings of an encoder ({error!r}): train again"
         ) from None

@@ -26,6 +26,7 @@ from ...numerics.logistic import sigmoid
 from ..data.xmc.dataset import Texts
 from ..data.xmc.lines import TextLines
 from ..files import replacing
+from ..json_text import read_object
 from ..linear import Variant
 from ..run_directory import MODELS, task_of_run
 from .layers import change_layers
@@ -277,7 +278,7 @@ def _describe(head: Head) -> dict[str, Any]:
 def _described(path: Path) -> tuple[Head, Variant]:
     """What a description says: a head without rows, and the encoder's linear layers."""
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = read_object(path)
         if description["format"] != _FORMAT:
             raise ValueError(f"its format is {description['format']!r}")
         settings, variant = description["head"], Variant(**description["encoder"])
@@ -286,7 +287,7 @@ def _described(path: Path) -> tuple[Head, Variant]:
             return ReneeClassifier(**settings, seed=0), variant
         storage = tuple(storage) if isinstance(storage, list) else storage
         head = ExtremeClassifier(**settings, storage=storage, chunks=1, device="meta")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"{path} is not a description as {_FORMAT!r} writes it ({error}): train again"
         ) from None
