@@ -91,7 +91,7 @@ def run(
                     tried = f"; it had gone back {most} times" if failed.rollbacks else ""
                     named = f"precision={variant}, seed={seed}: {error}{tried}"
                     raise FloatingPointError(named) from error
-            begin = checkpoints.last_due() if checkpoints is not None else None
+            begin = checkpoints.go_back() if checkpoints is not None else None
             del training
         if models is not None and training.work.save is not None:
             training.work.save(models / run_name(variant, seed))

@@ -202,10 +202,18 @@ class RunCheckpoints:
             self.see(found.value if found else None)
         return state
 
-    def last_due(self) -> Path | None:
-        """The newest checkpoint that was not written because the run had to stop."""
-        paths = [p for p in self._paths() if (header := _header(p)) and not header.asked]
-        return paths[-1] if paths else None
+    def go_back(self) -> Path | None:
+        """The newest checkpoint that was due, from which a run that failed begins again.
+
+        Those that were written because the run had to stop do not count, and newer ones go: where
+        a run goes back to does not depend on when it was stopped.
+        """
+        for path in reversed(self._paths()):
+            header = _header(path)
+            if header is not None and not header.asked:
+                return path
+            checkpoint.clear(path)
+        return None
 
     def _paths(self) -> list[Path]:
         """All that look like checkpoints, by step."""

@@ -50,6 +50,10 @@ def print_comparison(
     )
     if any(s.simulated for s in summaries):
         caption += " A format that is simulated in wider storage has no bytes of its own."
+    if any(s.rollbacks for s in summaries):
+        counts = {name: sum(s.rollbacks for s in runs) for name, runs in by_name(summaries).items()}
+        told = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        caption += f" Times that runs went back to a checkpoint, with smaller steps: {told}."
     whole = _table(summaries, [*quality, *cost], title, caption)
     # Measured as if there were room: rich cuts a measure to the width of the console.
     roomy = console.options.update_width(1000)
