@@ -115,14 +115,28 @@ def die(at):
     Path.rename = counting(Path.rename)
 
 
-def wait(child, seconds=None):
-    """Wait for a child, or kill it after some time; whether it came to its end."""
+def unfinished(out):
+    """Whether a checkpoint is being written, or was when its process died."""
+    return any(out.glob("checkpoints/*/.step-*"))
+
+
+def wait(child, seconds=None, inside=None):
+    """Wait for a child, or kill it after some time.
+
+    Args:
+        child: Its number.
+        seconds: How long to wait; ``None`` waits for its end.
+        inside: A run directory: kill it while it writes a checkpoint there, or a moment later.
+
+    Returns:
+        Whether it came to its end.
+    """
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         done, status = os.waitpid(child, 0 if end is None else os.WNOHANG)
         if done:
             break
-        if time.monotonic() >= end:
+        if time.monotonic() >= end and (inside is None or unfinished(inside)):
             os.kill(child, signal.SIGKILL)
             end = None
         else:
@@ -138,7 +152,7 @@ def kill_at_every_call(config, folder):
     for at in range(1, 11):
         if not wait(attempt(config, out, at)):
             found["kills"] += 1
-            found["inside"] += bool(list(out.glob("checkpoints/*/.step-*")))
+            found["inside"] += unfinished(out)
     if not (out / "summary.json").exists():
         assert wait(attempt(config, out))
     yield out
@@ -153,14 +167,17 @@ def kill_at_random(config, folder, kills, seconds):
         out = folder / f"killed-{found['completed']}"
         # Enough were killed: let the last one end.
         patience = generator.uniform(0, seconds) if found["kills"] < kills else None
-        if wait(attempt(config, out), patience):
+        inside = out if generator.random() < 0.5 else None
+        if wait(attempt(config, out), patience, inside):
             found["completed"] += 1
+            # The first training may have been slow.
+            seconds *= 0.8
             yield out
             if found["kills"] >= kills:
                 break
         else:
             found["kills"] += 1
-            found["inside"] += bool(list(out.glob("checkpoints/*/.step-*")))
+            found["inside"] += unfinished(out)
     yield found
 
 

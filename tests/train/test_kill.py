@@ -47,5 +47,5 @@ def test_a_training_survives_fifty_kills(case, tmp_path):
     found = killed(case, 50, tmp_path)
     print(case, found)
     assert found["kills"] == 50
-    # Some of them while a checkpoint was written.
-    assert found["inside"] >= 1
+    # Half of the attempts were killed while they wrote a checkpoint, or a moment later.
+    assert found["inside"] >= 5
