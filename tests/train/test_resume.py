@@ -96,6 +96,19 @@ def test_what_is_complete_is_only_read(whole, config, monkeypatch):
     assert found.data == whole.data
 
 
+def test_without_its_report_only_that_is_made(whole, tmp_path, monkeypatch):
+    """A training that was killed while it drew."""
+    out = tmp_path / "out"
+    shutil.copytree(whole.directory, out)
+    (out / "report.html").unlink()
+    (out / "loss.png").unlink()
+    monkeypatch.setattr(parallel, "run", None)
+    found = resume(out, jobs=1)
+    assert not found.was_complete
+    assert numbers(found) == numbers(whole)
+    assert {p.name for p in out.iterdir()} == {p.name for p in whole.directory.iterdir()}
+
+
 def test_the_newest_and_the_best_checkpoints_stay(whole, config):
     """Every evaluation of this run is better than the ones before it."""
     for variant in config.variants:

@@ -181,6 +181,11 @@ def read(path: Path) -> tuple[Header, Any]:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
 
 
+def read_plain(path: Path) -> Any:
+    """What is no tensor in a checkpoint that :func:`check` has found whole, as plain JSON."""
+    return json.loads((path / STATE).read_bytes())
+
+
 def _header(manifest: Mapping[str, Any]) -> Header:
     return Header(**{field.name: manifest[field.name] for field in fields(Header)})
 

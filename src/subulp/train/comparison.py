@@ -18,7 +18,6 @@ from .parallel import Start, default_jobs, run_all
 from .progress import Plan, Reporter
 from .run_checkpoints import run_name
 from .run_directory import DESCENT_PLOT, LOSS_PLOT, MIXES, REPORT, RunDirectory, summary_object
-from .run_state import logged
 from .stopping import resume_command, stop_requests
 from .task import metrics_of, task_of
 
@@ -111,10 +110,10 @@ def resume(
         config, digest = opened.read_config()
         names = [(variant, seed) for variant in config.variants for seed in config.seeds]
         before = _Before.of(opened, config, names)
-        if len(before.summaries) == len(names) and (ended := opened.read_summary()) is not None:
-            return replace(
-                _comparison(config, opened, ended["data"], names, before), was_complete=True
-            )
+        ended = opened.read_summary()
+        if len(before.summaries) == len(names) and ended is not None:
+            found = _comparison(config, opened, ended["data"], names, before)
+            return replace(found, was_complete=True)
         device = resolve_device(config.device)
         data = task_of(config).load(config)
         if task_of(config).digest(data) != digest:
@@ -166,7 +165,7 @@ class _Before:
                 before.notes.append(f"{called} begins anew: it has no checkpoint")
                 continue
             before.begins[name], before.steps[name] = found.path, found.step
-            before.records.extend(logged(checkpoints.read(found.path)))
+            before.records.extend(checkpoints.logged(found))
             before.notes.extend(f"warning: {problem}" for problem in found.damaged)
             before.notes.append(f"{called} goes on from step {found.step}")
         return before

@@ -202,6 +202,11 @@ class RunCheckpoints:
             self.see(found.value if found else None)
         return state
 
+    def logged(self, found: Found) -> list[Record]:
+        """The steps that the run of a checkpoint had logged."""
+        plain = checkpoint.read_plain(found.path)
+        return [Record(**record) for record in rebuild(plain["tally"]["records"], {})]
+
     def go_back(self) -> Path | None:
         """The newest checkpoint that was due, from which a run that failed begins again.
 

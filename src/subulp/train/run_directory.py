@@ -198,9 +198,9 @@ class RunDirectory:
         self._write(SUMMARY, to_json(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
-        """That object; ``None`` if the comparison has not come to its end."""
-        path = self.path / SUMMARY
-        return read_object(path) if path.exists() else None
+        """That object; ``None`` if the comparison has not come to its end, which is the report."""
+        whole = all((self.path / name).exists() for name in (SUMMARY, REPORT))
+        return read_object(self.path / SUMMARY) if whole else None
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name

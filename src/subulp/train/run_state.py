@@ -78,7 +78,7 @@ class Tally:
         """Take all of it over."""
         for name in self._plain():
             setattr(self, name, state[name])
-        self.records = logged({"tally": state})
+        self.records = [Record(**record) for record in state["records"]]
         steps, losses = state["loss_steps"].tolist(), state["losses"].tolist()
         self.losses = list(zip(steps, losses, strict=True))
         self.seconds = state["seconds"].tolist()
@@ -157,11 +157,6 @@ def restore(
             torch.cuda.set_rng_state(state["random"]["cuda"].clone())
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"the checkpoint does not fit this run: {error}") from error
-
-
-def logged(state: dict[str, Any]) -> list[Record]:
-    """The steps that a run had logged when its state was taken."""
-    return [Record(**record) for record in state["tally"]["records"]]
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
