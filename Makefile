@@ -9,7 +9,7 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(shell find src csrc -
 DEMO ?=
 TESTS ?= -n 2 --dist worksteal
 
-.PHONY: demo test nightly lint bench fuzz clean
+.PHONY: demo test nightly lint bench fuzz docs clean
 
 demo: $(VENV)/.package
 	$(BIN)/subulp train lm --out runs/demo --overwrite $(DEMO)
@@ -28,6 +28,12 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/optimizers.py
+
+# The API reference, from the docstrings.
+docs: $(VENV)/.package
+	$(PIP) install --constraint constraints.txt '.[docs]'
+	$(BIN)/pdoc --docformat google --output-directory build/docs \
+		subulp.numerics subulp.ops subulp.optim subulp.nn subulp.diagnostics
 
 # Each parser for SECONDS; a finding is left in the folder as crash-...
 SECONDS ?= 60

@@ -106,6 +106,10 @@ class Output:
     jobs: Annotated[int | None, MACHINE] = None
     """Runs that train at the same time; without it, one per core. It changes no result."""
 
+    log: Annotated[Literal["tensorboard"] | None, _OUTPUT] = None
+    """Write TensorBoard's event files too, into the folder tensorboard of the run; it needs
+    pip install 'subulp[tensorboard]'."""
+
     json: Annotated[bool, _OUTPUT] = False
     """Print one JSON object instead of the table."""
 
@@ -211,6 +215,7 @@ def _compare(config: RunConfig, output: Output) -> int:
         overwrite=output.overwrite,
         jobs=output.jobs,
         reporter=lambda plan: reporter(plan, errors),
+        log=output.log,
     )
     return _show(found, errors, json=output.json)
 

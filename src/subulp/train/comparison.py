@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .config import RunConfig
+from .event_files import FOLDER as EVENTS
+from .event_files import EventFiles, check_available
 from .files import UnwritableError
 from .loop import resolve_device
 from .metrics import Metric, Record, Summary, with_drops
@@ -52,6 +54,7 @@ def compare(
     overwrite: bool = False,
     jobs: int | None = None,
     reporter: Callable[[Plan], Reporter] | None = None,
+    log: Literal["tensorboard"] | None = None,
 ) -> Comparison:
     """Train one model for every variant and seed of ``config``, and write a run directory.
 
@@ -67,6 +70,8 @@ def compare(
             which changes no result (default: ``None``).
         reporter: Makes what is entered when training starts, told every logged step, and left when
             it ends (default: ``None``).
+        log: Write TensorBoard's event files too, into the run directory; a resumed comparison goes
+            on with them (default: ``None``).
 
     Raises:
         ValueError: An argument or a field of ``config`` is wrong, or the data is.
@@ -74,6 +79,8 @@ def compare(
         Interrupted: Ctrl-C or SIGTERM: the runs have written checkpoints, see :func:`resume`.
     """
     _check_jobs(jobs)
+    if log is not None:
+        check_available()
     device = resolve_device(config.device)
     data = task_of(config).load(config)
     runs = [Start(variant, seed) for variant in config.variants for seed in config.seeds]
@@ -81,6 +88,8 @@ def compare(
     digest = task_of(config).digest(data)
     with RunDirectory.create(config.task, out, overwrite=overwrite) as directory:
         directory.write_config(config, device=device.type, jobs=jobs, digest=digest)
+        if log is not None:
+            (directory.path / EVENTS).mkdir()
         return _train(config, data, directory, runs, jobs, _Before(), reporter)
 
 
@@ -204,11 +213,16 @@ def _train(
         tuple(before.notes),
     )
     progress = reporter(plan) if reporter else None
+    # Its folder says that event files were asked for, also when the comparison was begun.
+    folder = directory.path / EVENTS
+    events = EventFiles(folder, before.records) if folder.is_dir() else None
     found = replace(before, records=list(before.records), summaries=dict(before.summaries))
 
     def keep(record: Record) -> None:
         found.records.append(record)
         directory.add_record(record)
+        if events is not None:
+            events.add(record)
         if progress is not None:
             progress.on_record(record)
 
@@ -224,6 +238,9 @@ def _train(
     except UnwritableError as error:
         hint = f"make room there, and continue with {resume_command(directory.path)}"
         raise UnwritableError(error.errno, f"{error}; {hint}") from error
+    finally:
+        if events is not None:
+            events.close()
     compared = _comparison(config, directory, described, names, found)
     directory.write_summary(summary_object(config.task, described, compared.summaries))
     # Matplotlib takes a second to import, which a failing run need not wait for.

@@ -16,6 +16,7 @@ from .._version import version
 from .config import RunConfig
 from .config_file import RECORDS
 from .config_json import config_of, plain_fields
+from .event_files import FOLDER as EVENTS
 from .files import UnwritableError, remove_unfinished, replacing
 from .json_text import read_object
 from .lock import Lock
@@ -97,7 +98,7 @@ class RunDirectory:
         # Only what a run writes: a note that the user left there is not ours to delete.
         for name in _OWN_FILES:
             (out / name).unlink(missing_ok=True)
-        for name in (MIXES, MODELS, CHECKPOINTS):
+        for name in (MIXES, MODELS, CHECKPOINTS, EVENTS):
             shutil.rmtree(out / name, ignore_errors=True)
         return cls(out, lock)
 

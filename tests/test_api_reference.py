@@ -1,0 +1,66 @@
+"""The reference that `make docs` builds has an entry with a text for every public name."""
+
+import importlib
+import re
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pdoc = pytest.importorskip("pdoc")
+render = pytest.importorskip("pdoc.render")
+
+MODULES = ("numerics", "ops", "optim", "nn", "diagnostics")
+
+
+@pytest.fixture(scope="module")
+def pages():
+    modules = {}
+    with warnings.catch_warnings():
+        # Annotations that only a type checker can resolve stay as they are written.
+        warnings.simplefilter("ignore")
+        render.configure(docformat="google")
+        for name in MODULES:
+            found = importlib.import_module(f"subulp.{name}")
+            modules[name] = pdoc.doc.Module(found)
+        return {
+            name: (module, render.html_module(module, all_modules={}))
+            for name, module in modules.items()
+        }
+
+
+def public_names(name):
+    """What a module offers, without modules in it, which have pages of their own."""
+    module = importlib.import_module(f"subulp.{name}")
+    return [n for n in module.__all__ if not isinstance(getattr(module, n), ModuleType)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_public_name_has_an_entry(pages, name):
+    module, page = pages[name]
+    for public in public_names(name):
+        assert f'id="{public}"' in page, f"subulp.{name}.{public} is not in the reference"
+    assert module.docstring
+    whole = importlib.import_module(f"subulp.{name}")
+    parts = [n for n in whole.__all__ if isinstance(getattr(whole, n), ModuleType)]
+    assert all(getattr(whole, part).__doc__ for part in parts)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_public_function_and_class_has_a_text(pages, name):
+    module, _ = pages[name]
+    for public in public_names(name):
+        member = module.members[public]
+        if isinstance(member, pdoc.doc.Function | pdoc.doc.Class):
+            assert member.docstring, f"subulp.{name}.{public} has no docstring"
+        if isinstance(member, pdoc.doc.Class):
+            for method in member.own_members:
+                if isinstance(method, pdoc.doc.Function) and not method.name.startswith("_"):
+                    assert method.docstring, f"{public}.{method.name} has no docstring"
+
+
+def test_make_docs_covers_the_same_modules():
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    target = makefile.split("pdoc --docformat", 1)[1].split("\n\n", 1)[0]
+    assert re.findall(r"subulp\.(\w+)", target) == list(MODULES)

@@ -1,0 +1,65 @@
+"""TensorBoard's files hold what metrics.jsonl does, and nothing needs the package without --log."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from subulp.cli import main
+from subulp.train import event_files
+from subulp.train.comparison import compare
+from subulp.train.event_files import EventFiles
+from subulp.train.metrics import Record
+
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+def scalars(folder):
+    events = accumulator.EventAccumulator(str(folder), {"scalars": 0})
+    events.Reload()
+    return {
+        tag: {event.step: event.value for event in events.Scalars(tag)}
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def test_every_logged_step_is_there(small, tmp_path):
+    found = compare(small(seeds=(0, 1)), out=tmp_path / "out", jobs=1, log="tensorboard")
+    folders = sorted(path.name for path in (found.directory / "tensorboard").iterdir())
+    assert folders == ["master-seed-0", "master-seed-1", "nearest-seed-0", "nearest-seed-1"]
+    values = scalars(found.directory / "tensorboard" / "nearest-seed-1")
+    own = [r for r in found.records if (r.name, r.seed) == ("nearest", 1)]
+    assert values["training/loss"] == pytest.approx({r.step: r.loss for r in own})
+    assert values["validation/perplexity"] == pytest.approx(
+        {r.step: r.metrics["perplexity"] for r in own if r.metrics}
+    )
+
+
+def test_what_was_logged_before_replaces_what_is_there(tmp_path):
+    record = Record("a/b", 0, 1, 2.0, 0.1, 0.1, {"val_loss": math.inf})
+    first = EventFiles(tmp_path / "tensorboard", [record, dataclasses.replace(record, step=9)])
+    first.close()
+    second = EventFiles(tmp_path / "tensorboard", [record])
+    second.add(dataclasses.replace(record, step=2, loss=math.nan))
+    second.close()
+    values = scalars(tmp_path / "tensorboard" / "a-b-seed-0")
+    assert set(values["training/loss"]) == {1}
+    assert set(values["training/lr"]) == {1, 2}
+    assert not any(tag.startswith("validation") for tag in values)
+
+
+def test_without_the_package_nothing_begins(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(event_files, "is_installed", lambda: False)
+    out = tmp_path / "out"
+    assert main(["train", "lm", "--log", "tensorboard", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "log=tensorboard needs the package tensorboard" in error
+    assert "pip install 'subulp[tensorboard]'" in error
+    assert not out.exists()
+
+
+def test_without_the_option_there_are_no_files(small, tmp_path):
+    found = compare(small(precision=("nearest",)), out=tmp_path / "out", jobs=1)
+    assert not (found.directory / "tensorboard").exists()
+    assert json.loads((found.directory / "config.json").read_text())["task"] == "lm"
