@@ -9,7 +9,7 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(shell find src csrc -
 DEMO ?=
 TESTS ?= -n 2 --dist worksteal
 
-.PHONY: demo test nightly lint bench fuzz docs clean
+.PHONY: demo test nightly lint bench fuzz sanitize docs clean
 
 demo: $(VENV)/.package
 	$(BIN)/subulp train lm --out runs/demo --overwrite $(DEMO)
@@ -28,6 +28,21 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/optimizers.py
+
+# The kernels' tests with a library that checks every access and every undefined operation. Python
+# itself is not checked: the sanitizers' libraries, and C++'s before torch loads it, come first.
+SANITIZED ?= tests/ops/test_all_finite.py tests/ops/test_convert.py tests/ops/test_embedding.py \
+	tests/ops/test_head_integers.py tests/ops/test_logistic.py tests/ops/test_mixture.py \
+	tests/ops/test_step_oracle.py
+sanitize: $(VENV)/.test
+	$(PIP) install --constraint constraints.txt '.[sanitize]'
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DSUBULP_SANITIZE=address,undefined \
+		-DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja
+	$(BIN)/cmake --build build/sanitize
+	SUBULP_LIBRARY=$(abspath build/sanitize)/libsubulp.so \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(BIN)/python -m pytest $(TESTS) -k "not triton" $(SANITIZED)
 
 # The API reference, from the docstrings.
 docs: $(VENV)/.package

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from subulp.cli import main
 from subulp.train import event_files
 from subulp.train.comparison import compare
 from subulp.train.event_files import EventFiles
@@ -49,14 +48,11 @@ def test_what_was_logged_before_replaces_what_is_there(tmp_path):
     assert not any(tag.startswith("validation") for tag in values)
 
 
-def test_without_the_package_nothing_begins(tmp_path, monkeypatch, capsys):
+def test_without_the_package_nothing_begins(small, tmp_path, monkeypatch):
     monkeypatch.setattr(event_files, "is_installed", lambda: False)
-    out = tmp_path / "out"
-    assert main(["train", "lm", "--log", "tensorboard", "--out", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert "log=tensorboard needs the package tensorboard" in error
-    assert "pip install 'subulp[tensorboard]'" in error
-    assert not out.exists()
+    with pytest.raises(ValueError, match=r"needs the package tensorboard.*pip install 'subulp\["):
+        compare(small(), out=tmp_path / "out", log="tensorboard")
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_the_option_there_are_no_files(small, tmp_path):

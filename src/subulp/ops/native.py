@@ -133,7 +133,9 @@ TABLE = np.dtype(
 
 
 def library_path() -> Path:
-    """Where the package keeps its shared library."""
+    """``SUBULP_LIBRARY`` if set, else where the package keeps its shared library."""
+    if chosen := os.environ.get("SUBULP_LIBRARY"):
+        return Path(chosen)
     name = {"Windows": "subulp.dll", "Darwin": "libsubulp.dylib"}.get(
         platform.system(), "libsubulp.so"
     )
@@ -212,9 +214,7 @@ def library() -> ctypes.CDLL:
     """
     path = library_path()
     if not path.exists():
-        raise RuntimeError(
-            f"The C++ kernels are missing: no file {path.name} beside the package. {_REMEDY}"
-        )
+        raise RuntimeError(f"The C++ kernels are missing: there is no file {path}. {_REMEDY}")
     try:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
