@@ -73,6 +73,9 @@ def test_without_json_a_table_is_printed(text_file, tmp_path, capsys):
         (["train", "lm", "--dtype", "int4"], 'Choose from: "bf16", "fp16", "e4m3"'),
         (["train", "lm", "--data", "missing.txt"], "error: data=missing.txt does not exist"),
         (["train", "cnn"], 'Unknown command "cnn"'),
+        (["train", "--lr", "3"], "Unknown option: --lr"),
+        (["train", "--resume", "run", "--lr", "3"], "takes only --jobs and --json"),
+        (["train", "lm", "--resume", "run"], "subulp train --resume RUN, without a task"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, capsys):

@@ -11,7 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CycloptsError,
+    Group,
+    Parameter,
+    UnknownOptionError,
+)
 from cyclopts.config import Dict
 from rich.console import Console
 
@@ -177,7 +184,7 @@ def train_ctr(
 
 @train.default
 def train_resume(
-    *task: Annotated[str, Parameter(show=False)],
+    *task: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     resume: Annotated[Path | None, _OUTPUT] = None,
     jobs: Annotated[int | None, MACHINE] = None,
     json: Annotated[bool, _OUTPUT] = False,
@@ -190,6 +197,16 @@ def train_resume(
         jobs: Runs that train at the same time; without it, one per core. It changes no result.
         json: Print one JSON object instead of the table.
     """
+    if task and task[0].startswith("-"):
+        raise ValueError(
+            f"Unknown option: {task[0]}"
+            + (
+                "; --resume goes on with the options that the run was begun with, and takes only "
+                "--jobs and --json"
+                if resume
+                else ""
+            )
+        )
     if task:
         known = ", ".join(name for name in train if not name.startswith("-"))
         raise ValueError(f'Unknown command "{task[0]}": use one of {known}')
@@ -406,7 +423,7 @@ def _launch(
     except (CycloptsError, ValueError, OSError, FloatingPointError) as error:
         if verbose:
             raise
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        print(f"error: {_one_line(error)}{_hint(tokens, error)}", file=sys.stderr)
         # A run that diverged and a worker that died are not wrong input.
         return FAILED if _is_failure(error) else WRONG_INPUT
     # --help and --version return nothing.
@@ -435,6 +452,12 @@ def _is_failure(error: Exception) -> bool:
     from .train.files import UnwritableError  # noqa: PLC0415
 
     return isinstance(error, FloatingPointError | ChildProcessError | UnwritableError)
+
+
+def _hint(tokens: Sequence[str], error: Exception) -> str:
+    if isinstance(error, UnknownOptionError) and error.token.keyword == "--resume":
+        return " It is an option of train itself: subulp train --resume RUN, without a task."
+    return ""
 
 
 def _one_line(error: Exception) -> str:

@@ -50,6 +50,8 @@ def test_the_page_renders(browser, page_file, width, scheme, tmp_path):
         viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
     )
     page = context.new_page()
+    # A busy machine takes long over a large page.
+    page.set_default_timeout(120_000)
     messages, requests = [], []
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
