@@ -38,6 +38,8 @@ inline void store_u8(void* p, U a) {
   _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words, words));
 }
 
+inline void store_low_u8(void* p, U a) { store_u8(p, _mm256_and_si256(a, u32(0xFF))); }
+
 inline F add(F a, F b) { return _mm256_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
@@ -82,6 +84,14 @@ inline U round_half_even_16(U a) {
 
 inline M greater(U a, U b) { return _mm256_cmpgt_epi32(a, b); }
 inline U select(M m, U a, U b) { return _mm256_blendv_epi8(b, a, m); }
+inline F add_where(M m, F sum, F x) { return _mm256_add_ps(sum, _mm256_and_ps(x, _mm256_castsi256_ps(m))); }
+inline F mul_where(M m, F a, F b, F other) {
+  return _mm256_blendv_ps(other, _mm256_mul_ps(a, b), _mm256_castsi256_ps(m));
+}
+inline int count_nonzero(U a) {
+  const U zero = _mm256_cmpeq_epi32(a, _mm256_setzero_si256());
+  return 8 - __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(zero))));
+}
 inline U add_carry(U n, U a, U b) {
   const U sum = add(a, b);
   // No carry exactly if the sum is still the larger one.
@@ -120,6 +130,22 @@ inline float reduce_halves(F a) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+template <class Op>
+inline F fold_each(const F* v, Op op) {
+  F four[4], two[2];
+  for (int i = 0; i < 4; ++i) {
+    const F a = v[2 * i], b = v[2 * i + 1];
+    four[i] = op(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  }
+  // In each half: two halves of one vector, then of another.
+  for (int i = 0; i < 2; ++i) {
+    const F a = four[2 * i], b = four[2 * i + 1];
+    two[i] = op(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+  }
+  const F all = op(_mm256_shuffle_ps(two[0], two[1], 0x88), _mm256_shuffle_ps(two[0], two[1], 0xDD));
+  // Lane 4 h + j holds what came from vector 2 j + h.
+  return _mm256_permutevar8x32_ps(all, _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0));
 }
 inline uint32_t equal_lanes(U a, U b) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b))));

@@ -34,6 +34,8 @@ inline void store_u8(void* p, U a) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
 }
 
+inline void store_low_u8(void* p, U a) { store_u8(p, a); }
+
 inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -79,6 +81,9 @@ inline U round_half_even_16(U a) {
 
 inline M greater(U a, U b) { return _mm512_cmpgt_epu32_mask(a, b); }
 inline U select(M m, U a, U b) { return _mm512_mask_mov_epi32(b, m, a); }
+inline F add_where(M m, F sum, F x) { return _mm512_mask_add_ps(sum, m, sum, x); }
+inline F mul_where(M m, F a, F b, F other) { return _mm512_mask_mul_ps(other, m, a, b); }
+inline int count_nonzero(U a) { return __builtin_popcount(_mm512_test_epi32_mask(a, a)); }
 inline U add_carry(U n, U a, U b) {
   return _mm512_mask_add_epi32(n, _mm512_cmplt_epu32_mask(add(a, b), a), n, u32(1));
 }
@@ -97,6 +102,24 @@ inline float reduce_halves(F a) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+template <class Op>
+inline F fold_each(const F* v, Op op) {
+  F eight[8], four[4];
+  for (int i = 0; i < 8; ++i) {
+    const F a = v[2 * i], b = v[2 * i + 1];
+    eight[i] = op(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const F a = eight[2 * i], b = eight[2 * i + 1];
+    four[i] = op(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+  }
+  // In each quarter: two halves of one vector, then of another.
+  const F c = op(_mm512_shuffle_ps(four[0], four[1], 0x44), _mm512_shuffle_ps(four[0], four[1], 0xEE));
+  const F d = op(_mm512_shuffle_ps(four[2], four[3], 0x44), _mm512_shuffle_ps(four[2], four[3], 0xEE));
+  const F all = op(_mm512_shuffle_ps(c, d, 0x88), _mm512_shuffle_ps(c, d, 0xDD));
+  // Lane 4 q + j holds what came from vector 4 j + q.
+  return _mm512_permutexvar_ps(_mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), all);
 }
 inline uint32_t equal_lanes(U a, U b) { return _mm512_cmpeq_epi32_mask(a, b); }
 

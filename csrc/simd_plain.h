@@ -54,6 +54,9 @@ inline void store_u8(void* p, U a) {
   std::memcpy(p, t, sizeof t);
 }
 
+// The lowest eight bits of each lane.
+inline void store_low_u8(void* p, U a) { store_u8(p, a); }
+
 inline F add(F a, F b) { return lanes<F>([&](int i) { return a.v[i] + b.v[i]; }); }
 inline F sub(F a, F b) { return lanes<F>([&](int i) { return a.v[i] - b.v[i]; }); }
 inline F mul(F a, F b) { return lanes<F>([&](int i) { return a.v[i] * b.v[i]; }); }
@@ -105,6 +108,14 @@ inline U round_half_even_16(U a) {
 // Both operands below 2^31.
 inline M greater(U a, U b) { return lanes<M>([&](int i) { return a.v[i] > b.v[i]; }); }
 inline U select(M m, U a, U b) { return lanes<U>([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; }); }
+// sum + x where m holds, elsewhere sum, which is no negative zero.
+inline F add_where(M m, F sum, F x) { return lanes<F>([&](int i) { return m.v[i] ? sum.v[i] + x.v[i] : sum.v[i]; }); }
+inline F mul_where(M m, F a, F b, F other) { return lanes<F>([&](int i) { return m.v[i] ? a.v[i] * b.v[i] : other.v[i]; }); }
+inline int count_nonzero(U a) {
+  int n = 0;
+  SUBULP_LANES n += a.v[i] != 0;
+  return n;
+}
 // n, and 1 more where a + b leaves 32 bits.
 inline U add_carry(U n, U a, U b) { return lanes<U>([&](int i) { return n.v[i] + (a.v[i] + b.v[i] < a.v[i] ? 1u : 0u); }); }
 // t from 0 to 2^16: the whole part, and the first 32 bits behind the point; of others, anything.
@@ -145,6 +156,21 @@ inline float reduce_halves(F a) {
   for (int half = W / 2; half; half /= 2)
     for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
   return a.v[0];
+}
+// Of W vectors: lane i of the result is vector i, folded like reduce_halves by `op`.
+template <class Op>
+inline F fold_each(const F* v, Op op) {
+  F r;
+  SUBULP_LANES {
+    F a = v[i];
+    for (int half = W / 2; half; half /= 2) {
+      F upper = a;
+      for (int j = 0; j < half; ++j) upper.v[j] = a.v[j + half];
+      a = op(a, upper);
+    }
+    r.v[i] = a.v[0];
+  }
+  return r;
 }
 // A bit for each lane in which both are the same.
 inline uint32_t equal_lanes(U a, U b) {

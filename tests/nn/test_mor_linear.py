@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from subulp import nn
+from subulp.diagnostics import track_memory
 from subulp.nn import MoR, MoRLinear, convert_to_mor, mor_linear
 from subulp.numerics import E4M3, E5M2, mixture, simulated
 from subulp.numerics.mixture import RECIPES, Entry, Recipe
@@ -272,6 +273,70 @@ def test_autocast_casts_like_torch():
     narrow = [quantised(layer.mor, t.detach().bfloat16()) for t in (x, layer.weight)]
     torch.testing.assert_close(y, F.linear(*narrow, layer.bias.detach()).bfloat16())
     assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+
+
+def loss_with_outliers(mor: MoR | None) -> float:
+    """Of the other rows after 150 steps, over the first one, where some rows span 2^20."""
+    generator = torch.Generator().manual_seed(0)
+    x, wanted = torch.randn(256, 32, generator=generator), torch.randn(16, 32, generator=generator)
+    wanted[:4] *= 2.0**20
+    layer = torch.nn.Linear(32, 16, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(0.1 * torch.randn(16, 32, generator=generator))
+        layer.weight[:4] = wanted[:4]
+    if mor is not None:
+        convert_to_mor(layer, mor)
+    # The layer after it, for which all outputs are of one size.
+    scale = torch.ones(16)
+    scale[:4] = 2.0**-20
+    target = x @ wanted.t() * scale
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
+    losses = []
+    for _ in range(150):
+        loss = (layer(x) * scale - target)[:, 4:].square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses[-1] / losses[0]
+
+
+def test_outliers_drown_a_tensor_in_e4m3_and_no_mixture():
+    assert loss_with_outliers(None) < 1e-4
+    assert loss_with_outliers(MoR(mixture.ALWAYS_E4M3, "tensor")) > 1
+    for granularity in RECIPES:
+        assert loss_with_outliers(MoR(granularity, "tensor")) < 1e-2
+
+
+def test_always_e4m3_takes_no_threshold_and_leaves_infinities_alone():
+    with pytest.raises(ValueError, match="threshold=0.1 has no effect on granularity='e4m3'"):
+        MoR(mixture.ALWAYS_E4M3, threshold=0.1)
+    x = torch.randn(8, 64)
+    x[0, ::2] *= 2.0**-40
+    for values, kind in ((x, "e4m3"), (x / 0, "bf16")):
+        found, summary = MoR(mixture.ALWAYS_E4M3, "channel").encode(values)
+        expected, other = mixture.encode(values, mixture.ALWAYS_E4M3, "channel")
+        assert summary.sole == other.sole == kind
+        assert torch.equal(found.codes, expected.codes)
+
+
+def test_a_step_holds_a_byte_of_an_activation():
+    """Eight layers on a batch: what is alive at the peak, beyond weights and gradients."""
+    peaks = {}
+    for name, mor in (("plain", None), ("mixture", MoR("subtensor-2way"))):
+        torch.manual_seed(0)
+        m = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
+        if mor is not None:
+            convert_to_mor(m, mor)
+        memory = track_memory(m, torch.optim.SGD(m.parameters(), lr=0.1))
+        x = torch.randn(1024, 256)
+        with memory:
+            m(x).square().mean().backward()
+        peaks[name] = memory.category_peak_bytes["activations"]
+    # Eight inputs of a megabyte; seven of them are activations, of which three bytes in four go.
+    saved = 7 * 3 * 1024 * 256
+    assert peaks["plain"] >= 8 * 4 * 1024 * 256
+    assert peaks["plain"] - peaks["mixture"] > saved // 2
 
 
 def test_a_second_derivative_is_refused():

@@ -59,6 +59,19 @@ def test_units_and_decoded_values_agree(kinds, shape, transposed):
     assert (narrow.double() - exact).abs().max() <= bound + 2.0**-8 * exact.abs().max()
 
 
+@pytest.mark.parametrize("shape", [(16, 32, 16), (40, 70, 33)], ids=str)
+def test_units_with_a_scale_for_each_row_agree(shape):
+    """``torch._scaled_mm`` has these to BF16 alone."""
+    m, k, n = shape
+    a, b = operand(m, k, 0, partition="channel"), operand(n, k, 1, partition="channel")
+    assert is_native(a, b, BF16)
+    exact = a.values().double() @ b.values().double().t()
+    found = unit_product(a, b, BF16)
+    assert found.shape == (m, n)
+    bound = (a.values() @ b.values().t() - exact).abs().max() + 2.0**-22 * exact.abs().max()
+    assert (found.double() - exact).abs().max() <= bound + 2.0**-8 * exact.abs().max()
+
+
 def test_what_units_multiply():
     tensor = {kind: operand(32, 64, 0, kind) for kind in ("e4m3", "e5m2", "bf16")}
     assert is_native(tensor["e4m3"], tensor["e5m2"], BF16)

@@ -1,0 +1,165 @@
+// Values in E4M3 and E5M2, and the sums of their relative errors in the order of numerics/metrics.py.
+#pragma once
+
+#include <type_traits>
+
+#include "mixture_grid.h"
+
+namespace simd {
+
+// What is known of a strip's blocks before their values are read again.
+struct Scaled {
+  alignas(64) float scale[MAX_TILES];
+  alignas(64) uint32_t exponent[MAX_TILES];  // of E4M3's scale
+  alignas(64) uint32_t lowest[MAX_TILES];    // binade of E5M2's smallest normal, in units of E4M3's scale
+  uint8_t kind[MAX_TILES];
+};
+// How many ways out a block's values need. Where all are normal in both formats and none is zero,
+// the steps of the grids lie at the same place of every significand.
+enum Kind : uint8_t { NOT_FINITE, ANY, NORMAL_IN_E5M2, NORMAL };
+template <Kind kind>
+using Is = std::integral_constant<Kind, kind>;
+
+// Of each tile of a strip, in both formats; while they are added up, of each row of each tile.
+struct Sums {
+  alignas(64) float e4m3[STRIP_SUMS], e5m2[STRIP_SUMS];
+};
+
+constexpr uint32_t E4M3_LOWEST = 121u << 23;
+
+// What moves a significand to where FP32's steps are those of the grid. Its last bits add 56, that is
+// 8 * (256 - 121) modulo 256: with the binade, shifted, they make the lowest byte the code.
+constexpr uint32_t E4M3_SHIFT = (127u + 23u - 3u) << 23 | 0x400000u | 56u;
+constexpr uint32_t E5M2_SHIFT = (127u + 23u - 2u) << 23 | 0x400000u;
+
+// Errors are in units of the binade, which are those of the scaled values: powers of two round
+// nothing. Returns E4M3's codes in the lowest bytes.
+template <Kind kind, bool both>
+SUBULP_FLAT U quantise(F value, F factor, U lowest, F* sum4, F* sum5) {
+  const F t = mul(value, factor);
+  const U mag = magnitude(t);
+  const F fraction = as_f32(or_(and_(mag, u32(0x7FFFFFu)), u32(0x3F800000u)));
+  const F inverse = div(f32(1.0f), fraction);
+  const U exponent = and_(mag, u32(INFINITE));
+  const U sign = and_(shr<24>(as_u32(t)), u32(0x80));
+  const auto off = [&](F rounded) { return as_f32(magnitude(sub(fraction, rounded))); };
+  if constexpr (kind == NORMAL) {
+    const F four = as_f32(u32(E4M3_SHIFT)), five = as_f32(u32(E5M2_SHIFT));
+    const F shifted = simd::add(fraction, four);
+    *sum4 = simd::add(*sum4, mul(off(sub(shifted, four)), inverse));
+    if constexpr (both) *sum5 = simd::add(*sum5, mul(off(sub(simd::add(fraction, five), five)), inverse));
+    return or_(simd::add(as_u32(shifted), shr<20>(exponent)), sign);
+  } else {
+    // Of the value itself, which the scale may round to zero.
+    const M some = greater(magnitude(value), u32(0));
+    // Below 2^-37 all is zero in either format.
+    const U binade = simd::max(exponent, u32(90u << 23));
+    const auto round = [&](U at, uint32_t shift, F* sum) {
+      const F by = as_f32(simd::add(sub(at, binade), u32(shift)));
+      const F shifted = simd::add(fraction, by), rounded = sub(shifted, by);
+      // What is rounded to zero is off by all of itself.
+      const F error = mul_where(greater(as_u32(rounded), u32(0)), off(rounded), inverse, f32(1.0f));
+      *sum = add_where(some, *sum, error);
+      return as_u32(shifted);
+    };
+    if constexpr (both) {
+      const F five = as_f32(u32(E5M2_SHIFT));
+      if constexpr (kind == NORMAL_IN_E5M2)
+        *sum5 = add_where(some, *sum5, mul(off(sub(simd::add(fraction, five), five)), inverse));
+      else
+        round(simd::max(binade, lowest), E5M2_SHIFT, sum5);
+    }
+    const U at = simd::max(binade, u32(E4M3_LOWEST));
+    return or_(simd::add(round(at, E4M3_SHIFT, sum4), shr<20>(at)), sign);
+  }
+}
+
+// A row of a block: codes, and its sums by lanes.
+template <class Format, Kind kind, bool both>
+SUBULP_FLAT void quantise_row(const char* from, int64_t columns, float scale, uint32_t lowest, uint8_t* to,
+                              F (&of4)[PARTS], F (&of5)[PARTS]) {
+  F sum4[PARTS], sum5[PARTS];
+  for (int p = 0; p < PARTS; ++p) sum4[p] = sum5[p] = f32(0.0f);
+  const F factor = f32(scale);
+  const U least = u32(lowest);
+  int64_t i = 0;
+  for (; i + ROW_LANES <= columns; i += ROW_LANES)
+    for (int p = 0; p < PARTS; ++p) {
+      const int64_t at = i + p * W;
+      const F value = Format::load(from + at * Format::bytes);
+      store_low_u8(to + at, quantise<kind, both>(value, factor, least, &sum4[p], &sum5[p]));
+    }
+  if (i < columns)
+    each_vector<Format>(from + i * Format::bytes, columns - i, [&](int64_t k, F value, int n) {
+      const int p = static_cast<int>(k / W);
+      store_each_u8(to + i + k, quantise<ANY, both>(value, factor, least, &sum4[p], &sum5[p]), n);
+    });
+  for (int p = 0; p < PARTS; ++p) of4[p] = sum4[p], of5[p] = sum5[p];
+}
+
+// Lane b: the sum of the lanes of block b.
+SUBULP_FLAT F sum_each(const F (&parts)[W][PARTS]) {
+  static_assert(PARTS <= 2, "a vector is a half of the lanes, or all of them");
+  F of[W];
+  for (int b = 0; b < W; ++b) of[b] = PARTS == 2 ? simd::add(parts[b][0], parts[b][PARTS - 1]) : parts[b][0];
+  return fold_each(of, [](F a, F b) { return simd::add(a, b); });
+}
+
+// Codes of a strip's tiles in E4M3, and their sums of errors.
+template <class Format, bool both>
+inline void quantise_strip(const Strip& s, const char* x, uint8_t* codes, const Scaled& scaled, Sums* sums) {
+  const F zero = f32(0.0f);
+  const int64_t stride = Grid::parts(s.n, W) * W;
+  for (int64_t r = 0; r < s.rows; ++r)
+    for (int first = 0; first < s.n; first += W) {
+      F sum4[W][PARTS], sum5[W][PARTS];
+      const auto none = [&](int i) {
+        for (int p = 0; p < PARTS; ++p) sum4[i][p] = sum5[i][p] = zero;
+      };
+      for (int i = s.group(first); i < W; ++i) none(i);
+      for (int i = 0; i < s.group(first); ++i) {
+        const int b = first + i;
+        const int64_t at = (s.row + r) * s.matrix_columns + s.column_of(b), columns = s.columns_of(b);
+        const auto row = [&](auto kind) {
+          quantise_row<Format, decltype(kind)::value, both>(x + at * Format::bytes, columns, scaled.scale[b],
+                                                            scaled.lowest[b], codes + at, sum4[i], sum5[i]);
+        };
+        switch (scaled.kind[b]) {
+          case ANY: row(Is<ANY>()); break;
+          case NORMAL_IN_E5M2: row(Is<NORMAL_IN_E5M2>()); break;
+          case NORMAL: row(Is<NORMAL>()); break;
+          default: none(i);
+        }
+      }
+      store_f32(sums->e4m3 + r * stride + first, sum_each(sum4));
+      if constexpr (both) store_f32(sums->e5m2 + r * stride + first, sum_each(sum5));
+    }
+  const auto add_rows = [&](float* of_rows) {
+    int64_t size = 1;
+    while (size < s.rows) size *= 2;
+    // What is missing counts as zero.
+    for (int64_t i = s.rows * stride; i < size * stride; i += W) store_f32(of_rows + i, zero);
+    for (; size > 1; size /= 2)
+      for (int64_t i = 0; i < size / 2 * stride; i += W)
+        store_f32(of_rows + i, simd::add(load_f32(of_rows + i), load_f32(of_rows + size / 2 * stride + i)));
+  };
+  add_rows(sums->e4m3);
+  if constexpr (both) add_rows(sums->e5m2);
+}
+
+// Sum of numbers that lie in a row, by lanes.
+inline float sum_of(const float* x, int64_t n) {
+  alignas(64) float lanes[ROW_LANES] = {};
+  for (int64_t i = 0; i < n; ++i) lanes[i % ROW_LANES] += x[i];
+  for (int half = ROW_LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+inline float sum_of_blocks(const float* x, int64_t n) {
+  Buffer<float> sums(Grid::parts(n, TILE_COLUMNS));
+  for (int64_t i = 0; i < sums.size(); ++i)
+    sums[i] = sum_of(x + i * TILE_COLUMNS, std::min(TILE_COLUMNS, n - i * TILE_COLUMNS));
+  return sum_of(sums.data(), sums.size());
+}
+
+}  // namespace simd
