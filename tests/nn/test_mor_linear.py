@@ -309,7 +309,7 @@ def test_outliers_drown_a_tensor_in_e4m3_and_no_mixture():
 
 
 def test_always_e4m3_takes_no_threshold_and_leaves_infinities_alone():
-    with pytest.raises(ValueError, match="threshold=0.1 has no effect on granularity='e4m3'"):
+    with pytest.raises(ValueError, match=r"threshold=0\.1 has no effect on granularity='e4m3'"):
         MoR(mixture.ALWAYS_E4M3, threshold=0.1)
     x = torch.randn(8, 64)
     x[0, ::2] *= 2.0**-40
