@@ -32,7 +32,7 @@ bench: $(VENV)/.test
 # The kernels' tests with a library that checks every access and every undefined operation. Python
 # itself is not checked: the sanitizers' libraries, and C++'s before torch loads it, come first.
 SANITIZED ?= tests/ops/test_all_finite.py tests/ops/test_convert.py tests/ops/test_embedding.py \
-	tests/ops/test_logistic.py tests/ops/test_mixture.py tests/ops/test_step_oracle.py
+	tests/ops/test_logistic.py tests/ops/test_step_oracle.py
 sanitize: $(VENV)/.test
 	$(PIP) install --constraint constraints.txt '.[sanitize]'
 	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DSUBULP_SANITIZE=address,undefined \
