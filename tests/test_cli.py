@@ -132,3 +132,11 @@ def test_help_names_every_option_and_needs_no_torch(tmp_path):
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("task", ["lm", "xmc"])
+def test_an_imported_pydantic_leaves_defaults_alone(task, capsys):
+    import pydantic  # noqa: F401, PLC0415 - a dependency of a dependency, which others import
+
+    assert main(["train", task, "--data", "missing"]) == 2
+    assert "data=missing" in capsys.readouterr().err

@@ -12,12 +12,24 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from cyclopts import Group, Parameter, Token
 
-COMPARED = Parameter(group=Group("What is compared", sort_key=0))
-MODEL = Parameter(group=Group("Model", sort_key=1))
-OPTIMIZER = Parameter(group=Group("Optimizer", sort_key=2))
-MEASURED = Parameter(group=Group("Measurements", sort_key=3))
-CHECKPOINTS = Parameter(group=Group("Checkpoints", sort_key=4))
-MACHINE = Parameter(group=Group("Machine", sort_key=5))
+
+class Option(Parameter):
+    """A parameter that cyclopts alone converts and checks.
+
+    Where somebody has imported pydantic, cyclopts lets it check every value again, and it takes a
+    :class:`Default` for a wrong one.
+    """
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> dict[str, str]:
+        return {"type": "any"}
+
+
+COMPARED = Option(group=Group("What is compared", sort_key=0))
+MODEL = Option(group=Group("Model", sort_key=1))
+OPTIMIZER = Option(group=Group("Optimizer", sort_key=2))
+MEASURED = Option(group=Group("Measurements", sort_key=3))
+CHECKPOINTS = Option(group=Group("Checkpoints", sort_key=4))
+MACHINE = Option(group=Group("Machine", sort_key=5))
 
 T = TypeVar("T")
 
@@ -91,7 +103,7 @@ def _a_list(
     name: tuple[str, ...] | None = None,
 ) -> Parameter:
     """An option whose value is a list separated by commas."""
-    return Parameter(
+    return Option(
         name=name,
         converter=converter,
         negative=(),
