@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+
 import pytest
 
 from subulp.cli import main
@@ -323,12 +324,24 @@ def arguments(config, out, jobs):
     return ["lm", "--data", str(config.data), "--out", str(out), f"--jobs={jobs}", *changed]
 
 
+@contextlib.contextmanager
+def interruptible():
+    """SIGINT as a terminal's processes have it: those of a shell's background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("signum", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
 def test_a_signal_ends_the_command_with_the_way_to_go_on(small, tmp_path, signum, jobs):
     out = tmp_path / "a run"
     config = small(steps=100_000, checkpoint_every=50)
     command = [sys.executable, "-m", "subulp", "train", *arguments(config, out, jobs)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with interruptible():
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not list(out.glob("checkpoints/*/step-*/manifest.json")):
         assert process.poll() is None
         time.sleep(0.05)
@@ -344,7 +357,7 @@ def test_a_signal_ends_the_command_with_the_way_to_go_on(small, tmp_path, signum
 
 
 def test_the_first_signal_asks_and_the_second_one_ends():
-    with stop_requests() as stop:
+    with interruptible(), stop_requests() as stop:
         asked = []
         stop.on_request = lambda: asked.append(stop.signum)
         assert not stop()
@@ -353,7 +366,6 @@ def test_the_first_signal_asks_and_the_second_one_ends():
         assert asked == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ignored_signals_stay_ignored_and_other_threads_get_none():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -54,14 +53,14 @@ def run(op: str, job: Any) -> Any:
     """
     # Strict arithmetic reproduces papers; it has one implementation, in plain PyTorch.
     name = "strict" if getattr(job, "strict", False) else choose(job.device).backend
-    return _implementation(op, name)(job)
+    return _implementation(op, name).run(job)
 
 
 # Remembered: the import system takes longer than a small call.
 @cache
-def _implementation(op: str, name: str) -> Callable[[Any], Any]:
+def _implementation(op: str, name: str) -> Any:
     try:
-        run: Callable[[Any], Any] = importlib.import_module(f"{__package__}.{op}.{name}").run
+        return importlib.import_module(f"{__package__}.{op}.{name}")
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
@@ -69,4 +68,3 @@ def _implementation(op: str, name: str) -> Callable[[Any], Any]:
             "Triton is not installed, and CUDA tensors are updated by Triton kernels: pip install "
             "triton, or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly"
         ) from error
-    return run

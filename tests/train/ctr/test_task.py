@@ -114,6 +114,8 @@ def test_the_whole_grid(small, tmp_path):
     )
     found = compare(config, out=tmp_path / "run", jobs=1)
     assert {path.name for path in found.directory.iterdir()} == {
+        ".lock",
+        "checkpoints",
         "config.json",
         "metrics.jsonl",
         "summary.json",
