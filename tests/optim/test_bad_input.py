@@ -233,7 +233,10 @@ def test_missing_library(case):
     run = case.fresh().train(2)
     for i, p in enumerate(run.params):
         p.grad = gradient(p, 50, i)
-    message = r"C\+\+ kernels are missing: there is no file .*libsubulp.so. .*pip install .*SUBULP_BACKEND=reference"
+    message = (
+        r"C\+\+ kernels are missing: there is no file .*libsubulp.so. "
+        r".*pip install .*SUBULP_BACKEND=reference"
+    )
     with no_library(), unchanged(run), pytest.raises(RuntimeError, match=message):
         run.optimizer.step()
     assert_same(run.train(2), case.fresh().train(4))

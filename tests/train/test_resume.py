@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 
-
 import pytest
 
 from subulp.cli import main
