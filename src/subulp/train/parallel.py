@@ -75,8 +75,11 @@ def run_all(
         Interrupted: Runs were stopped; all of them have written checkpoints.
         Exception: Whatever a run raised; other runs write checkpoints and end.
     """
-    do = _here if jobs == 1 else _in_workers
-    if do(config, data, runs, jobs, directory, stop, on_record, on_end) < len(runs):
+    if jobs == 1:
+        ended = _here(config, data, runs, directory, stop, on_record, on_end)
+    else:
+        ended = _in_workers(config, runs, jobs, directory, stop, on_record, on_end)
+    if ended < len(runs):
         assert stop.signum is not None
         raise Interrupted(directory.path, stop.signum)
 
@@ -85,7 +88,6 @@ def _here(
     config: RunConfig,
     data: Any,
     runs: Sequence[Start],
-    jobs: int,
     directory: RunDirectory,
     stop: StopRequest,
     on_record: Callable[[Record], None],
@@ -105,7 +107,6 @@ def _here(
 
 def _in_workers(
     config: RunConfig,
-    data: Any,
     runs: Sequence[Start],
     jobs: int,
     directory: RunDirectory,
