@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..numerics.mixture import Mixture, Summary
-from ..ops.mixture.product import Operand, product
+from ..ops.mixture.operand import Operand
+from ..ops.mixture.product import product
 from .autocast import autocast_operands, without_autocast
 from .linear import ACTIVATION_DTYPES, Linear, check_linear, gradient_dtype, narrow_linear
 from .mor import MoR
@@ -44,7 +45,8 @@ def mor_linear(
     same blocks (partitions ``"tensor"`` and ``"block-128x128"``), one ``q`` serves both directions.
 
     On GPUs of sm_89 and later, products whose operands are wholly in FP8, with a scale for each
-    tensor or each channel, run on FP8 units; all others take the decoded values. Under
+    tensor or each channel, and on Hopper for 128 values along the contraction, run on FP8 units;
+    all others take the decoded values. Under
     ``torch.autocast``, FP32 operands are first cast to its dtype, as in ``F.linear``.
     ``torch.compile`` leaves the call out of its graph, for what follows a decision depends on it.
 
