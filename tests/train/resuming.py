@@ -1,12 +1,14 @@
-"""Runs that are stopped after every step, and what they must leave."""
+"""Runs and comparisons that are stopped, and what they must leave."""
 
 import contextlib
 import dataclasses
 import hashlib
+import os
+import signal
 
 import torch
 
-from subulp.train import checkpoint
+from subulp.train import checkpoint, comparison
 from subulp.train.loop import run
 from subulp.train.run_checkpoints import RunCheckpoints
 from subulp.train.saved_state import flatten
@@ -18,6 +20,25 @@ def without_times(value):
     names = ("seconds_per_step", "seconds_per_epoch", "seconds")
     changes = {name: 0.0 for name in names if hasattr(value, name)}
     return dataclasses.replace(value, **changes)
+
+
+def numbers(found):
+    """What a comparison found, timings aside."""
+    return [repr(without_times(value)) for value in (*found.summaries, *found.records)]
+
+
+def stopped_after(count, monkeypatch, *, signum=signal.SIGTERM):
+    """Let a signal arrive after so many logged steps."""
+    add = comparison.RunDirectory.add_record
+    seen = []
+
+    def add_record(self, record):
+        add(self, record)
+        seen.append(record)
+        if len(seen) == count:
+            os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(comparison.RunDirectory, "add_record", add_record)
 
 
 def digest_of(path):

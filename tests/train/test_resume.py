@@ -20,32 +20,13 @@ from subulp.train.comparison import compare, resume
 from subulp.train.lock import Lock
 from subulp.train.run_checkpoints import RunCheckpoints
 from subulp.train.stopping import Interrupted, StopRequest, stop_requests
-from tests.train.resuming import without_times
-
-
-def numbers(found):
-    """What a comparison found, timings aside."""
-    return [repr(without_times(value)) for value in (*found.summaries, *found.records)]
+from tests.train.resuming import numbers, stopped_after
 
 
 def lines(directory):
     """``metrics.jsonl``, timings aside."""
     found = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [{**record, "seconds": 0} for record in found]
-
-
-def stopped_after(count, monkeypatch, *, signum=signal.SIGTERM):
-    """Let a signal arrive after so many logged steps."""
-    add = comparison.RunDirectory.add_record
-    seen = []
-
-    def add_record(self, record):
-        add(self, record)
-        seen.append(record)
-        if len(seen) == count:
-            os.kill(os.getpid(), signum)
-
-    monkeypatch.setattr(comparison.RunDirectory, "add_record", add_record)
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,7 @@ def compare(
     if log is not None:
         check_available()
     device = resolve_device(config.device)
+    config = config.located()
     data = task_of(config).load(config)
     runs = [Start(variant, seed) for variant in config.variants for seed in config.seeds]
     jobs = _jobs(jobs, len(runs), device)

@@ -7,8 +7,10 @@ configurations, not strings: a subclass's are looked up in its own module, which
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from copy import copy
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from cyclopts import Group, Parameter, Token
 
@@ -220,6 +222,18 @@ class RunConfig:
     def settings(self, variant: str) -> dict[str, Any]:
         """What a variant is, as plain JSON: its ``"precision"``, and what else the task varies."""
         return {"precision": variant}
+
+    def located(self) -> Self:
+        """The same comparison with absolute paths: it can be resumed in any working directory."""
+        found = copy(self)
+        for field in fields(self):
+            value = self._located(field.name, getattr(self, field.name))
+            object.__setattr__(found, field.name, value)  # The class is frozen.
+        return found
+
+    def _located(self, name: str, value: Any) -> Any:
+        """The value of a field with absolute paths."""
+        return value.absolute() if isinstance(value, Path) else value
 
     @property
     def gradient_policy(self) -> Literal["raise", "skip", "propagate"]:

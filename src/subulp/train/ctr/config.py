@@ -1,5 +1,7 @@
 """What a comparison of click-through-rate models is made of."""
 
+import glob
+import os
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -178,6 +180,11 @@ class CTRConfig(RunConfig):
         """Precision, rounding, cache_fraction, policy and ways."""
         return self.grid[variant].settings()
 
+    def _located(self, name: str, value: Any) -> Any:
+        if name == "data" and value is not None:
+            return _absolute(value)
+        return super()._located(name, value)
+
     def _resolve(self) -> None:
         """Give every field the value that was given, else the preset's, else its default."""
         settings = {} if self.preset is None else preset(self.preset).settings()
@@ -194,3 +201,16 @@ class CTRConfig(RunConfig):
             if isinstance(value, Default):
                 chosen = settings.get(field.name, value.value)
                 object.__setattr__(self, field.name, chosen)  # The class is frozen.
+
+
+def _absolute(data: str) -> str:
+    """``data`` with absolute paths; what is of no known form stays as it is."""
+    kind, _, rest = data.partition(":")
+    if kind == "adult" and rest:
+        return f"adult:{Path(rest).absolute()}"
+    here = os.getcwd()
+    # A comma is between names and cannot be in one: in such a folder they stay relative to it.
+    if kind not in ("criteo", "csv") or not rest or "," in here:
+        return data
+    names = (os.path.join(glob.escape(here), name) for name in rest.split(","))
+    return f"{kind}:{','.join(names)}"

@@ -1,7 +1,8 @@
 """What an image comparison is made of."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..config import COMPARED, MEASURED, MODEL, NAMES, OPTIMIZER, RunConfig, check_range
 
@@ -93,3 +94,8 @@ class ImageConfig(RunConfig):
             check_range(name, getattr(self, name), 0)
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov=True needs momentum above 0")
+
+    def _located(self, name: str, value: Any) -> Any:
+        if name == "data" and value.startswith("cifar10:") and value != "cifar10:":
+            return f"cifar10:{Path(value.removeprefix('cifar10:')).absolute()}"
+        return super()._located(name, value)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from cyclopts import Parameter
 
@@ -219,6 +219,11 @@ class XMCConfig(LinearConfig):
             if isinstance(value, Default):
                 chosen = settings.get(field.name, value.value)
                 object.__setattr__(self, field.name, chosen)  # The class is frozen.
+
+    def _located(self, name: str, value: Any) -> Any:
+        if name == "encoder" and value != "bag":
+            return str(Path(value).absolute())
+        return super()._located(name, value)
 
     def _given(self, name: str) -> bool:
         value = getattr(self, name)
