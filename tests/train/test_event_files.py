@@ -7,20 +7,26 @@ import math
 import pytest
 
 from subulp.train import event_files
-from subulp.train.comparison import compare
+from subulp.train.comparison import compare, resume
 from subulp.train.event_files import EventFiles
 from subulp.train.metrics import Record
+from subulp.train.stopping import Interrupted
+from tests.train.resuming import stopped_after
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 
 def scalars(folder):
-    events = accumulator.EventAccumulator(str(folder), {"scalars": 0})
+    """Of all files of a run together, by tag and step."""
+    # TensorBoard would hide the first of two values of a step.
+    events = accumulator.EventAccumulator(str(folder), {"scalars": 0}, purge_orphaned_data=False)
     events.Reload()
-    return {
-        tag: {event.step: event.value for event in events.Scalars(tag)}
-        for tag in events.Tags()["scalars"]
-    }
+    found = {}
+    for tag in events.Tags()["scalars"]:
+        steps = [event.step for event in events.Scalars(tag)]
+        assert len(set(steps)) == len(steps), f"{tag} has a step twice"
+        found[tag] = {event.step: event.value for event in events.Scalars(tag)}
+    return found
 
 
 def test_every_logged_step_is_there(small, tmp_path):
@@ -46,6 +52,25 @@ def test_what_was_logged_before_replaces_what_is_there(tmp_path):
     assert set(values["training/loss"]) == {1}
     assert set(values["training/lr"]) == {1, 2}
     assert not any(tag.startswith("validation") for tag in values)
+
+
+def test_a_resumed_run_has_every_step_once(small, tmp_path, monkeypatch):
+    """Stopped in the second of four runs."""
+    config = small(seeds=(0, 1), steps=12, log_every=1, checkpoint_every=4)
+    whole = compare(config, out=tmp_path / "whole", jobs=1, log="tensorboard")
+    with monkeypatch.context() as patch:
+        stopped_after(18, patch)
+        with pytest.raises(Interrupted):
+            compare(config, out=tmp_path / "out", jobs=1, log="tensorboard")
+    before = scalars(tmp_path / "out" / "tensorboard" / "master-seed-1")
+    assert set(before["training/loss"]) == set(range(1, 7))
+    resume(tmp_path / "out", jobs=1)
+    for folder in (whole.directory / "tensorboard").iterdir():
+        expected, found = scalars(folder), scalars(tmp_path / "out" / "tensorboard" / folder.name)
+        assert set(found["training/loss"]) == set(range(1, 13))
+        for values in (expected, found):
+            del values["training/seconds"]
+        assert found == expected
 
 
 def test_without_the_package_nothing_begins(small, tmp_path, monkeypatch):
