@@ -11,29 +11,32 @@
 namespace simd {
 
 template <class Format>
-inline void measure(const Grid& g, const char* x, int threads, Evidence& e) {
+inline void measure(const Grid& g, const char* x, int threads, Evidence<uint32_t>& e) {
   each_strip(g, threads, [&](const Strip& s) {
     F most[MAX_TILES], least[MAX_TILES];
-    int64_t* const counted = e.counted.data() + s.tile;
+    uint32_t* const counted = e.counted.data() + s.tile;
     // Those of a last group that is not full, and all if there are no rows.
     for (int64_t b = s.rows ? s.n : 0; b < Grid::parts(s.n, W) * W; ++b) most[b] = least[b] = f32(0.0f);
-    for (int64_t r = 0; r < s.rows; ++r)
-      for (int b = 0; b < s.n; ++b) {
-        const char* const from = x + ((s.row + r) * s.matrix_columns + s.column_of(b)) * Format::bytes;
-        U top = u32(0), low = u32(0);
-        int64_t n = 0;
-        if (r) top = as_u32(most[b]), low = as_u32(least[b]), n = counted[b];
-        each_vector<Format>(from, s.columns_of(b), [&](int64_t, F value, int) {
-          const U mag = magnitude(value);
-          top = simd::max(top, mag);
-          // The negative of the smallest is the largest; zero stays the lowest.
-          low = simd::max(low, sub(u32(0), mag));
-          n += count_nonzero(mag);
-        });
-        most[b] = as_f32(top);
-        least[b] = as_f32(low);
-        counted[b] = n;
-      }
+    with_columns(s, [&](auto columns) {
+      for (int64_t r = 0; r < s.rows; ++r)
+        for (int b = 0; b < s.n; ++b) {
+          const char* const from = x + ((s.row + r) * s.matrix_columns + s.column_of(b)) * Format::bytes;
+          U top = u32(0), low = u32(0);
+          uint32_t n = 0;
+          if (r) top = as_u32(most[b]), low = as_u32(least[b]), n = counted[b];
+          each_vector<Format>(from, columns(b), [&](int64_t i, F value, int) {
+            __builtin_prefetch(from + i * Format::bytes + FETCH_AHEAD);
+            const U mag = magnitude(value);
+            top = simd::max(top, mag);
+            // The negative of the smallest is the largest; zero stays the lowest.
+            low = simd::max(low, sub(u32(0), mag));
+            n += static_cast<uint32_t>(count_nonzero(mag));
+          });
+          most[b] = as_f32(top);
+          least[b] = as_f32(low);
+          counted[b] = n;
+        }
+    });
     const auto largest = [](F a, F b) { return as_f32(simd::max(as_u32(a), as_u32(b))); };
     for (int b = 0; b < s.n; b += W) {
       store_each(e.amax.data() + s.tile + b, as_u32(fold_each(most + b, largest)), s.group(b));
@@ -43,7 +46,7 @@ inline void measure(const Grid& g, const char* x, int threads, Evidence& e) {
 }
 
 // What blocks of several tiles are, from their tiles.
-inline void gather(const Grid& g, const Evidence& of_tiles, Evidence& e) {
+inline void gather(const Grid& g, const Evidence<uint32_t>& of_tiles, Evidence<int64_t>& e) {
   for (int64_t b = 0; b < g.blocks(); ++b) {
     uint32_t smallest = INFINITE;
     tiles_of(g, b, [&](int64_t tile, int64_t) {
@@ -85,14 +88,11 @@ enum Recipe { TENSOR_RECIPE, TWO_WAY, THREE_WAY };
 
 inline uint8_t wide_type(int recipe) { return recipe == THREE_WAY ? 2 : 1; }
 
-// Types of n blocks, at most W, from `block` on.
-inline U decide(int recipe, const Evidence& e, int64_t block, int n, F e4m3_sums, F e5m2_sums) {
-  const U amax = load_each(e.amax.data() + block, n), smallest = load_each(e.smallest.data() + block, n);
-  alignas(64) float counts[W];
-  for (int b = 0; b < W; ++b) counts[b] = b < n ? static_cast<float>(std::max<int64_t>(e.counted[block + b], 1)) : 1.0f;
+// Types of up to W blocks; `counts` are at least 1.
+inline U decide(int recipe, U amax, U smallest, F counts, F e4m3_sums, F e5m2_sums) {
   const U wide = u32(wide_type(recipe));
   // Errors are not negative: their order is that of their bits.
-  const U e4m3 = as_u32(div(e4m3_sums, load_f32(counts))), e5m2 = as_u32(div(e5m2_sums, load_f32(counts)));
+  const U e4m3 = as_u32(div(e4m3_sums, counts)), e5m2 = as_u32(div(e5m2_sums, counts));
   U type;
   if (recipe == THREE_WAY) {
     // E5M2's largest value over its smallest normal one.
@@ -107,25 +107,21 @@ inline U decide(int recipe, const Evidence& e, int64_t block, int n, F e4m3_sums
 }
 
 // Scales of the blocks of a strip's tiles, W from tile `at` on, and what ways out their values need.
-inline void find_scales(const Strip& s, int at, const Evidence& e, const Evidence& of_tiles, U shared, bool both,
-                        Scaled* to) {
-  const int64_t block = s.block + at;
-  const int n = s.group(at);
-  const U amax = load_each(e.amax.data() + block, n), smallest = load_each(e.smallest.data() + block, n);
+inline void find_scales(const Strip& s, int at, U amax, U smallest, U counted, U shared, bool both, Scaled* to) {
   const U exponent = block_exponents(amax, shared);
   const F scale = join_scale(shared, exponent);
   const U lowest = shl<23>(sub(u32(113), sub(e5m2_exponents(exponent), exponent)));
   // Magnitudes keep their order when they are scaled.
   const U least = as_u32(mul(as_f32(smallest), scale));
   const U in_e5m2 = select(greater(least, sub(lowest, u32(1))), u32(NORMAL_IN_E5M2), u32(ANY));
-  const U kind = select(greater(least, u32(E4M3_LOWEST - 1)), u32(NORMAL), both ? in_e5m2 : u32(ANY));
+  // A zero has no significand.
+  const U size = u32(static_cast<uint32_t>(s.rows * s.tile_columns));
+  const U normal = select(greater(size, counted), u32(NORMAL_IN_E5M2), u32(NORMAL));
+  const U kind = select(greater(least, u32(E4M3_LOWEST - 1)), normal, both ? in_e5m2 : u32(ANY));
   store_f32(to->scale + at, scale);
   store_u32(to->exponent + at, exponent);
   store_u32(to->lowest + at, lowest);
   store_low_u8(to->kind + at, select(greater(u32(INFINITE), amax), kind, u32(NOT_FINITE)));
-  // A zero has no significand.
-  for (int b = at; b < at + n; ++b)
-    if (to->kind[b] == NORMAL && of_tiles.counted[s.tile + b] < s.rows * s.columns_of(b)) to->kind[b] = NORMAL_IN_E5M2;
 }
 
 template <class Format>
@@ -137,18 +133,21 @@ inline int64_t encode_mixture(const subulp_mixture& m, int threads) {
   const bool whole = m.recipe == TENSOR_RECIPE, single = g.one_tile_each();
   const uint8_t wide = wide_type(m.recipe);
 
-  Evidence of_tiles(tiles), of_blocks(single ? 0 : blocks);
+  Evidence<uint32_t> of_tiles(tiles);
+  Evidence<int64_t> of_blocks(single ? 0 : blocks);
   measure<Format>(g, x, threads, of_tiles);
   if (!single) gather(g, of_tiles, of_blocks);
-  const Evidence& e = single ? of_tiles : of_blocks;
+  const Buffer<uint32_t>& amax = single ? of_tiles.amax : of_blocks.amax;
+  const Buffer<uint32_t>& smallest = single ? of_tiles.smallest : of_blocks.smallest;
   const Mantissas mantissas{m, g};
-  mantissas.compute(e.amax, threads);
+  mantissas.compute(amax, threads);
   const int64_t groups = mantissas.groups();
 
   // Types and exponents of n blocks from `block` on, as their sums decide.
-  const auto decide_group = [&](int64_t block, int n, U exponent, F e4m3_sums, F e5m2_sums) {
+  const auto decide_group = [&](int64_t block, int n, U exponent, F counts, F e4m3_sums, F e5m2_sums) {
     if (whole) return store_each_u8(m.exponents + block, exponent, n);
-    const U types = decide(m.recipe, e, block, n, e4m3_sums, e5m2_sums);
+    const U types = decide(m.recipe, load_each(amax.data() + block, n), load_each(smallest.data() + block, n), counts,
+                           e4m3_sums, e5m2_sums);
     store_each_u8(m.types + block, types, n);
     const U chosen = wide == 2 ? select(greater(u32(2), types), types, u32(0)) : u32(0);
     store_each_u8(m.exponents + block, select(greater(chosen, u32(0)), e5m2_exponents(exponent), exponent), n);
@@ -162,21 +161,33 @@ inline int64_t encode_mixture(const subulp_mixture& m, int threads) {
         encode_e5m2<Format>(s, b, x, m.codes, scale[0]);
       }
   };
-  Buffer<float> first(tiles), second(whole ? 0 : tiles);
+  // Sums of tiles, where something is left to be done with them.
+  Buffer<float> first(single && !whole ? 0 : tiles), second(single || whole ? 0 : tiles);
+  Buffer<Numbers> of_strips(single ? g.bands * g.strips : 0);
   each_strip(g, threads, [&](const Strip& s) {
     Scaled scaled;
     Sums sums;
-    for (int b = 0; b < s.n; b += W)
-      find_scales(s, b, e, of_tiles, mantissas.of(s.block + b, s.group(b), groups), !whole, &scaled);
+    const auto counted = [&](int b) { return load_each(of_tiles.counted.data() + s.tile + b, s.group(b)); };
+    for (int b = 0; b < s.n; b += W) {
+      const int64_t block = s.block + b;
+      const int n = s.group(b);
+      find_scales(s, b, load_each(amax.data() + block, n), load_each(smallest.data() + block, n), counted(b),
+                  mantissas.of(block, n, groups), !whole, &scaled);
+    }
     if (whole) quantise_strip<Format, false>(s, x, m.codes, scaled, &sums);
     else quantise_strip<Format, true>(s, x, m.codes, scaled, &sums);
     for (int b = 0; b < s.n; b += W) {
       const F e4m3 = load_f32(sums.e4m3 + b), e5m2 = whole ? e4m3 : load_f32(sums.e5m2 + b);
-      store_each(first.data() + s.tile + b, s.rows ? e4m3 : f32(0.0f), s.group(b));
-      if (!whole) store_each(second.data() + s.tile + b, s.rows ? e5m2 : f32(0.0f), s.group(b));
-      if (single) decide_group(s.block + b, s.group(b), load_u32(scaled.exponent + b), e4m3, e5m2);
+      if (first.size()) store_each(first.data() + s.tile + b, s.rows ? e4m3 : f32(0.0f), s.group(b));
+      if (second.size()) store_each(second.data() + s.tile + b, s.rows ? e5m2 : f32(0.0f), s.group(b));
+      const F counts = cvt_f32(simd::max(counted(b), u32(1)));
+      if (single) decide_group(s.block + b, s.group(b), load_u32(scaled.exponent + b), counts, e4m3, e5m2);
     }
-    if (single && wide == 2) encode_chosen(s);
+    if (!single) return;
+    if (wide == 2) encode_chosen(s);
+    // Where the tensor decides, its type is not known yet.
+    const uint8_t* const types = whole ? nullptr : m.types + s.block;
+    of_strips[s.place] = numbers_of(g, s.block, s.n, of_tiles, sums.e4m3, sums.e5m2, types, wide);
   });
 
   Buffer<float> first_sums(single ? 0 : blocks), second_sums(single || whole ? 0 : blocks);
@@ -189,24 +200,22 @@ inline int64_t encode_mixture(const subulp_mixture& m, int threads) {
     for (int64_t b = 0; b < blocks; ++b) {
       first_sums[b] = sum_tiles(first, b);
       if (!whole) second_sums[b] = sum_tiles(second, b);
-      const U exponent = block_exponents(u32(e.amax[b]), mantissas.of(b, 1, groups));
-      decide_group(b, 1, exponent, f32(first_sums[b]), f32(whole ? 0.0f : second_sums[b]));
+      const U exponent = block_exponents(u32(amax[b]), mantissas.of(b, 1, groups));
+      const F counts = f32(static_cast<float>(std::max<int64_t>(of_blocks.counted[b], 1)));
+      decide_group(b, 1, exponent, counts, f32(first_sums[b]), f32(whole ? 0.0f : second_sums[b]));
     }
     if (wide == 2) each_strip(g, threads, encode_chosen);
   }
-  const float* const of_first = single ? first.data() : first_sums.data();
-  const float* const of_second = single ? second.data() : second_sums.data();
+  Numbers all;
+  for (int64_t i = 0; i < of_strips.size(); ++i) all.add(of_strips[i]);
+  if (!single)
+    all = numbers_of(g, 0, blocks, of_blocks, first_sums.data(), second_sums.data(), whole ? nullptr : m.types, wide);
   if (whole) {
-    uint32_t amax = 0;
-    int64_t counted = 0;
-    for (int64_t b = 0; b < blocks; ++b) {
-      amax = std::max(amax, e.amax[b]);
-      if (e.amax[b] < INFINITE) counted += e.counted[b];
-    }
-    const float error = sum_of_blocks(of_first, blocks) / static_cast<float>(std::max<int64_t>(counted, 1));
-    m.types[0] = amax < INFINITE && (amax == 0 || error < m.threshold) ? 0 : wide;
+    const float sum = sum_of_blocks(single ? first.data() : first_sums.data(), blocks);
+    const float error = sum / static_cast<float>(std::max<int64_t>(all.counted, 1));
+    m.types[0] = all.amax < INFINITE && (all.amax == 0 || error < m.threshold) ? 0 : wide;
+    if (m.types[0] == wide) all.widen(wide);
   }
-  const Numbers all = numbers_of(m, g, e, of_first, of_second, whole ? m.types : nullptr, wide, threads);
   all.write(m.numbers, wide + 1);
   return all.elements[wide];
 }

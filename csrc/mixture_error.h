@@ -86,6 +86,7 @@ SUBULP_FLAT void quantise_row(const char* from, int64_t columns, float scale, ui
   for (; i + ROW_LANES <= columns; i += ROW_LANES)
     for (int p = 0; p < PARTS; ++p) {
       const int64_t at = i + p * W;
+      __builtin_prefetch(from + at * Format::bytes + FETCH_AHEAD);
       const F value = Format::load(from + at * Format::bytes);
       store_low_u8(to + at, quantise<kind, both>(value, factor, least, &sum4[p], &sum5[p]));
     }
@@ -110,30 +111,33 @@ template <class Format, bool both>
 inline void quantise_strip(const Strip& s, const char* x, uint8_t* codes, const Scaled& scaled, Sums* sums) {
   const F zero = f32(0.0f);
   const int64_t stride = Grid::parts(s.n, W) * W;
-  for (int64_t r = 0; r < s.rows; ++r)
-    for (int first = 0; first < s.n; first += W) {
-      F sum4[W][PARTS], sum5[W][PARTS];
-      const auto none = [&](int i) {
-        for (int p = 0; p < PARTS; ++p) sum4[i][p] = sum5[i][p] = zero;
+  const auto quantise_group = [&](int64_t r, int first, auto columns) {
+    F sum4[W][PARTS], sum5[W][PARTS];
+    const auto none = [&](int i) {
+      for (int p = 0; p < PARTS; ++p) sum4[i][p] = sum5[i][p] = zero;
+    };
+    for (int i = s.group(first); i < W; ++i) none(i);
+    for (int i = 0; i < s.group(first); ++i) {
+      const int b = first + i;
+      const int64_t at = (s.row + r) * s.matrix_columns + s.column_of(b);
+      const auto row = [&](auto kind) {
+        quantise_row<Format, decltype(kind)::value, both>(x + at * Format::bytes, columns(b), scaled.scale[b],
+                                                          scaled.lowest[b], codes + at, sum4[i], sum5[i]);
       };
-      for (int i = s.group(first); i < W; ++i) none(i);
-      for (int i = 0; i < s.group(first); ++i) {
-        const int b = first + i;
-        const int64_t at = (s.row + r) * s.matrix_columns + s.column_of(b), columns = s.columns_of(b);
-        const auto row = [&](auto kind) {
-          quantise_row<Format, decltype(kind)::value, both>(x + at * Format::bytes, columns, scaled.scale[b],
-                                                            scaled.lowest[b], codes + at, sum4[i], sum5[i]);
-        };
-        switch (scaled.kind[b]) {
-          case ANY: row(Is<ANY>()); break;
-          case NORMAL_IN_E5M2: row(Is<NORMAL_IN_E5M2>()); break;
-          case NORMAL: row(Is<NORMAL>()); break;
-          default: none(i);
-        }
+      switch (scaled.kind[b]) {
+        case ANY: row(Is<ANY>()); break;
+        case NORMAL_IN_E5M2: row(Is<NORMAL_IN_E5M2>()); break;
+        case NORMAL: row(Is<NORMAL>()); break;
+        default: none(i);
       }
-      store_f32(sums->e4m3 + r * stride + first, sum_each(sum4));
-      if constexpr (both) store_f32(sums->e5m2 + r * stride + first, sum_each(sum5));
     }
+    store_f32(sums->e4m3 + r * stride + first, sum_each(sum4));
+    if constexpr (both) store_f32(sums->e5m2 + r * stride + first, sum_each(sum5));
+  };
+  with_columns(s, [&](auto columns) {
+    for (int64_t r = 0; r < s.rows; ++r)
+      for (int first = 0; first < s.n; first += W) quantise_group(r, first, columns);
+  });
   const auto add_rows = [&](float* of_rows) {
     int64_t size = 1;
     while (size < s.rows) size *= 2;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "buffer.h"
 #include "codec.h"
@@ -12,6 +13,10 @@ namespace simd {
 
 // Tiles of the sums, see numerics/metrics.py.
 constexpr int64_t TILE_ROWS = 128, TILE_COLUMNS = 4096;
+
+// How far ahead of what is worked on memory is fetched. Processors do so too, but begin anew at every
+// page of 4 KiB.
+constexpr int64_t FETCH_AHEAD = 4096;
 
 // Limits of a strip: columns, tiles, and sums of rows.
 constexpr int64_t STRIP_COLUMNS = 8192, MAX_TILES = 256, STRIP_SUMS = 8192;
@@ -55,6 +60,7 @@ struct Tile {
 // What a thread does at a time: tiles of blocks beside each other, since memory is read fastest along
 // its rows; of blocks that have several tiles beside each other, a tile.
 struct Strip {
+  int64_t place;                // among all strips
   int n;                        // tiles
   int64_t tile, block;          // the first ones; the others follow
   int64_t row, rows, column;
@@ -88,6 +94,7 @@ inline void each_strip(const Grid& g, int threads, Work work) {
         const int64_t i = band / g.tiles_down, a = band % g.tiles_down, c = strip % g.tiles_across;
         const int64_t j = g.tiles_across > 1 ? strip / g.tiles_across : strip * g.strip_blocks;
         Strip s;
+        s.place = band * g.strips + strip;
         s.n = g.tiles_across > 1 ? 1 : static_cast<int>(std::min(g.strip_blocks, g.across - j));
         s.tile = ((i * g.tiles_down + a) * g.across + j) * g.tiles_across + c;
         s.block = i * g.across + j;
@@ -104,6 +111,14 @@ inline void each_strip(const Grid& g, int threads, Work work) {
       }
   }
   (void)threads;
+}
+
+// Calls work(columns), and columns(b) says how many the strip's tile b has. Where all have 32 the compiler
+// knows it: of so small blocks, loops and cases would cost as much as their values do.
+template <class Work>
+inline void with_columns(const Strip& s, Work work) {
+  if (s.tile_columns == 32 && s.column_of(s.n) <= s.end) work([](int) { return int64_t{32}; });
+  else work([&](int b) { return s.columns_of(b); });
 }
 
 // Calls visit(tile of a block, its place among the block's) row by row.
@@ -129,9 +144,13 @@ SUBULP_FLAT void each_vector(const char* row, int64_t n, Visit visit) {
 
 // The numbers of up to W blocks, from memory and to it.
 template <class T>
-inline U load_each(const T* from, int n, T other = 0) {
+inline U load_each(const T* from, int n) {
+  if (n == W && std::is_same<T, uint32_t>::value) return load_u32(from);
   alignas(64) uint32_t of[W];
-  for (int b = 0; b < W; ++b) of[b] = static_cast<uint32_t>(b < n ? from[b] : other);
+  if (n == W)
+    for (int b = 0; b < W; ++b) of[b] = static_cast<uint32_t>(from[b]);
+  else
+    for (int b = 0; b < W; ++b) of[b] = b < n ? static_cast<uint32_t>(from[b]) : 0;
   return load_u32(of);
 }
 inline void store_each(uint32_t* to, U x, int n) {

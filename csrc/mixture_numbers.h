@@ -6,10 +6,12 @@
 
 namespace simd {
 
-// What is known of the tiles or blocks of a matrix.
+// What is known of the tiles or blocks of a matrix. Of blocks that have several tiles, a count may be
+// beyond 32 bits.
+template <class Count>
 struct Evidence {
   Buffer<uint32_t> amax, smallest;
-  Buffer<int64_t> counted;
+  Buffer<Count> counted;
   explicit Evidence(int64_t n) : amax(n), smallest(n), counted(n) {}
 };
 
@@ -29,6 +31,13 @@ struct Numbers {
     amax = std::max(amax, other.amax);
     smallest = std::min(smallest, other.smallest);
   }
+  // What all blocks in the first format become if the tensor is not in it.
+  void widen(int type) {
+    std::swap(blocks[0], blocks[type]);
+    std::swap(elements[0], elements[type]);
+    narrow = 0.0;
+    narrow_counted = 0;
+  }
   void write(double* to, int types) const {
     for (int i = 0; i < types; ++i) {
       *to++ = static_cast<double>(blocks[i]);
@@ -43,39 +52,50 @@ struct Numbers {
   }
 };
 
-// Over all blocks. `chosen` is every block's type if the tensor decided, else null.
-inline Numbers numbers_of(const subulp_mixture& m, const Grid& g, const Evidence& e, const float* first,
-                          const float* second, const uint8_t* chosen, uint8_t wide, int threads) {
-  // Sums of a fixed number of blocks, so that threads change nothing.
-  constexpr int64_t run = 4096;
-  const int64_t blocks = g.blocks(), runs = Grid::parts(blocks, run);
-  Buffer<Numbers> partial(runs);
-#if defined(_OPENMP)
-#pragma omp parallel for num_threads(threads) if (runs > 4 && threads > 1) schedule(static)
-#endif
-  for (int64_t r = 0; r < runs; ++r) {
-    Numbers n;
-    // A block's place, without a division for each.
-    int64_t j = r * run % g.across, height = g.height(r * run);
-    for (int64_t b = r * run; b < std::min(blocks, (r + 1) * run); ++b, ++j) {
-      if (j == g.across) j = 0, height = g.height(b);
-      const uint8_t type = chosen ? *chosen : m.types[b];
-      n.blocks[type] += 1;
-      n.elements[type] += height * std::min(g.block_columns, g.columns - j * g.block_columns);
-      n.amax = std::max(n.amax, e.amax[b]);
-      if (e.amax[b] >= INFINITE) continue;
-      if (e.amax[b]) n.smallest = std::min(n.smallest, e.smallest[b]);
-      n.counted += e.counted[b];
-      n.first += static_cast<double>(first[b]);
-      if (type == wide) continue;
-      n.narrow += static_cast<double>(type == 0 ? first[b] : second[b]);
-      n.narrow_counted += e.counted[b];
-    }
-    partial[r] = n;
-  }
+// Over n blocks from `block` on, whose sums and types lie from `first`, `second` and `types` on; without
+// types all are 0. Small loops, since compilers make vectors of those; the sums' order is fixed.
+template <class Count>
+inline Numbers numbers_of(const Grid& g, int64_t block, int64_t n, const Evidence<Count>& e, const float* first,
+                          const float* second, const uint8_t* types, uint8_t wide) {
+  constexpr int64_t lanes = 8;
+  const uint32_t *const amax = e.amax.data() + block, *const smallest = e.smallest.data() + block;
+  const Count* const counted = e.counted.data() + block;
   Numbers all;
-  for (int64_t r = 0; r < runs; ++r) all.add(partial[r]);
-  (void)threads;
+  for (int64_t i = 0; i < n; ++i) all.amax = std::max(all.amax, amax[i]);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool some = amax[i] < INFINITE && smallest[i];
+    all.smallest = std::min(all.smallest, some ? smallest[i] : INFINITE);
+  }
+  for (int64_t i = 0; i < n; ++i) all.counted += amax[i] < INFINITE ? counted[i] : 0;
+  // Of blocks that are not finite the sums are zero.
+  const auto sum_all = [&](auto value) {
+    double parts[lanes] = {}, sum = 0.0;
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+      for (int64_t lane = 0; lane < lanes; ++lane) parts[lane] += static_cast<double>(value(i + lane));
+    for (; i < n; ++i) sum += static_cast<double>(value(i));
+    for (int64_t lane = 0; lane < lanes; ++lane) sum += parts[lane];
+    return sum;
+  };
+  all.first = all.narrow = sum_all([&](int64_t i) { return first[i]; });
+  all.narrow_counted = all.counted;
+  int64_t of_type[3] = {n, 0, 0};
+  if (types) {
+    for (int64_t i = 0; i < n; ++i) of_type[1] += types[i] == 1, of_type[2] += types[i] == 2;
+    of_type[0] = n - of_type[1] - of_type[2];
+    if (of_type[0] < n) {
+      all.narrow = sum_all([&](int64_t i) { return types[i] == 0 ? first[i] : types[i] == wide ? 0.0f : second[i]; });
+      for (int64_t i = 0; i < n; ++i) all.narrow_counted -= amax[i] < INFINITE && types[i] == wide ? counted[i] : 0;
+    }
+  }
+  const int64_t size = g.block_rows * g.block_columns;
+  for (int t = 0; t < 3; ++t) all.blocks[t] = of_type[t], all.elements[t] = of_type[t] * size;
+  // Some at the edges are smaller.
+  const auto cut = [&](int64_t b) { all.elements[types ? types[b - block] : 0] -= size - g.height(b) * g.width(b); };
+  const int64_t end = block + n, last_row = g.rows % g.block_rows ? g.blocks() - g.across : g.blocks();
+  for (int64_t b = std::max(block, last_row); b < end; ++b) cut(b);
+  if (g.columns % g.block_columns)
+    for (int64_t b = block + g.across - 1 - block % g.across; b < std::min(end, last_row); b += g.across) cut(b);
   return all;
 }
 
