@@ -176,8 +176,8 @@ def _csv(data: bytes, folder: Path) -> None:
 
 def _description(data: bytes, folder: Path) -> None:
     path = _written(data, folder / "columns.toml")
-    with refused(path, line=False):
-        make_layout(path, read_description(path), ["clicked", "price", "shop", "age"])
+    with refused(path):
+        make_layout(read_description(path), ["clicked", "price", "shop", "age"])
 
 
 OPTIONS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from .json_text import kind_of, parse_object
+from .toml_file import lines_of, parse_toml, read_bytes
 
-_LARGEST_FILE = 1 << 20
 # Of config.json: records of the run, not options.
 RECORDS = ("task", "versions", "machine", "data_digest")
 
@@ -47,24 +46,26 @@ def read_config(path: Path, task: str, options: Sequence[Option]) -> dict[str, A
     """
     if not path.is_file():
         raise ValueError(f"config={path} is not a file: give a TOML file, or config.json of a run")
-    with path.open("rb") as file:
-        raw = file.read(_LARGEST_FILE + 1)
-    if len(raw) > _LARGEST_FILE:
-        raise ValueError(f"{path}: above {_LARGEST_FILE:,} bytes: expected a file of options")
-    found = _of_run(raw, path, task) if path.suffix == ".json" else _parse_toml(raw, path)
+    raw = read_bytes(path, "a file of options")
+    of_run = path.suffix == ".json"
+    found = _of_run(raw, path, task) if of_run else parse_toml(raw, path)
+
+    def where(key: str) -> str:
+        line = _line_of(raw, key) if of_run else lines_of(raw.decode("utf-8")).get((key,), 1)
+        return f"{path}:{line}"
+
     known = {_plain(name): option for option in options for name in option.names}
     values: dict[str, Any] = {}
     for key, value in found.items():
-        where = f"{path}:{_line_of(raw, key)}"
         option = known.get(_plain(key))
         if option is None:
-            raise ValueError(f"{where}: unknown key {key}: {_nearest(key, list(known), task)}")
+            raise ValueError(f"{where(key)}: unknown key {key}: {_nearest(key, list(known), task)}")
         name = option.names[0]
         if name in values:
-            raise ValueError(f"{where}: {key} sets {name} a second time: give it once")
+            raise ValueError(f"{where(key)}: {key} sets {name} a second time: give it once")
         if not _fits(value, option.type):
             raise ValueError(
-                f"{where}: expected {key} to be {_wanted(option.type)}, got {_got(value)}"
+                f"{where(key)}: expected {key} to be {_wanted(option.type)}, got {_got(value)}"
             )
         values[name] = value
     return values
@@ -72,20 +73,6 @@ def read_config(path: Path, task: str, options: Sequence[Option]) -> dict[str, A
 
 def _plain(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: expected TOML in UTF-8, got other bytes") from None
-    except RecursionError:
-        raise ValueError(f"{path}:1: expected TOML, got values nested too deep") from None
-    except ValueError as error:
-        at = re.search(r"\(at line (\d+)", str(error))
-        line = int(at[1]) if at else raw.count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: expected TOML: {error}") from None
 
 
 def _of_run(raw: bytes, path: Path, task: str) -> dict[str, Any]:
@@ -112,9 +99,9 @@ def _of_run(raw: bytes, path: Path, task: str) -> dict[str, Any]:
 
 
 def _line_of(raw: bytes, key: str) -> int:
-    """The line where a key is set, or a table is that is called so; else the first one."""
-    name = rb"[\"']?" + re.escape(key.encode("utf-8", "replace")) + rb"[\"']?"
-    found = re.search(rb"^[ \t{,]*(\[+\s*" + name + rb"|" + name + rb"\s*[=:.])", raw, re.MULTILINE)
+    """The line of a JSON object where a key is, as a run writes it; else the first one."""
+    name = re.escape(key.encode("utf-8", "replace"))
+    found = re.search(rb"^[ \t{,]*\"" + name + rb"\"\s*:", raw, re.MULTILINE)
     return raw.count(b"\n", 0, found.start()) + 1 if found else 1
 
 

@@ -267,34 +267,54 @@ def test_a_table_of_ones_own(clicks):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "line", "message"),
     [
-        ('"price"', '"prize"', "numeric names 'prize', which is unknown: did you mean 'price'?"),
-        ('"clicked"', '"click"', "label names 'click', .* did you mean 'clicked'?"),
-        ('["shop", "country"]\nrows = 50', '["shops"]\nrows = 50', "table names 'shops'"),
-        ("standardise", "standardize", "numeric names 'standardize', .* mean 'standardise'?"),
-        ("[numeric]", "[numeri]", "the description names 'numeri', .* mean 'numeric'?"),
-        ("rows = 50", 'rows = "50"', "categorical.rows='50' is not an integer"),
-        ("rows = 50\n", "", "the table of shop has no rows"),
-        ("rows = 50", "rows = 0", "table shop has 0 rows: give 1 to"),
-        ("standardise = true", 'transform = "root"', "numeric.transform='root' is unknown"),
-        ('column = "clicked"', "", "label.column is missing"),
-        ("[label]", 'columns = ["clicked", "shop"]\n[label]', "but the file's header is"),
-        ("[label]", "header = false\n[label]", "a file without a header needs the names"),
-        ("[label]", 'separator = "::"\n[label]', "separator='::' is not one ASCII character"),
-        ("[label]", "[buckets]\nprice = [3, 1]\n[label]", "buckets of price are .* ascending"),
-        ("[label]", "label = 3\n[labels]", "label=3 is not a table"),
-        ('columns = ["price"]', 'columns = ["clicked"]', "label=clicked is a feature too"),
-        ("[label]", "[label", "not TOML"),
-        ('column = "clicked"', 'column = "clicked"\npositive = ["0"]', "give each label to one"),
+        ('"price"', '"prize"', 5, "numeric names 'prize', which is unknown: did you mean 'price'?"),
+        ('"clicked"', '"click"', 2, "label names 'click', .* did you mean 'clicked'?"),
+        ('["shop", "country"]\nrows = 50', '["shops"]\nrows = 50', 9, "table names 'shops'"),
+        ("standardise", "standardize", 6, "numeric names 'standardize', .* mean 'standardise'?"),
+        ("[numeric]", "[numeri]", 4, "the description names 'numeri', .* mean 'numeric'?"),
+        ("rows = 50", 'rows = "50"', 10, "categorical.rows='50' is not an integer"),
+        ("rows = 50\n", "", 8, "the table of shop has no rows"),
+        ("rows = 50", "rows = 0", 10, "table shop has 0 rows: give 1 to"),
+        ("standardise = true", 'transform = "root"', 6, "numeric.transform='root' is unknown"),
+        ('column = "clicked"', "", 1, "label.column is missing"),
+        ("[label]", 'columns = ["clicked", "shop"]\n[label]', 1, "but the file's header is"),
+        ("[label]", "header = false\n[label]", 1, "a file without a header needs the names"),
+        ("[label]", 'separator = "::"\n[label]', 1, "separator='::' is not one ASCII character"),
+        ("[label]", "[buckets]\nprice = [3, 1]\n[label]", 2, "buckets of price are .* ascending"),
+        ("[label]", "label = 3\n[labels]", 1, "label=3 is not a table"),
+        ('columns = ["price"]', 'columns = ["clicked"]', 5, "label=clicked is a feature too"),
+        ("[label]", "[label", 1, "expected TOML"),
+        ("[[cross]]", "[[cross]]\nrows = 1\n[[cross]]", 12, "cross.columns is missing"),
+        ('["shop", "country"]\nrows = 2', '["shop",\n"land"]\nrows = 2', 13, "table names 'land'"),
+        ("rows = 2000", "rows = 0", 14, "table shop x country has 0 rows"),
+        ("[label]", f"[buckets]\nprice = [1{'0' * 400}]\n[label]", 2, "is not a list of numbers"),
+        ("[numeric]", "a = '''\n[numeric]\n'''\n[numeric]", 4, "label names 'a', which is"),
+        ("[numeric]", "[[numeric]]\ncolumns = []\n[[numeric]]\nrows = 3", 7, "names 'rows'"),
+        ('column = "clicked"', 'column = "clicked"\npositive = ["0"]', 1, "give each label to one"),
     ],
 )
-def test_a_wrong_description(clicks, old, new, message):
+def test_a_wrong_description(clicks, old, new, line, message):
     data, columns = clicks
     assert old in COLUMNS
     columns.write_text(COLUMNS.replace(old, new))
-    with pytest.raises(ValueError, match=f"^{columns}: .*{message}"):
+    with pytest.raises(ValueError, match=f"^{columns}:{line}: .*{message}"):
         load_data(data, PLAIN, columns=columns)
+
+
+def test_what_is_no_description(tmp_path, clicks):
+    with pytest.raises(FileNotFoundError, match=r"columns=.* is not a file: give a TOML file"):
+        load_data(clicks[0], PLAIN, columns=tmp_path)
+    with pytest.raises(FileNotFoundError, match="columns=nowhere is not there: give a TOML file"):
+        load_data(clicks[0], PLAIN, columns=Path("nowhere"))
+    deep, large = tmp_path / "deep.toml", tmp_path / "large.toml"
+    deep.write_text(f"a = {'[' * 5000}")
+    with pytest.raises(ValueError, match=r"deep\.toml:1: expected TOML, got values nested too"):
+        load_data(clicks[0], PLAIN, columns=deep)
+    large.write_bytes(b"#" * (1 << 21))
+    with pytest.raises(ValueError, match=r"large\.toml: above 1,048,576 bytes: expected a desc"):
+        load_data(clicks[0], PLAIN, columns=large)
 
 
 def test_a_bad_line_of_a_table_has_its_place(clicks, tmp_path):

@@ -11,6 +11,20 @@ from typing import Literal
 Transform = Literal["log", "none"]
 
 
+class LayoutError(ValueError):
+    """A layout contradicts itself.
+
+    Args:
+        message: What is wrong.
+        part: With what: ``"columns"``, ``"label"``, ``"numeric"``, ``"table"`` or ``"buckets"``.
+        column: The column that it is about (default: ``None``).
+    """
+
+    def __init__(self, message: str, part: str, column: str | None = None) -> None:
+        super().__init__(message)
+        self.part, self.column = part, column
+
+
 @dataclass(frozen=True)
 class Number:
     """A column of numbers.
@@ -36,11 +50,20 @@ class Table:
         columns: Their names.
         rows: Rows of the table, at most, with a vocabulary.
         storage: Its precision, whatever the run's is; ``None`` for the run's (default: ``None``).
+
+    Raises:
+        ValueError: There are no columns, or ``rows`` is out of range.
     """
 
     columns: tuple[str, ...]
     rows: int
     storage: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise ValueError("a table has no columns: give one, or several to cross")
+        if not 1 <= self.rows < 2**31:
+            raise ValueError(f"table {self.name} has {self.rows} rows: give 1 to 2**31 - 1")
 
     @property
     def name(self) -> str:
@@ -69,7 +92,7 @@ class Layout:
             themselves; nothing is 0 (default: ``False``).
 
     Raises:
-        ValueError: A name is unknown or named twice, or a size is out of range.
+        LayoutError: A name is unknown or named twice, or bounds do not ascend.
     """
 
     columns: tuple[str, ...]
@@ -89,24 +112,24 @@ class Layout:
         self._check_columns()
         for column, bounds in self.buckets.items():
             if not bounds or not all(map(math.isfinite, bounds)) or list(bounds) != sorted(bounds):
-                raise ValueError(f"buckets of {column} are {bounds}: give ascending numbers")
-        for table in self.tables:
-            if not table.columns:
-                raise ValueError("a table has no columns: give one, or several to cross")
-            if not 1 <= table.rows < 2**31:
-                raise ValueError(f"table {table.name} has {table.rows} rows: give 1 to 2**31 - 1")
-        for name in ("tables", "numbers"):
+                message = f"buckets of {column} are {list(bounds)}: give ascending numbers"
+                raise LayoutError(message, "buckets", column)
+        for part, name in (("table", "tables"), ("numeric", "numbers")):
             if not getattr(self, name):
-                raise ValueError(f"there are no {name}: a model needs at least one")
+                raise LayoutError(f"there are no {name}: a model needs at least one", part)
         if set(self.positive) & set(self.negative) or not self.positive or not self.negative:
-            raise ValueError(
-                f"positive={self.positive} and negative={self.negative}: give each label to one"
+            raise LayoutError(
+                f"positive={list(self.positive)} and negative={list(self.negative)}: give each "
+                "label to one",
+                "label",
             )
 
     def _check_columns(self) -> None:
         twice = sorted({name for name in self.columns if self.columns.count(name) > 1})
         if twice:
-            raise ValueError(f"columns repeats {', '.join(twice)}: a name is of one column")
+            raise LayoutError(
+                f"columns repeats {', '.join(twice)}: a name is of one column", "columns"
+            )
         numeric = {number.column for number in self.numbers}
         for where, names in (
             ("label", {self.label}),
@@ -115,9 +138,16 @@ class Layout:
             ("table", self.categories),
         ):
             for name in sorted(names):
-                check_name(where, name, self.columns)
+                problem = unknown(where, name, self.columns)
+                if problem is not None:
+                    raise LayoutError(problem, where, name)
         if self.label in numeric | self.categories:
-            raise ValueError(f"label={self.label} is a feature too: a model would see the answer")
+            part = "numeric" if self.label in numeric else "table"
+            raise LayoutError(
+                f"label={self.label} is a feature too: a model would see the answer",
+                part,
+                self.label,
+            )
 
     @property
     def categories(self) -> set[str]:
@@ -125,11 +155,11 @@ class Layout:
         return {column for table in self.tables for column in table.columns}
 
 
-def check_name(where: str, name: str, known: Iterable[str]) -> None:
-    """Raise ValueError, with the nearest name, unless ``name`` is ``known``."""
+def unknown(where: str, name: str, known: Iterable[str]) -> str | None:
+    """That ``name`` is not ``known``, with the nearest that is; ``None`` if it is."""
     known = list(known)
     if name in known:
-        return
+        return None
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     hint = f": did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{where} names {name!r}, which is unknown{hint}")
+    return f"{where} names {name!r}, which is unknown{hint}"

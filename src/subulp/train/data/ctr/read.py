@@ -9,7 +9,7 @@ from pathlib import Path
 from ..xmc.lines import find, shown, whole_lines
 from .criteo import criteo_layout
 from .dataset import CTRData, ReadOptions, make_data
-from .description import has_header, make_layout, read_description
+from .description import Description, make_layout, read_description
 from .line import split_line
 from .stream import Span, count_lines
 
@@ -64,9 +64,9 @@ def load_data(
         if columns is None:
             raise ValueError("data=csv:... needs a description of its columns: --columns FILE.toml")
         description = read_description(columns)
-        first = int(has_header(description))
+        first = int(description.has_header)
         header = _header(paths[0], description) if first else None
-        layout = make_layout(columns, description, header)
+        layout = make_layout(description, header)
         for path in [*paths[1:], *([test] if test else [])]:
             if first and (other := _header(path, description)) != header:
                 raise ValueError(f"{path}:1: the header is {other}, and {header} in {paths[0]}")
@@ -83,7 +83,7 @@ def _adult(folder: Path | None, options: ReadOptions) -> CTRData:
             raise FileNotFoundError(f"data=adult:{where} has no {name}, nor {name}.gz")
         # The repository's test file begins with a remark.
         spans.append(Span(path, int(_first_line(path).startswith(b"|"))))
-    layout = make_layout(ADULT, read_description(ADULT), None)
+    layout = make_layout(read_description(ADULT), None)
     name = "Adult (bundled)" if folder is None else f"adult:{folder}"
     return make_data(name, layout, spans[:1], spans[1:], options)
 
@@ -112,9 +112,10 @@ def _first_line(path: Path) -> bytes:
     return b""
 
 
-def _header(path: Path, description: dict[str, object]) -> list[str]:
+def _header(path: Path, description: Description) -> list[str]:
     raw = _first_line(path)
-    separator, quote = description.get("separator", ","), description.get("quote", '"')
+    values = description.values
+    separator, quote = values.get("separator", ","), values.get("quote", '"')
     try:
         return split_line(str(separator), str(quote), raw.removeprefix(b"\xef\xbb\xbf"))
     except ValueError as error:
