@@ -71,7 +71,7 @@ def test_without_json_a_table_is_printed(text_file, tmp_path, capsys):
         (["train", "lm", "--steps", "many"], 'unable to convert "many" into int'),
         (["train", "lm", "--stepz", "1"], "Unknown option: --stepz"),
         (["train", "lm", "--dtype", "int4"], 'Choose from: "bf16", "fp16", "e4m3"'),
-        (["train", "lm", "--data", "missing.txt"], "error: data=missing.txt does not exist"),
+        (["train", "lm", "--data", "missing.txt"], "/missing.txt does not exist"),
         (["train", "cnn"], 'Unknown command "cnn"'),
         (["train", "--lr", "3"], "Unknown option: --lr"),
         (["train", "--resume", "run", "--lr", "3"], "takes only --jobs and --json"),
@@ -139,4 +139,4 @@ def test_an_imported_pydantic_leaves_defaults_alone(task, capsys):
     import pydantic  # noqa: F401, PLC0415 - a dependency of a dependency, which others import
 
     assert main(["train", task, "--data", "missing"]) == 2
-    assert "data=missing" in capsys.readouterr().err
+    assert "/missing " in capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_help_explains_every_option(help_of, command):
 def test_options_are_in_groups_with_defaults(help_of, command):
     text = help_of(command)
     groups = ["Options from a file", "What is compared", "Model", "Optimizer", "Measurements"]
-    groups += ["Machine", "Output"]
+    groups += ["Checkpoints", "Machine", "Output"]
     places = [text.index(f"─ {group} ─") for group in groups]
     assert places == sorted(places)
     assert text.count("[default: ") > 10

@@ -23,7 +23,7 @@ from cyclopts.config import Dict
 from rich.console import Console
 
 from ._version import version
-from .train.config import MACHINE, RunConfig
+from .train.config import CHECKPOINTS, MACHINE, RunConfig
 from .train.ctr.config import CTRConfig
 from .train.image.config import ImageConfig
 from .train.lm.config import LMConfig
@@ -104,8 +104,8 @@ class Output:
     config.json of an earlier run; options of the command line count more."""
 
     out: Annotated[Path | None, _OUTPUT] = None
-    """Folder for config.json, metrics.jsonl, summary.json, report.html and the plots; without it,
-    runs/TASK-TIMESTAMP."""
+    """Run directory to make, for config.json, metrics.jsonl, summary.json, report.html, plots and
+    checkpoints; without it, runs/TASK-TIMESTAMP."""
 
     overwrite: Annotated[bool, _OUTPUT] = False
     """Replace an earlier run in --out."""
@@ -185,7 +185,7 @@ def train_ctr(
 @train.default
 def train_resume(
     *task: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    resume: Annotated[Path | None, _OUTPUT] = None,
+    resume: Annotated[Path | None, CHECKPOINTS] = None,
     jobs: Annotated[int | None, MACHINE] = None,
     json: Annotated[bool, _OUTPUT] = False,
 ) -> int:
@@ -415,7 +415,12 @@ def _launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     verbose: Annotated[
         bool,
-        Parameter(name=("--verbose", "-v"), negative=(), help="Show the traceback of an error."),
+        Parameter(
+            name=("--verbose", "-v"),
+            negative=(),
+            group=_OUTPUT.group,
+            help="Show the traceback of an error.",
+        ),
     ] = False,
 ) -> int:
     try:

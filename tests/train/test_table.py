@@ -37,6 +37,12 @@ def test_without_a_baseline_nothing_is_compared():
     assert "vs" not in render([summary("kahan"), summary("nearest")])
 
 
+def test_a_drop_below_a_baseline_that_is_not_there_is_no_divergence():
+    drop = Metric("accuracy_drop", "drop", "{:.2f}", "Drop", "%", drop_of="accuracy")
+    run = dataclasses.replace(summary("int8"), metrics={"accuracy_drop": math.nan})
+    assert "diverged" not in render([run], metrics=(drop,))
+
+
 def test_a_diverged_run_says_so():
     assert "diverged" in render([summary("master"), summary("nearest", perplexity=math.inf)])
 

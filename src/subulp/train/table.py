@@ -147,7 +147,11 @@ def _metric(metric: Metric, runs: Sequence[Summary]) -> str:
     # Of mixtures of representations, which not every variant has.
     if metric.name not in runs[0].metrics:
         return ""
-    return _spread(metric.style, (metric.factor * s.metrics[metric.name] for s in runs))
+    values = [metric.factor * s.metrics[metric.name] for s in runs]
+    # A drop below the baseline, where there is none.
+    if metric.drop_of is not None and not all(map(math.isfinite, values)):
+        return "-"
+    return _spread(metric.style, values)
 
 
 def _excess(metric: Metric, summaries: Sequence[Summary], runs: Sequence[Summary]) -> str:

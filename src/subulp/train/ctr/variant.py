@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..data.ctr.layout import Precision
+
 if TYPE_CHECKING:
     from ...nn import EmbeddingTable
 
-Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "int2"]
 Rounding = Literal["nearest", "stochastic"]
 Policy = Literal["lfu", "lru"]
 

@@ -39,7 +39,7 @@ from typing import Any, get_args
 
 from ...json_text import is_number
 from ...toml_file import Place, lines_of, parse_toml, read_bytes
-from .layout import Layout, LayoutError, Number, Table, Transform, unknown
+from .layout import Layout, LayoutError, Number, Precision, Table, Transform, unknown
 
 _STRINGS, _NUMBERS = "a list of strings", "a list of numbers"
 _TOP = {
@@ -192,10 +192,7 @@ def _layout(values: dict[str, Any], header: Sequence[str] | None) -> Layout:
 def _numbers(values: dict[str, Any]) -> Iterator[Number]:
     for place, entry in _entries(values, "numeric", _NUMERIC):
         how = entry.get("transform", "log")
-        if how not in get_args(Transform):
-            raise _WrongError(
-                f"numeric.transform={how!r} is unknown: use 'log' or 'none'", (*place, "transform")
-            )
+        _check_choice((*place, "transform"), how, get_args(Transform))
         for column in entry["columns"]:
             yield Number(column, how, entry.get("standardise", False))
 
@@ -204,6 +201,8 @@ def _table(place: Place, entry: dict[str, Any]) -> Table:
     if "rows" not in entry:
         named = ", ".join(entry["columns"])
         raise _WrongError(f"the table of {named} has no rows: say how many", place)
+    if "storage" in entry:
+        _check_choice((*place, "storage"), entry["storage"], get_args(Precision))
     try:
         return Table(tuple(entry["columns"]), entry["rows"], entry.get("storage"))
     except ValueError as error:
@@ -236,6 +235,11 @@ def _check(place: Place, values: dict[str, Any], known: dict[str, str]) -> None:
         if problem is not None:
             raise _WrongError(problem, (*place, name))
         _check_value((*place, name), value, known[name])
+
+
+def _check_choice(place: Place, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise _WrongError(f"{_words(place)}={value!r} is unknown: use {', '.join(known)}", place)
 
 
 def _words(place: Place) -> str:

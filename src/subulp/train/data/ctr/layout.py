@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "int2"]
 Transform = Literal["log", "none"]
 
 
@@ -57,7 +58,7 @@ class Table:
 
     columns: tuple[str, ...]
     rows: int
-    storage: str | None = None
+    storage: Precision | None = None
 
     def __post_init__(self) -> None:
         if not self.columns:
