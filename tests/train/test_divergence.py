@@ -3,10 +3,12 @@
 import dataclasses
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
 
+from subulp.nn import CachedEmbeddingBag, RowTable
 from subulp.train import loop
 from subulp.train.comparison import compare
 from subulp.train.ctr.config import CTRConfig
@@ -14,7 +16,10 @@ from subulp.train.ctr.task import load as load_ctr
 from subulp.train.lm import task as lm_task
 from subulp.train.loop import run
 from subulp.train.metrics import Record
+from subulp.train.run_checkpoints import RunCheckpoints
+from subulp.train.run_state import not_finite
 from subulp.train.task import task_of
+from subulp.train.xmc.renee import ReneeClassifier
 from tests.train.ctr.support import SMALL as SMALL_CTR
 from tests.train.ctr.support import write_clicks
 from tests.train.resuming import results
@@ -116,6 +121,82 @@ def test_the_limit_is_a_hundred_unless_told_otherwise(small, poison, monkeypatch
     config = small(nonfinite="skip")
     with pytest.raises(FloatingPointError, match="4 steps in a row were left out"):
         run(config, data_of(config), "nearest", 0)
+
+
+# ------------------------------------------------------------------- checkpoints that are finite
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_no_checkpoint_holds_what_is_not_finite(small, poison, tmp_path, asked):
+    """Fused, gradients are not looked at: the loss of step 5 is finite, and its weights are not."""
+    poison(lambda step, lr: math.nan if step == 5 else 1)
+    every = {"checkpoint_every": 0 if asked else 1}
+    config = small(fuse_backward=True, precision=("nearest",), eval_every=100, **every)
+    steps = iter(range(1, 100))
+
+    def trained(config, out):
+        checkpoints = RunCheckpoints(out, config, "nearest", 0)
+        stop = (lambda: next(steps) == 5) if asked else (lambda: False)
+        run(config, data_of(config), "nearest", 0, checkpoints=checkpoints, stop=stop)
+
+    message = r"step 5 \(loss \d.*\): a weight of 'blocks.0.mlp.up.weight' is not finite, so no che"
+    with pytest.raises(FloatingPointError, match=message):
+        trained(config, tmp_path / "out")
+    found = sorted(path.name for path in (tmp_path / "out").rglob("step-*"))
+    assert found == ([] if asked else ["step-00000003", "step-00000004"])
+    if not asked:
+        trained(dataclasses.replace(config, nonfinite="propagate"), tmp_path / "on")
+        assert len(list((tmp_path / "on").rglob("step-*"))) == 2
+
+
+def _renee(value):
+    head = ReneeClassifier(4, 3, 0)
+    head.weight.data[2, 1] = value
+    return head
+
+
+def _linear(value):
+    layer = torch.nn.Linear(4, 3).to(torch.bfloat16)
+    layer.bias.data[2] = value
+    return layer
+
+
+def _rows(storage, value):
+    table = RowTable(3, 4, storage, precise_rows=1 if storage == "e4m3" else 0)
+    if isinstance(value, float):
+        table.store(0, torch.full((3, 4), value))
+    return table
+
+
+def _remainder(value):
+    table = RowTable(3, 4, "bf16", precise_rows=2)
+    table.remainder[1, 3] = value
+    return table
+
+
+def _cache(value):
+    bag = CachedEmbeddingBag(64, 4, storage="int4", cache_fraction=0.5)
+    bag.tables[0].cache[3, 1] = value
+    return bag
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (_renee, "model.weight"),
+        (_linear, "model.bias"),
+        (_remainder, "model"),
+        (_cache, "model.tables.0.cache"),
+        (partial(_rows, "int8"), "model"),
+        (partial(_rows, "int2"), "model"),
+        (partial(_rows, "e4m3"), "model"),
+        (partial(_rows, (4, 3)), "model"),
+    ],
+)
+def test_a_weight_of_any_kind_is_found(make, name, value):
+    assert not_finite(torch.nn.ModuleDict({"model": make(1.0)})) is None
+    assert not_finite(torch.nn.ModuleDict({"model": make(value)})) == name
 
 
 # ------------------------------------------------------------------------------------- going back

@@ -47,6 +47,19 @@ def test_a_diverged_run_says_so():
     assert "diverged" in render([summary("master"), summary("nearest", perplexity=math.inf)])
 
 
+def test_steps_that_were_left_out_and_rollbacks_are_told():
+    assert "left out" not in render([summary("nearest")])
+    changes = ({"skipped_steps": 1200}, {"skipped_steps": 34, "rollbacks": 2}, {})
+    names = ("nearest", "nearest", "kahan")
+    runs = [
+        dataclasses.replace(summary(name, seed), **change)
+        for seed, (name, change) in enumerate(zip(names, changes, strict=True))
+    ]
+    text = " ".join(render(runs).split())
+    assert "Steps that were left out, being not finite: nearest 1,234." in text
+    assert "Times that runs went back to a checkpoint, with smaller steps: nearest 2." in text
+
+
 def test_a_narrow_console_gets_whole_numbers_in_two_parts():
     runs = [summary("master"), summary("extra-bits-12-stochastic", perplexity=8.08)]
     wide, narrow = render(runs), render(runs, width=80)

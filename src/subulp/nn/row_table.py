@@ -150,6 +150,15 @@ class RowTable(nn.Module):
             values[: kept.shape[0]].add_(kept)
         return values
 
+    def floats(self) -> list[Tensor]:
+        """All floating-point numbers that weights are made of: stored ones or, of rows of integers,
+        scales and biases as a copy; and remainders.
+        """
+        codes = self.codes.detach()
+        if self.bits:
+            codes = codes[:, :PARAMETER_BYTES].contiguous().view(torch.float32)
+        return [codes] if self.remainder is None else [codes, self.remainder]
+
     @torch.no_grad()
     def store(self, start: int, values: Tensor) -> None:
         """Round FP32 ``(count, dim)`` weights to nearest into the rows from ``start`` on."""

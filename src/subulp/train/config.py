@@ -152,8 +152,8 @@ class RunConfig:
     as high, and needs --checkpoint-every."""
 
     max_skips: Annotated[int | None, OPTIMIZER] = None
-    """Steps in a row that may be left out because they are not finite, before the run ends; without
-    it 100."""
+    """Steps in a row that may be left out because they are not finite, under --nonfinite skip or by
+    a scaler of the loss, before the run ends; without it 100."""
 
     max_rollbacks: Annotated[int | None, OPTIMIZER] = None
     """Times that a run goes back under --nonfinite rollback, before it ends; without it 5."""
@@ -199,7 +199,7 @@ class RunConfig:
                 "other: it goes back to a checkpoint at a known step; give checkpoint_every"
             )
         for name, used, needed in (
-            ("max_skips", self.may_skip, "steps are left out under nonfinite=skip"),
+            ("max_skips", self.may_skip, "steps are left out under nonfinite=skip, or by a scaler"),
             ("max_rollbacks", back, "runs go back under nonfinite=rollback"),
         ):
             value = getattr(self, name)

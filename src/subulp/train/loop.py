@@ -18,7 +18,7 @@ from ..diagnostics.memory import track_memory
 from .config import RunConfig
 from .metrics import Record, Summary
 from .run_checkpoints import RunCheckpoints, run_name
-from .run_state import Tally, restore, state_of
+from .run_state import Tally, not_finite, restore, state_of
 from .stopping import Stopped
 from .task import Task, Workload, task_of
 
@@ -163,6 +163,14 @@ class _Training:
 
     def _save(self, value: float | None, *, asked: bool = False) -> None:
         assert self._checkpoints is not None
+        # Losses are not looked at in every step, nor gradients in every run; whoever goes on from a
+        # checkpoint relies on it.
+        named = None if self._config.nonfinite == "propagate" else not_finite(self.work.model)
+        if named is not None:
+            raise FloatingPointError(
+                f"a weight of {named!r} is not finite, so no checkpoint was written; lower the "
+                "learning rate, or pass nonfinite=propagate to let the run go on"
+            )
         state = state_of(self.work, self._schedulers, self._watch, self.tally, self._device)
         self._checkpoints.write(self.tally.step, value, state, asked=asked)
 
@@ -188,17 +196,21 @@ class _Training:
                 self.tally.step += 1
                 try:
                     self._step(descend)
+                    value = self._quality_now()
+                    saved = self._save_if_due(value)
+                    stopping = self.tally.step < self.work.steps and stop()
+                    if stopping and self._checkpoints is not None and not saved:
+                        self._save(value, asked=True)
                 except FloatingPointError as error:
                     raise self._located(error) from error
-                evaluated = self._evaluates
-                value = self.tally.metrics[self._quality] if evaluated else None
-                value = value if value is not None and math.isfinite(value) else None
-                saved = self._save_if_due(value)
-                if self.tally.step < self.work.steps and stop():
-                    if self._checkpoints is not None and not saved:
-                        self._save(value, asked=True)
+                if stopping:
                     raise Stopped(self.tally.step)
         return self._summary()
+
+    def _quality_now(self) -> float | None:
+        """The first metric, if the step measured it and it is finite."""
+        value = self.tally.metrics[self._quality] if self._evaluates else math.nan
+        return value if math.isfinite(value) else None
 
     @property
     def _evaluates(self) -> bool:
@@ -208,7 +220,7 @@ class _Training:
     def _step(self, descend: Callable[[Tensor], None]) -> None:
         config, work, tally, step = self._config, self.work, self.tally, self.tally.step
         lr = float(self._schedulers[0].get_last_lr()[0])
-        seen, skipped = len(self._watch.history), work.optimizer.skipped_steps
+        seen, skipped = len(self._watch.history), work.skipped_steps()
         watching = (step - 1) % config.watch_every == 0
         logged = self._evaluates or watching or step % config.log_every == 0
         started = time.perf_counter()
@@ -230,7 +242,7 @@ class _Training:
         if known:
             tally.losses.append((step, value))
             self._check_loss(value)
-        self._check_skips(work.optimizer.skipped_steps > skipped)
+        self._check_skips(work.skipped_steps() > skipped)
         if known and math.isfinite(value):
             tally.last_finite = (step, value)
         for scheduler in self._schedulers:
@@ -253,6 +265,7 @@ class _Training:
                 mix=work.mix() if self._evaluates and work.mix else None,
                 variant=self._variant,
                 rollbacks=tally.rollbacks or None,
+                skipped_steps=work.skipped_steps() or None,
                 **(_descent(measured[-1]) if measured else {}),
             )
             tally.records.append(record)
@@ -299,7 +312,7 @@ class _Training:
             seconds_per_step=tally.seconds_per_step(),
             **_mean_descent([_descent(entry) for entry in self._watch.history]),
             steps=work.steps,
-            skipped_steps=optimizer.skipped_steps,
+            skipped_steps=work.skipped_steps(),
             rollbacks=tally.rollbacks,
             parameters=work.parameters or sum(p.numel() for p in work.model.parameters()),
             simulated=work.simulated,

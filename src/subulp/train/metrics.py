@@ -73,6 +73,8 @@ class Record:
             them apart.
         rollbacks: Times that the run had gone back to a checkpoint, with smaller steps; ``None``
             before the first.
+        skipped_steps: Steps so far that were left out because they were not finite; ``None`` before
+            the first.
     """
 
     precision: str
@@ -89,6 +91,7 @@ class Record:
     mix: list[dict[str, Any]] | None = None
     variant: str | None = None
     rollbacks: int | None = None
+    skipped_steps: int | None = None
 
     @property
     def name(self) -> str:
@@ -114,7 +117,8 @@ class Summary:
         descent_share: Mean of ``effective_descent_quality / update_norm`` over the watched steps.
         lost_arithmetic: Mean share of lost updates over the watched steps.
         steps: Training steps.
-        skipped_steps: Those that ``nonfinite="skip"`` left out.
+        skipped_steps: Those that were left out because they were not finite, by
+            ``nonfinite="skip"`` or by a scaler of the loss.
         parameters: Number of parameters of the model.
         simulated: The storage is wider than the format that it stands for: memory and time mean
             nothing.

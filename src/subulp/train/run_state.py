@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..diagnostics.watch import Watch
+from ..nn.cached_table import CachedTable
+from ..nn.row_table import RowTable
+from ..ops.all_finite import all_finite
 from .metrics import Record
 from .saved_state import numbers
 from .task import Workload
@@ -157,6 +160,24 @@ def restore(
             torch.cuda.set_rng_state(state["random"]["cuda"].clone())
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"the checkpoint does not fit this run: {error}") from error
+
+
+def not_finite(model: nn.Module) -> str | None:
+    """The name of a module or parameter with a weight that is not finite; ``None`` without one."""
+    found: dict[str, list[Tensor]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, RowTable):
+            found[name] = module.floats()
+        elif isinstance(module, CachedTable):
+            found[f"{name}.cache"] = [module.cache]
+    tables = tuple(f"{name}." for name in found)
+    for name, parameter in model.named_parameters():
+        if not name.startswith(tables):
+            found[name] = [parameter.detach()]
+    # One pass over all; the second one is for a run that ends.
+    if all_finite([tensor for tensors in found.values() for tensor in tensors]):
+        return None
+    return next(name for name, tensors in found.items() if not all_finite(tensors))
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:

@@ -50,10 +50,12 @@ def print_comparison(
     )
     if any(s.simulated for s in summaries):
         caption += " A format that is simulated in wider storage has no bytes of its own."
-    if any(s.rollbacks for s in summaries):
-        counts = {name: sum(s.rollbacks for s in runs) for name, runs in by_name(summaries).items()}
-        told = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        caption += f" Times that runs went back to a checkpoint, with smaller steps: {told}."
+    skipped = _counts(summaries, lambda summary: summary.skipped_steps)
+    if skipped:
+        caption += f" Steps that were left out, being not finite: {skipped}."
+    rollbacks = _counts(summaries, lambda summary: summary.rollbacks)
+    if rollbacks:
+        caption += f" Times that runs went back to a checkpoint, with smaller steps: {rollbacks}."
     whole = _table(summaries, [*quality, *cost], title, caption)
     # Measured as if there were room: rich cuts a measure to the width of the console.
     roomy = console.options.update_width(1000)
@@ -62,6 +64,12 @@ def print_comparison(
         return
     console.print(_table(summaries, quality, title, None))
     console.print(_table(summaries, cost, None, caption))
+
+
+def _counts(summaries: Sequence[Summary], count: Callable[[Summary], int]) -> str:
+    """The sum over seeds of each variant that has one."""
+    sums = {name: sum(map(count, runs)) for name, runs in by_name(summaries).items()}
+    return ", ".join(f"{name} {value:,}" for name, value in sums.items() if value)
 
 
 def _quality_columns(metrics: Sequence[Metric], summaries: Sequence[Summary]) -> list[_Column]:

@@ -61,6 +61,8 @@ class Workload:
             passes (default: ``None``).
         mix: What mixtures of representations decided since the last call, for ``Record.mix``
             (default: there are none).
+        left_out: Steps that a part with a scaler of its own left out, those of ``optimizer`` being
+            others (default: there is none).
         parts: What else changes from step to step, such as the place in the data, by name; a run
             is resumed from their states and those of model, optimizers and scaler (default: none).
     """
@@ -81,7 +83,12 @@ class Workload:
     parameters: int | None = None
     steps_per_epoch: int | None = None
     mix: Callable[[], list[dict[str, Any]]] | None = None
+    left_out: Callable[[], int] | None = None
     parts: dict[str, Part] = field(default_factory=dict)
+
+    def skipped_steps(self) -> int:
+        """Steps so far that were left out because they were not finite."""
+        return self.optimizer.skipped_steps + (self.left_out() if self.left_out else 0)
 
 
 class Task(Protocol):

@@ -180,6 +180,16 @@ def test_a_run_that_diverged(tmp_path):
 EVIL = "<script>alert(1)</script>\"'&amp; \x00 \ud800"
 
 
+def test_steps_that_were_left_out_and_rollbacks_are_told(tmp_path):
+    summary = lm_summary(seeds=(0,))
+    summary["runs"][0] |= {"skipped_steps": 7, "rollbacks": 2}
+    records = [{**record, "skipped_steps": 7} for record in lm_records(seeds=(0,))]
+    text = Page(render([write_run(tmp_path / "run", LM, records, summary)])).text
+    name = f"{summary['runs'][0]['precision']}, seed 0"
+    assert f"{name}: 7 of 300 steps were left out, with gradients that were not finite." in text
+    assert f"{name} went back to a checkpoint 2 times, with smaller steps." in text
+
+
 def test_every_text_is_escaped(tmp_path):
     summary = lm_summary({EVIL: 0.0, "master": 0.0})
     summary["data"] = {"name": EVIL, EVIL: 1, "skipped_lines": 1, "first_skipped": EVIL}

@@ -192,6 +192,26 @@ def test_renee_leaves_out_a_step_that_overflows_and_halves_the_factor(monkeypatc
     assert scales == [(True, 16), (True, 15), (False, 15), (False, 15), (False, 16), (True, 15)]
 
 
+@pytest.mark.parametrize("fuse_backward", [False, True])
+def test_steps_that_renees_scaler_leaves_out_are_counted_and_limited(
+    config, monkeypatch, fuse_backward
+):
+    monkeypatch.setattr("subulp.train.xmc.renee.INITIAL_LOSS_SCALE", 2.0**24)
+    changes = {"precision": ("renee",), "fuse_backward": fuse_backward, "log_every": 1}
+    config = dataclasses.replace(config, **changes)
+    records = []
+    skipped = run(config, load(config), "renee", 0, records.append).skipped_steps
+    assert 3 < skipped < len(records)
+    counts = [record.skipped_steps for record in records]
+    assert counts == [min(step, skipped) for step in range(1, len(records) + 1)]
+    enough = dataclasses.replace(config, max_skips=skipped + 1)
+    assert run(enough, load(config), "renee", 0).skipped_steps == skipped
+    with pytest.raises(FloatingPointError, match=r"step 3 .*: 3 steps in a row were left out"):
+        run(dataclasses.replace(config, max_skips=3), load(config), "renee", 0)
+    with pytest.raises(ValueError, match="max_skips=3 has no effect"):
+        dataclasses.replace(config, precision=("fp32",), max_skips=3)
+
+
 def test_the_encoder_gives_a_sane_norm_and_constants():
     torch.manual_seed(0)
     encoder = BagEncoder(50, 3, 16, 2, 0.0)

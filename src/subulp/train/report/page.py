@@ -149,12 +149,16 @@ def _notes(group: Group) -> list[str]:
         bad = [r.seed for r in variant.results if any(map(math.isnan, _shown(r.metrics)))]
         if bad:
             notes.append(f"{variant.name}: not finite with seed {', '.join(map(str, bad))}.")
-        skipped = [s for s in variant.summaries if s.skipped_steps]
-        for summary in skipped:
-            notes.append(
-                f"{variant.name}, seed {summary.seed}: {summary.skipped_steps:,} of "
-                f"{summary.steps:,} steps were left out, with gradients that were not finite."
-            )
+        for summary in variant.summaries:
+            name = f"{variant.name}, seed {summary.seed}"
+            if summary.skipped_steps:
+                notes.append(
+                    f"{name}: {summary.skipped_steps:,} of {summary.steps:,} steps were left out, "
+                    "with gradients that were not finite."
+                )
+            if summary.rollbacks:
+                times = _plural(summary.rollbacks, "time")
+                notes.append(f"{name} went back to a checkpoint {times}, with smaller steps.")
     if any(s.simulated for v in group.variants for s in v.summaries):
         notes.append("A format that is simulated in wider storage has no bytes or time of its own.")
     return notes

@@ -234,5 +234,6 @@ def _summary(found: Any, where: str, options: set[str]) -> Summary:
         simulated=get("simulated", bool, False),
         seconds_per_epoch=get("seconds_per_epoch", _measured, None),
         variant=get("variant", str, None),
+        rollbacks=get("rollbacks", _count, 0),
         settings={n: get(n, _plain) for n in sorted(options & set(found) - _OF_SUMMARY)},
     )

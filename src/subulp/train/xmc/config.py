@@ -169,6 +169,11 @@ class XMCConfig(LinearConfig):
             check_range(name, getattr(self, name), 0)
 
     @property
+    def may_skip(self) -> bool:
+        """Whether steps that are not finite may be left out: the scaler of ``renee`` does so."""
+        return "renee" in self.precision or super().may_skip
+
+    @property
     def linear_choices(self) -> tuple[str, ...]:
         """What ``linear`` may name: torchao's layers too."""
         return get_args(Linear)

@@ -27,7 +27,8 @@ class ReneeClassifier(nn.Module):
     learning rate of :class:`subulp.optim.RowSGD`. Products are computed in FP32 from FP16 operands
     where FP16 units are missing.
 
-    A step whose gradient overflows FP16 is left out, and the factor on the loss is halved.
+    A step whose gradient overflows FP16 is left out and counted, and the factor on the loss is
+    halved.
 
     Args:
         dim: Size of an embedding.
@@ -45,6 +46,7 @@ class ReneeClassifier(nn.Module):
         self.row_optimizer: Any = None
         self.register_buffer("loss_scale", torch.tensor(INITIAL_LOSS_SCALE))
         self.register_buffer("finite_steps", torch.tensor(0))
+        self.register_buffer("skipped_steps", torch.tensor(0))
 
     def count(self, finite: bool) -> None:
         """Adapt the factor on the loss to a step that was finite or not."""
@@ -52,6 +54,7 @@ class ReneeClassifier(nn.Module):
         if not finite:
             steps.zero_()
             scale.div_(2)
+            self.get_buffer("skipped_steps").add_(1)
             return
         steps.add_(1)
         if steps % GROWTH_INTERVAL == 0:

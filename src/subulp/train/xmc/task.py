@@ -249,6 +249,7 @@ def build(
         simulated=storage is not None and storage.simulated,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=None if mix is None else mix.recent,
+        left_out=None if storage else lambda: int(head.get_buffer("skipped_steps")),
         parts={"batches": batches, **({} if mix is None else {"mix": mix})},
     )
 
