@@ -5,6 +5,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -179,11 +180,35 @@ def test_other_data_are_refused(small, text_file, tmp_path, monkeypatch):
         resume(tmp_path / "out")
 
 
+def test_data_that_has_moved(small, text_file, tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.txt"
+    text.write_bytes(text_file.read_bytes())
+    whole = compare(small(data=text), out=tmp_path / "whole", jobs=1)
+    stopped_after(2, monkeypatch)
+    with pytest.raises(Interrupted):
+        compare(small(data=text), out=tmp_path / "out", jobs=1)
+    monkeypatch.undo()
+    text.rename(tmp_path / "moved.txt")
+    assert main(["train", "--resume", str(tmp_path / "out")]) == 2
+    path = tmp_path / "out" / "config.json"
+    message = f"text.txt does not exist.*; if the data has moved, change its path in {path}\n"
+    assert re.search(message, capsys.readouterr().err)
+    path.write_text(path.read_text().replace("text.txt", "moved.txt"))
+    assert numbers(resume(tmp_path / "out", jobs=1)) == numbers(whole)
+
+
 def test_a_damaged_result_is_named(stopped):
     path = stopped / "checkpoints" / "master-seed-0" / "finished.json"
     path.write_text(path.read_text()[:-20])
     with pytest.raises(ValueError, match=r"finished\.json is damaged .*: remove it"):
         resume(stopped)
+
+
+def test_a_damaged_configuration_is_named(stopped, capsys):
+    path = stopped / "config.json"
+    path.write_text(path.read_text()[:300])
+    assert main(["train", "--resume", str(stopped)]) == 2
+    assert re.search(rf"error: {path}:\d+: expected a JSON object", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "other"])

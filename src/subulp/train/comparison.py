@@ -19,7 +19,15 @@ from .metrics import Metric, Record, Summary, with_drops
 from .parallel import Start, default_jobs, run_all
 from .progress import Plan, Reporter
 from .run_checkpoints import run_name
-from .run_directory import DESCENT_PLOT, LOSS_PLOT, MIXES, REPORT, RunDirectory, summary_object
+from .run_directory import (
+    CONFIG,
+    DESCENT_PLOT,
+    LOSS_PLOT,
+    MIXES,
+    REPORT,
+    RunDirectory,
+    summary_object,
+)
 from .stopping import resume_command, stop_requests
 from .task import metrics_of, task_of
 
@@ -125,7 +133,7 @@ def resume(
             found = _comparison(config, opened, ended["data"], names, before)
             return replace(found, was_complete=True)
         device = resolve_device(config.device)
-        data = task_of(config).load(config)
+        data = _same_data(config, opened)
         if task_of(config).digest(data) != digest:
             raise ValueError(
                 f"resume={directory} was begun on other data than data={config.data or 'bundled'} "  # type: ignore[attr-defined]
@@ -135,6 +143,17 @@ def resume(
         runs = [Start(*name, before.begins.get(name)) for name in names]
         runs = [start for start in runs if (start.variant, start.seed) not in before.summaries]
         return _train(config, data, opened, runs, _jobs(jobs, len(runs), device), before, reporter)
+
+
+def _same_data(config: RunConfig, directory: RunDirectory) -> Any:
+    """The data of a comparison that is resumed."""
+    try:
+        return task_of(config).load(config)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"resume={directory.path}: {error}; if the data has moved, change its path in "
+            f"{directory.path / CONFIG}"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,9 @@ class RunConfig:
     decides: ClassVar[tuple[str, ...]] = ()
     """Fields on which the defaults of others depend."""
 
+    data_fields: ClassVar[tuple[str, ...]] = ("data",)
+    """Fields that say where the data is; what it is, a digest says."""
+
     precision: Annotated[tuple[str, ...], NAMES]
     """What to compare, separated by commas."""
 

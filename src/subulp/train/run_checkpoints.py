@@ -70,8 +70,9 @@ class RunCheckpoints:
         self.folder = folder / run_name(variant, seed)
         self._every, self._keep = config.checkpoint_every, config.keep_checkpoints
         self._sign = 1.0 if task_of(config).METRICS[0].higher_is_better else -1.0
-        # The device is "auto" at first, and what that meant when the run is resumed.
-        fields = plain_fields(config) | {"device": None}
+        # The device is "auto" at first, and what that meant when the run is resumed; and the data
+        # may have moved.
+        fields = plain_fields(config) | dict.fromkeys(("device", *config.data_fields))
         self._header = Header(config.task, variant, seed, 0, fields)
         self._clock, self._last = clock, clock()
         self._best: float | None = None

@@ -108,10 +108,14 @@ class RunDirectory:
 
         Raises:
             FileNotFoundError: There is no such folder, or it holds no run.
+            ValueError: ``config.json`` is damaged.
             BlockingIOError: Another process trains there.
             OSError: It cannot be written.
         """
         if task_of_run(path) is None:
+            if (path / CONFIG).is_file():
+                # If that can be read, it is of something else.
+                read_object(path / CONFIG)
             raise FileNotFoundError(
                 f"resume={path} holds no run: give the run directory that `subulp train` wrote"
             )

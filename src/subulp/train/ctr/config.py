@@ -39,6 +39,7 @@ class CTRConfig(RunConfig):
 
     task: ClassVar[str] = "ctr"
     decides: ClassVar[tuple[str, ...]] = ("preset", "data")
+    data_fields: ClassVar[tuple[str, ...]] = ("data", "test", "columns")
 
     preset: Annotated[str | None, COMPARED] = None
     """Published sizes for Criteo's data: criteo-kaggle, criteo-kaggle-16 or criteo-terabyte. What

@@ -323,6 +323,14 @@ def test_what_is_no_description(tmp_path, clicks):
         load_data(clicks[0], PLAIN, columns=large)
 
 
+def test_a_description_is_part_of_the_digest(clicks):
+    data, columns = clicks
+    digests = {load_data(data, PLAIN, columns=columns).digest for _ in range(2)}
+    columns.write_text(COLUMNS.replace("standardise = true", "standardise = false"))
+    assert load_data(data, PLAIN, columns=columns).digest not in digests
+    assert len(digests) == 1
+
+
 def test_a_bad_line_of_a_table_has_its_place(clicks, tmp_path):
     (tmp_path / "clicks.csv").write_text(CLICKS + '1,2,"a,DE\n')
     with pytest.raises(ValueError, match=r"clicks.csv:9: .*quoted field must end on its line"):

@@ -118,7 +118,7 @@ def make_data(
         parts["test"],
         encode,
         share,
-        digest(digests),
+        digest([*digests, repr(layout)]),
         bad.count,
         bad.first,
     )
