@@ -61,12 +61,18 @@ class Tables:
 
 
 def make(
-    storage: str, rule: str, *, dim: int = 35, rounding: str = "stochastic", rows: int = 150
+    storage: str,
+    rule: str,
+    *,
+    dim: int = 35,
+    rounding: str = "stochastic",
+    rows: int = 150,
+    ways: int = 8,
 ) -> Tables:
     """One table of each policy and kind of cache; the last two features share a table."""
     configs = [
         EmbeddingTable(rows, dim, storage, 0.0, rounding=rounding),
-        EmbeddingTable(rows + 3, dim, storage, 0.2, "lfu", 8, rounding=rounding),
+        EmbeddingTable(rows + 3, dim, storage, 0.2, "lfu", ways, rounding=rounding),
         EmbeddingTable(rows - 7, dim + 1, storage, 0.2, "lru", 4, rounding, "mixed"),
         EmbeddingTable(rows, dim, storage, 0.1, "lru", 1, rounding=rounding),
         EmbeddingTable(rows, dim, storage, 0.1, "lfu", 1, rounding, "mixed"),
@@ -87,10 +93,12 @@ def make(
     return Tables(tables, accumulators, [0, 1, 2, 3, 4, 1], evictions)
 
 
-def batch(tables: Tables, step: int, bags: int = 9, weighted: bool = True) -> tuple:
+def batch(
+    tables: Tables, step: int, bags: int = 9, weighted: bool = True, longest: int = 8
+) -> tuple:
     """Row numbers of which few are frequent, offsets, weights and a gradient."""
     generator = torch.Generator().manual_seed(100 + step)
-    lengths = torch.randint(0, 9, (len(tables.features) * bags,), generator=generator)
+    lengths = torch.randint(0, longest + 1, (len(tables.features) * bags,), generator=generator)
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
     feature = torch.arange(len(tables.features)).repeat_interleave(bags)
     rows = torch.tensor([tables.tables[t].table.rows for t in tables.features])
@@ -101,11 +109,13 @@ def batch(tables: Tables, step: int, bags: int = 9, weighted: bool = True) -> tu
     return values, offsets, weights, torch.randn(bags, width, generator=generator)
 
 
-def train(tables: Tables, steps: int, bags: int = 9, weighted: bool = True) -> dict[str, Tensor]:
+def train(
+    tables: Tables, steps: int, bags: int = 9, weighted: bool = True, longest: int = 8
+) -> dict[str, Tensor]:
     """The state after some steps, and what was looked up before each of them."""
     seen = {}
     for step in range(1, steps + 1):
-        values, offsets, weights, grad = batch(tables, step, bags, weighted)
+        values, offsets, weights, grad = batch(tables, step, bags, weighted, longest)
         out, statistics = embedding_pool(*tables.pool(values, offsets, weights))
         seen |= {f"out{step}": out, f"statistics{step}": statistics}
         seen[f"weights{step}"] = embedding_weight_grad(*tables.weight_grad(values, offsets, grad))

@@ -25,9 +25,9 @@ def same(a: dict, b: dict) -> None:
             assert np.array_equal(patterns(x), patterns(y)), name
 
 
-def run(backend: str, *arguments, steps=3, bags=9, weighted=True, **named) -> dict:
+def run(backend: str, *arguments, steps=3, bags=9, weighted=True, longest=8, **named) -> dict:
     with environment(SUBULP_BACKEND=backend), np.errstate(all="ignore"):
-        return train(make(*arguments, **named), steps, bags, weighted)
+        return train(make(*arguments, **named), steps, bags, weighted, longest)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,17 @@ def test_the_kernels_are_the_reference(storage, rounding, rule, dim):
     for isa in isas():
         with environment(SUBULP_ISA=isa):
             same(run("cpu", storage, rule, dim=dim, rounding=rounding), expected)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("storage", ["int4", "fp16"])
+def test_long_bags_of_wide_rows(storage, weighted):
+    """More rows, columns, ways and lookups than a kernel takes at a time."""
+    sizes = {"dim": 200, "rows": 400, "ways": 32, "bags": 4, "longest": 150, "steps": 2}
+    expected = run("reference", storage, "rowwise", weighted=weighted, **sizes)
+    for isa in isas():
+        with environment(SUBULP_ISA=isa), threads(2):
+            same(run("cpu", storage, "rowwise", weighted=weighted, **sizes), expected)
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -119,8 +130,10 @@ def test_a_row_number_out_of_range_is_named(backend):
     bad = values.clone()
     bad[int(offsets[9]) + 1] = 153
     bad[-1] = -1
-    with environment(SUBULP_BACKEND=backend), pytest.raises(IndexError, match=r"153 .*feature 1"):
-        embedding_pool(*tables.pool(bad, offsets, weights))
+    refused = pytest.raises(IndexError, match=r"153 .*feature 1")
+    for isa in isas() if backend == "cpu" else ["plain"]:
+        with environment(SUBULP_BACKEND=backend, SUBULP_ISA=isa), refused:
+            embedding_pool(*tables.pool(bad, offsets, weights))
 
 
 DEFAULT = ("test_schema", "test_autograd_registration", "test_faketensor")
