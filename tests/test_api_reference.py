@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -11,23 +10,21 @@ import pytest
 pdoc = pytest.importorskip("pdoc")
 render = pytest.importorskip("pdoc.render")
 
+ROOT = Path(__file__).parent.parent
 MODULES = ("numerics", "ops", "optim", "nn", "diagnostics")
 
 
 @pytest.fixture(scope="module")
 def pages():
     modules = {}
-    with warnings.catch_warnings():
-        # Annotations that only a type checker can resolve stay as they are written.
-        warnings.simplefilter("ignore")
-        render.configure(docformat="google")
-        for name in MODULES:
-            found = importlib.import_module(f"subulp.{name}")
-            modules[name] = pdoc.doc.Module(found)
-        return {
-            name: (module, render.html_module(module, all_modules={}))
-            for name, module in modules.items()
-        }
+    render.configure(docformat="google")
+    for name in MODULES:
+        found = importlib.import_module(f"subulp.{name}")
+        modules[name] = pdoc.doc.Module(found)
+    return {
+        name: (module, render.html_module(module, all_modules={}))
+        for name, module in modules.items()
+    }
 
 
 def public_names(name):
@@ -60,7 +57,16 @@ def test_every_public_function_and_class_has_a_text(pages, name):
                     assert method.docstring, f"{public}.{method.name} has no docstring"
 
 
+def test_the_names_of_the_readme_are_in_the_reference(pages):
+    names = re.findall(rf"`({'|'.join(MODULES)})\.(\w+)", (ROOT / "README.md").read_text())
+    assert len(names) > 15
+    for module, name in names:
+        found = getattr(importlib.import_module(f"subulp.{module}"), name)
+        # A module in it has a page of its own.
+        assert isinstance(found, ModuleType) or f'id="{name}"' in pages[module][1], name
+
+
 def test_make_docs_covers_the_same_modules():
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     target = makefile.split("pdoc --docformat", 1)[1].split("\n\n", 1)[0]
     assert re.findall(r"subulp\.(\w+)", target) == list(MODULES)

@@ -18,6 +18,7 @@ from cyclopts import (
     Group,
     Parameter,
     UnknownOptionError,
+    UnusedCliTokensError,
 )
 from cyclopts.config import Dict
 from rich.console import Console
@@ -462,6 +463,8 @@ def _is_failure(error: Exception) -> bool:
 def _hint(tokens: Sequence[str], error: Exception) -> str:
     if isinstance(error, UnknownOptionError) and error.token.keyword == "--resume":
         return " It is an option of train itself: subulp train --resume RUN, without a task."
+    if isinstance(error, UnusedCliTokensError):
+        return " Each of these is one word too many: options are given as --name value."
     return ""
 
 

@@ -15,8 +15,7 @@ each operation rounded to FP32 once. What the paper leaves open:
 * Zeros lose their sign.
 """
 
-from __future__ import annotations
-
+# No annotations from __future__: pdoc cannot resolve those of a NamedTuple.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 

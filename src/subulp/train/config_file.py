@@ -160,6 +160,8 @@ def _wanted(type_: Any) -> str:
 def _got(value: object) -> str:
     if isinstance(value, list) and not value:
         return "an empty array"
+    if isinstance(value, list) and len(str(value)) < 40:
+        return f"[{', '.join(map(_got, value))}]"
     if isinstance(value, int | float | str | bool) and len(str(value)) < 40:
         return f'"{value}"' if isinstance(value, str) else str(value).lower()
     return kind_of(value)
