@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -429,7 +430,8 @@ def _launch(
     except (CycloptsError, ValueError, OSError, FloatingPointError) as error:
         if verbose:
             raise
-        print(f"error: {_one_line(error)}{_hint(tokens, error)}", file=sys.stderr)
+        message = f"{_place(tokens, error)}{_one_line(error)}{_hint(tokens, error)}"
+        print(f"error: {message}", file=sys.stderr)
         # A run that diverged and a worker that died are not wrong input.
         return FAILED if _is_failure(error) else WRONG_INPUT
     # --help and --version return nothing.
@@ -458,6 +460,21 @@ def _is_failure(error: Exception) -> bool:
     from .train.files import UnwritableError  # noqa: PLC0415
 
     return isinstance(error, FloatingPointError | ChildProcessError | UnwritableError)
+
+
+def _place(tokens: Sequence[str], error: Exception) -> str:
+    """The line of the file of ``--config`` that sets the option which an error begins with."""
+    named = re.match(r"(\w+)=", str(error))
+    given = [word for token in tokens for word in token.split("=", 1)]
+    if named is None or _CONFIG not in given or _is_failure(error):
+        return ""
+    name, path = named[1], Path(given[given.index(_CONFIG) + 1])
+    if f"--{name.replace('_', '-')}" in given or path.suffix == ".json" or not path.is_file():
+        return ""
+    from .train.config_file import place_of  # noqa: PLC0415
+
+    place = place_of(path, name)
+    return "" if place is None else f"{place}: "
 
 
 def _hint(tokens: Sequence[str], error: Exception) -> str:

@@ -177,6 +177,19 @@ def test_every_task_is_repeated_from_its_own_file(options, tmp_path, monkeypatch
     assert {**vars(second), "device": "auto"} == {**vars(first), "device": "auto"}
 
 
+def test_a_value_that_only_its_option_refuses_has_its_line_too(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text("steps = 9\nlr = -1.0\neval_every = 0\ndata = 'missing'\n")
+    for options, message in (
+        ([], f"{file}:3: eval_every=0 is out of range: give at least 1"),
+        (["--eval-every=1"], f"{file}:2: lr=-1.0 is out of range: give at least 0"),
+        (["--eval-every=1", "--lr", "-2"], "lr=-2.0 is out of range: give at least 0"),
+        (["--eval-every=1", "--lr=1"], f"{file}:4: data={Path.cwd() / 'missing'} does not exist"),
+    ):
+        assert main(["train", "lm", f"--config={file}", *options]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
 def test_a_wrong_file_is_one_line(tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text("\nprecison = 'fp32'")

@@ -71,6 +71,13 @@ def read_config(path: Path, task: str, options: Sequence[Option]) -> dict[str, A
     return values
 
 
+def place_of(path: Path, name: str) -> str | None:
+    """``file:line`` of the key that sets an option in a TOML file; ``None`` without one."""
+    lines = lines_of(read_bytes(path, "a file of options").decode("utf-8"))
+    found = (line for (key, *_), line in lines.items() if _plain(str(key)) == _plain(name))
+    return next((f"{path}:{line}" for line in found), None)
+
+
 def _plain(name: str) -> str:
     return name.replace("_", "-")
 
