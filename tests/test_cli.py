@@ -88,9 +88,11 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert captured.out == ""
 
 
-def test_verbose_shows_the_traceback():
-    with pytest.raises(ValueError, match="steps=0"):
-        main(["-v", "train", "lm", "--steps", "0"])
+def test_verbose_shows_the_traceback_before_the_same_line(capsys):
+    assert main(["-v", "train", "lm", "--steps", "0"]) == 2
+    *trace, line = capsys.readouterr().err.splitlines()
+    assert trace[0] == "Traceback (most recent call last):"
+    assert line.startswith("error: steps=0 is out of range")
 
 
 def test_ctrl_c_is_exit_code_130(monkeypatch, capsys):

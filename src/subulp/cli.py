@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -429,7 +430,7 @@ def _launch(
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ValueError, OSError, FloatingPointError) as error:
         if verbose:
-            raise
+            traceback.print_exception(error)
         message = f"{_place(tokens, error)}{_one_line(error)}{_hint(tokens, error)}"
         print(f"error: {message}", file=sys.stderr)
         # A run that diverged and a worker that died are not wrong input.
