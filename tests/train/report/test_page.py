@@ -177,6 +177,13 @@ def test_a_run_that_diverged(tmp_path):
     assert cells(page, "nearest")[0].startswith("not finite")
 
 
+def test_a_run_that_watched_no_step(tmp_path):
+    summary = lm_summary()
+    for run in summary["runs"]:
+        run.update(dict.fromkeys(("effective_descent_quality", "descent_share", "lost_arithmetic")))
+    assert "not finite" not in render([write_run(tmp_path / "run", summary=summary)])
+
+
 EVIL = "<script>alert(1)</script>\"'&amp; \x00 \ud800"
 
 

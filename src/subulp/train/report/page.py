@@ -20,6 +20,7 @@ from .scatter_chart import Point, ScatterChart
 from .table import Cell, Table
 
 _MIB = 2**20
+_OF_WATCH = ("effective_descent_quality", "descent_share", "lost_arithmetic")
 _OF_CACHE = ("compression", "hit_rate")
 
 
@@ -181,11 +182,17 @@ def _quality(group: Group, metrics: Sequence[Metric]) -> Table:
         ends = variant.summaries
         cells += [
             Cell(spread_text(spread_of(s.train_loss for s in ends), "{:.4f}".format)),
-            Cell(spread_text(spread_of(100 * s.descent_share for s in ends), "{:.2f}".format)),
-            Cell(spread_text(spread_of(100 * s.lost_arithmetic for s in ends), "{:.2f}".format)),
+            _watched(s.descent_share for s in ends),
+            _watched(s.lost_arithmetic for s in ends),
         ]
         rows.append((variant.name, variant.key, [*steps, *cells]))
     return Table("Quality of each variant", columns, rows)
+
+
+def _watched(shares: Iterable[float]) -> Cell:
+    """In percent, over the runs that watched any step."""
+    found = (100 * share for share in shares if not math.isnan(share))
+    return Cell(spread_text(spread_of(found), "{:.2f}".format))
 
 
 def _steps(variant: Variant) -> list[int]:
@@ -434,7 +441,8 @@ def _flat(summary: Summary) -> dict[str, Any]:
         if isinstance(value, dict):
             found |= {f"{name}: {part}": number for part, number in value.items()}
         else:
-            found[name] = value
+            # Not measured at all, if no step was watched.
+            found[name] = None if name in _OF_WATCH and math.isnan(value) else value
     return found
 
 
