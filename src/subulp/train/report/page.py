@@ -326,6 +326,7 @@ def _memory_table(group: Group) -> Table | None:
     if not ended:
         return None
     of = task_named(group.task).COUNTED
+    in_epochs = any(s.seconds_per_epoch is not None for v in ended for s in v.summaries)
     columns = [
         "variant",
         f"counted: bytes a {of}",
@@ -334,7 +335,7 @@ def _memory_table(group: Group) -> Table | None:
         *(f"{category}, MiB" for category in CATEGORIES),
         "total, MiB",
         "ms a step",
-        "s an epoch",
+        *(["s an epoch"] if in_epochs else []),
     ]
     rows = []
     for variant in ended:
@@ -358,7 +359,7 @@ def _memory_table(group: Group) -> Table | None:
             Cell(f"{own:.4g}" if real else MISSING),
             *(Cell(f"{peak:,.2f}" if real else MISSING) for peak in peaks),
             Cell(_real(real, [1e3 * s.seconds_per_step for s in runs])),
-            Cell(_real(real, epochs)),
+            *([Cell(_real(real, epochs))] if in_epochs else []),
         ]
         rows.append((variant.name, variant.key, cells))
     return Table("Memory and time of each variant", columns, rows)
