@@ -18,6 +18,7 @@ import ctypes
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,7 +105,7 @@ def keep_memory() -> None:
     Or else each large result pays for its pages anew, which can take longer than what fills them,
     while the target of a copy is there from the start. Without effect where there is no glibc.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         trim_threshold, mmap_max = -1, -4
         mallopt(trim_threshold, -1)

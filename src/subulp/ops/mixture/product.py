@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..head import fp8
 from .operand import Operand
-from .units import scaling_of, unit_product, units_of
+from .units import has_tiles, scaling_of, unit_product
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
@@ -28,7 +28,7 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     """
     device = a.mixture.codes.device
     if fp8.units_at(device):
-        scaling = scaling_of(a, b, dtype, units_of(device))
+        scaling = scaling_of(a, b, dtype, tiles=has_tiles(device))
         if scaling is not None:
             return unit_product(a, b, dtype, scaling)
     left, right = a.values(), b.values()

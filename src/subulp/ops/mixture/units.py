@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,28 +17,25 @@ _MULTIPLE = 16
 _TILE = 128
 
 
-@dataclass(frozen=True)
-class Units:
-    """What units can do.
+def has_tiles(device: torch.device) -> bool:
+    """Whether operands may have a scale for every 128 values of a row."""
+    # cuBLAS has these since CUDA 12.9, PyTorch has them on Hopper alone.
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return hopper and _cuda_version() >= (12, 9)
 
-    Attributes:
-        tiles: Operands may have a scale for every 128 values of a row.
+
+def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, *, tiles: bool) -> ScalingType | None:
+    """How the scales of a product are given.
+
+    Args:
+        a: (rows, k).
+        b: (columns, k).
+        dtype: Of ``a @ b.T``.
+        tiles: Whether there are scales of tiles.
+
+    Returns:
+        ``None`` if units do not multiply it.
     """
-
-    tiles: bool = False
-
-
-def units_of(device: torch.device) -> Units:
-    """Those of a GPU of sm_89 or later."""
-    if device.type != "cuda":
-        return Units()
-    # cuBLAS has scales by tiles since CUDA 12.9, PyTorch has them on Hopper alone.
-    hopper = torch.cuda.get_device_capability(device)[0] == 9
-    return Units(tiles=hopper and _cuda_version() >= (12, 9))
-
-
-def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, units: Units) -> ScalingType | None:
-    """How the scales of ``a @ b.T`` in ``dtype`` are given; ``None``: units do not multiply it."""
     if a.sole not in _FP8 or b.sole not in _FP8 or a.sole == b.sole == E5M2.name:
         return None
     if _is_tensorwise(a) and _is_tensorwise(b):
@@ -49,8 +44,8 @@ def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, units: Units) -> Scal
         return None
     if _is_rowwise(a) and _is_rowwise(b) and dtype == torch.bfloat16:
         return ScalingType.RowWise
-    tiles = units.tiles and _is_tiled(a) and _is_tiled(b)
-    return ScalingType.BlockWise1x128 if tiles and dtype != torch.float16 else None
+    tiled = tiles and _is_tiled(a) and _is_tiled(b)
+    return ScalingType.BlockWise1x128 if tiled and dtype != torch.float16 else None
 
 
 def unit_product(a: Operand, b: Operand, dtype: torch.dtype, scaling: ScalingType) -> Tensor:
