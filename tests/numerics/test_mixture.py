@@ -124,6 +124,24 @@ def test_error_of_log_uniform_values_is_that_of_the_paper():
     assert wider.error == pytest.approx(0.045, rel=0.03)
 
 
+@pytest.mark.parametrize("block", partition.PARTITIONS)
+def test_partitions_and_directions_share_the_values_that_are_normal_in_all(block):
+    """With one mantissa, scales differ by powers of two, and normal numbers round alike."""
+    x = matrix(200, 300, spread=1.0)
+    coarse, _ = mixture.encode(x, mixture.ALWAYS_E4M3, "tensor")
+    # The scale of the whole tensor is the smallest.
+    normal = x.abs() * coarse.scales().per_block() >= E4M3.smallest_normal
+    assert 0.5 < normal.float().mean() < 1
+    along, _ = mixture.encode(x, mixture.ALWAYS_E4M3, block)
+    across, _ = mixture.encode(x.t().contiguous(), mixture.ALWAYS_E4M3, block)
+    for values in (mixture.decode(along), mixture.decode(across).t()):
+        assert torch.equal(values[normal], mixture.decode(coarse)[normal])
+        assert block == "tensor" or not torch.equal(values, mixture.decode(coarse))
+    apart, _ = mixture.encode(x, mixture.ALWAYS_E4M3, block, scaling="amax")
+    same = mixture.decode(apart)[normal] == mixture.decode(coarse)[normal]
+    assert block == "tensor" or same.float().mean() < 0.5
+
+
 def test_the_threshold_decides():
     x = matrix(spread=1.0)
     _, summary = mixture.encode(x, RECIPES["tensor"], "subchannel-32")
