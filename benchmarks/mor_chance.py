@@ -1,17 +1,19 @@
 """How much of a mixture's validation loss is chance, and how much the operands of its evaluation.
 
-    python benchmarks/mor_chance.py --out benchmarks/results/mor-chance.json
+    python benchmarks/mor_chance.py --record benchmarks/results/mor-chance.json
 
-Trains the language model of `subulp train lm --linear bf16 --width 128`, no mixture taking part:
+Trains the language model of `subulp train lm --linear bf16,mor-2way --partition subchannel-128
+--width 128`, several times for each seed:
 
-* Once as it is, and several times with an error of E4M3's size in every initial matrix: uniform,
-  with a mean of 2.25 %, unbiased. How far those end from the first is what any error of that size
-  does, even one that is made only once.
-* The trained weights are evaluated again with operands in mixtures, which took no part in training.
-  That loss remains however well one trains.
-* In one more training step, the operands of the linear layers are represented by blocks and by
-  sub-channels, along the product's contraction and across: where the values are the same, nothing
-  but chance can tell the partitions apart.
+* In BF16 as it is, and with an error of E4M3's size in every initial matrix: uniform, with a mean
+  of 2.25 %, unbiased. How far those end from the first is what any error of that size does, even
+  one that is made only once.
+* With mixtures, from the same disturbed weights: another draw of what chance makes of them.
+* The weights trained in BF16 are evaluated again with operands in mixtures, which took no part in
+  training. That loss remains however well one trains.
+* In one more training step of theirs, the operands of the linear layers are represented by blocks
+  and by sub-channels, along the product's contraction and across: where the values are the same,
+  nothing but chance can tell the partitions apart.
 """
 
 from __future__ import annotations
@@ -23,10 +25,9 @@ import os
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from cyclopts import App
@@ -40,34 +41,49 @@ from subulp.nn import Linear, MoR
 from subulp.numerics.scaling import Scaling
 from subulp.ops.mixture import decode
 from subulp.train.data.text import Text, evaluation_batches
-from subulp.train.linear import PartitionName, Variant
+from subulp.train.linear import PLAIN, PartitionName, Variant
 from subulp.train.lm import task
 from subulp.train.lm.config import LMConfig
 from subulp.train.lm.gpt import GPT
 from subulp.train.task import Workload
 
 ERROR = 0.0225
+MIXTURE = "mor-2way"
+MIXTURE_PARTITION: PartitionName = "subchannel-128"
 PARTITIONS: tuple[PartitionName, ...] = ("block-128x128", "subchannel-128")
 SCALINGS: tuple[Scaling, ...] = ("gam", "amax")
 
 app = App(help=__doc__)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training; ``draw`` 0 is the one whose initial weights have no error."""
+class Job(NamedTuple):
+    """One training; draw 0 is the one whose initial weights have no error."""
 
+    linear: str
     seed: int
     draw: int
+
+
+class Run(NamedTuple):
+    """What became of it; the last two are of trainings in BF16."""
+
+    job: Job
     val_loss: float
     evaluated_in: dict[str, float]
     alike: dict[str, dict[str, float]]
 
 
-def train(steps: int, job: tuple[int, int]) -> Run:
-    seed, draw = job
+def train(steps: int, job: Job) -> Run:
     torch.set_num_threads(1)
-    config = LMConfig(precision=("master",), width=128, seeds=(seed,), steps=steps)
+    linear, seed, draw = job
+    config = LMConfig(
+        linear=(linear,),
+        partition=None if linear == PLAIN else (MIXTURE_PARTITION,),
+        precision=("master",),
+        width=128,
+        seeds=(seed,),
+        steps=steps,
+    )
     data = task.load(config)
     work = task.build(config, data, "master", seed, torch.device("cpu"))
     if draw:
@@ -80,9 +96,10 @@ def train(steps: int, job: tuple[int, int]) -> Run:
         work.optimizer.zero_grad()
         schedule.step()
     val_loss = work.evaluate()["val_loss"]
+    if linear != PLAIN:
+        return Run(job, val_loss, {}, {})
     losses = {p: evaluated_in(p, config, data, work.model) for p in PARTITIONS}
-    shares = {scaling: alike(scaling, work) for scaling in SCALINGS}
-    return Run(seed, draw, val_loss, losses, shares)
+    return Run(job, val_loss, losses, {scaling: alike(scaling, work) for scaling in SCALINGS})
 
 
 def disturbed(weights: dict[str, Tensor], seed: int, draw: int) -> dict[str, Tensor]:
@@ -100,9 +117,9 @@ def disturbed(weights: dict[str, Tensor], seed: int, draw: int) -> dict[str, Ten
 
 
 def evaluated_in(partition: PartitionName, config: LMConfig, data: Text, model: GPT) -> float:
-    """Validation loss with the operands of ``mor-2way``; the weights stay."""
+    """Validation loss with operands in mixtures; the weights stay."""
     mixed = copy.deepcopy(model)
-    task.convert_blocks(mixed, Variant("master", "mor-2way", partition))
+    task.convert_blocks(mixed, Variant("master", MIXTURE, partition))
     batches = evaluation_batches(data.validation, task.EVALUATION_BATCH, config.context)
     return task.evaluate(mixed, list(batches))
 
@@ -150,25 +167,36 @@ def percent(value: float, than: float) -> float:
     return 100 * (value / than - 1)
 
 
-def summarise(runs: Sequence[Run]) -> dict[str, Any]:
-    plain = {run.seed: run.val_loss for run in runs if run.draw == 0}
-    chance = [percent(run.val_loss, plain[run.seed]) for run in runs if run.draw]
-    spread = statistics.stdev(chance)
+def spread(values: Sequence[float]) -> dict[str, float]:
+    deviation = statistics.stdev(values)
     return {
-        "an error at the start": {
-            "mean": statistics.mean(chance),
-            "standard deviation": spread,
-            "standard error": spread / math.sqrt(len(chance)),
-            "least": min(chance),
-            "most": max(chance),
-        },
-        "evaluated in": {
-            p: statistics.mean(percent(run.evaluated_in[p], run.val_loss) for run in runs)
+        "mean": statistics.mean(values),
+        "standard deviation": deviation,
+        "standard error": deviation / math.sqrt(len(values)),
+        "least": min(values),
+        "most": max(values),
+    }
+
+
+def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+    """Percent of BF16's loss, and shares."""
+    loss = {run.job: run.val_loss for run in runs}
+    disturbed = [job for job in loss if job.draw]
+    plain = [run for run in runs if run.job.linear == PLAIN]
+    return {
+        "an error at the start, above none": spread(
+            [percent(loss[j], loss[Job(PLAIN, j.seed, 0)]) for j in disturbed if j.linear == PLAIN]
+        ),
+        "a mixture, above BF16 from the same disturbed weights": spread(
+            [percent(loss[j], loss[Job(PLAIN, *j[1:])]) for j in disturbed if j.linear != PLAIN]
+        ),
+        "weights trained in BF16, evaluated in": {
+            p: spread([percent(run.evaluated_in[p], run.val_loss) for run in plain])
             for p in PARTITIONS
         },
         "values alike": {
             scaling: {
-                what: statistics.mean(run.alike[scaling][what] for run in runs)
+                what: statistics.mean(run.alike[scaling][what] for run in plain)
                 for what in ("partitions", "directions")
             }
             for scaling in SCALINGS
@@ -177,23 +205,25 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def show(runs: Sequence[Run]) -> None:
-    plain = {run.seed: run.val_loss for run in runs if run.draw == 0}
-    table = Table("seed", "validation loss", "with an error at the start, %", *PARTITIONS)
-    for seed, loss in plain.items():
-        mine = [run for run in runs if run.seed == seed]
-        chance = ", ".join(f"{percent(r.val_loss, loss):+.2f}" for r in mine if r.draw)
-        cost = [
-            statistics.mean(percent(r.evaluated_in[p], r.val_loss) for r in mine)
-            for p in PARTITIONS
-        ]
-        table.add_row(f"{seed}", f"{loss:.4f}", chance, *(f"{c:+.3f}" for c in cost))
+    loss = {run.job: run.val_loss for run in runs}
+    table = Table("seed", "BF16's loss", "an error at the start, %", "a mixture after it, %")
+    for seed in sorted({job.seed for job in loss}):
+        draws = sorted({job.draw for job in loss if job.seed == seed} - {0})
+        plain = [loss[Job(PLAIN, seed, draw)] for draw in (0, *draws)]
+        mixed = [loss[Job(MIXTURE, seed, draw)] for draw in draws]
+        table.add_row(
+            f"{seed}",
+            f"{plain[0]:.4f}",
+            ", ".join(f"{percent(value, plain[0]):+.2f}" for value in plain[1:]),
+            ", ".join(f"{percent(*pair):+.2f}" for pair in zip(mixed, plain[1:], strict=True)),
+        )
     Console().print(table)
 
 
 @app.default
 def main(
     *,
-    out: Path | None = None,
+    record: Path = Path("mor-chance.json"),
     seeds: Sequence[int] = tuple(range(12)),
     draws: int = 2,
     steps: int = 2000,
@@ -201,24 +231,42 @@ def main(
     """How much of a mixture's validation loss is chance, and how much its operands in evaluation.
 
     Args:
-        out: JSON file of the results.
+        record: JSON file of the results; trainings that it has already, of as many steps, stay.
         seeds: Of initial weights and data order.
-        draws: Trainings of each seed with an error at the start.
+        draws: Errors at the start, for each seed.
         steps: Of each training.
     """
     if len(seeds) * draws < 2:
         raise SystemExit("mor_chance: a spread needs two trainings with an error, or more")
-    jobs = [(seed, draw) for seed in seeds for draw in range(draws + 1)]
+    jobs = [Job(PLAIN, seed, draw) for seed in seeds for draw in range(draws + 1)]
+    jobs += [Job(MIXTURE, seed, draw) for seed in seeds for draw in range(1, draws + 1)]
+    runs = read(record, steps)
+    missing = [job for job in jobs if job not in {run.job for run in runs}]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(partial(train, steps), jobs)
-        runs = list(track(results, description="Training", total=len(jobs)))
-    show(runs)
-    summary = summarise(runs)
+        results = pool.map(partial(train, steps), missing)
+        for run in track(results, description="Training", total=len(missing)):
+            runs.append(run)
+            write(record, steps, runs)
+    chosen = [run for run in runs if run.job in jobs]
+    summary = summarise(chosen)
+    write(record, steps, runs, summary)
+    show(chosen)
     print(json.dumps(summary, indent=2))
-    if out is not None:
-        record = {"machine": describe(), "steps": steps, "error": ERROR, **summary}
-        record["runs"] = [asdict(run) for run in runs]
-        out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def read(record: Path, steps: int) -> list[Run]:
+    written = json.loads(record.read_text()) if record.exists() else {}
+    if written.get("steps") != steps:
+        return []
+    return [Run(**{**run, "job": Job(**run["job"])}) for run in written["runs"]]
+
+
+def write(
+    record: Path, steps: int, runs: Sequence[Run], summary: dict[str, Any] | None = None
+) -> None:
+    written = {"machine": describe(), "steps": steps, "error": ERROR, **(summary or {})}
+    written["runs"] = [{**run._asdict(), "job": run.job._asdict()} for run in runs]
+    record.write_text(json.dumps(written, indent=2) + "\n")
 
 
 if __name__ == "__main__":
