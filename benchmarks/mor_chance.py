@@ -48,7 +48,8 @@ from subulp.train.lm.gpt import GPT
 from subulp.train.task import Workload
 
 ERROR = 0.0225
-MIXTURE = "mor-2way"
+# One recipe, as the command line calls it and as the library does.
+MIXTURE, RECIPE = "mor-2way", "subtensor-2way"
 MIXTURE_PARTITION: PartitionName = "subchannel-128"
 PARTITIONS: tuple[PartitionName, ...] = ("block-128x128", "subchannel-128")
 SCALINGS: tuple[Scaling, ...] = ("gam", "amax")
@@ -126,7 +127,7 @@ def evaluated_in(partition: PartitionName, config: LMConfig, data: Text, model: 
 
 def alike(scaling: Scaling, work: Workload) -> dict[str, float]:
     """Shares of operands' values that are the same in another partition or direction."""
-    block, sub_channel = (MoR("subtensor-2way", p, scaling=scaling) for p in PARTITIONS)
+    block, sub_channel = (MoR(RECIPE, p, scaling=scaling) for p in PARTITIONS)
     found: dict[str, list[float]] = {"partitions": [], "directions": []}
     for matrix in operands(work):
         values, across = represented(matrix, sub_channel), represented(matrix.t(), sub_channel).t()
@@ -240,16 +241,17 @@ def main(
         raise SystemExit("mor_chance: a spread needs two trainings with an error, or more")
     jobs = [Job(PLAIN, seed, draw) for seed in seeds for draw in range(draws + 1)]
     jobs += [Job(MIXTURE, seed, draw) for seed in seeds for draw in range(1, draws + 1)]
+    machine = describe()
     runs = read(record, steps)
     missing = [job for job in jobs if job not in {run.job for run in runs}]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(partial(train, steps), missing)
         for run in track(results, description="Training", total=len(missing)):
             runs.append(run)
-            write(record, steps, runs)
+            write(record, machine, steps, runs)
     chosen = [run for run in runs if run.job in jobs]
     summary = summarise(chosen)
-    write(record, steps, runs, summary)
+    write(record, machine, steps, runs, summary)
     show(chosen)
     print(json.dumps(summary, indent=2))
 
@@ -262,9 +264,13 @@ def read(record: Path, steps: int) -> list[Run]:
 
 
 def write(
-    record: Path, steps: int, runs: Sequence[Run], summary: dict[str, Any] | None = None
+    record: Path,
+    machine: dict[str, Any],
+    steps: int,
+    runs: Sequence[Run],
+    summary: dict[str, Any] | None = None,
 ) -> None:
-    written = {"machine": describe(), "steps": steps, "error": ERROR, **(summary or {})}
+    written = {"machine": machine, "steps": steps, "error": ERROR, **(summary or {})}
     written["runs"] = [{**run._asdict(), "job": run.job._asdict()} for run in runs]
     record.write_text(json.dumps(written, indent=2) + "\n")
 

@@ -38,7 +38,7 @@ def test_a_record_comes_back_and_is_summed_up(tmp_path):
     ]
     runs += [Run(Job(MIXTURE, 0, draw), loss, {}, {}) for draw, loss in ((1, 2.0402), (2, 1.98))]
     record = tmp_path / "chance.json"
-    mor_chance.write(record, 7, runs)
+    mor_chance.write(record, {}, 7, runs)
     assert mor_chance.read(record, 7) == runs
     assert mor_chance.read(record, 8) == mor_chance.read(tmp_path / "none.json", 7) == []
     found = mor_chance.summarise(runs)
