@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
+import importlib
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +35,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def rank_main(rank: int, world: int, store: str) -> None:
-    torch.set_num_threads(1)
+@contextlib.contextmanager
+def process_group(store: Path, rank: int, world: int) -> Iterator[None]:
+    """A gloo group whose threads end with it.
+
+    ``destroy_process_group`` ends them only where it drops the last reference to the group. The
+    functions of ``torch.distributed.nn`` have the group that stands when they are defined as a
+    default argument, and the first step of any optimizer imports them: too late, once there is a
+    group. A thread that outlives Python's own end and lets go of a tensor then aborts the process.
+    """
+    importlib.import_module("torch.distributed.nn")
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
@@ -41,12 +53,20 @@ def rank_main(rank: int, world: int, store: str) -> None:
         timeout=datetime.timedelta(seconds=60),
     )
     try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def rank_main(rank: int, world: int, store: Path) -> None:
+    torch.set_num_threads(1)
+    with process_group(store, rank, world):
+        group = weakref.ref(dist.group.WORLD)
         for options in CASES.values():
             compare(rank, options)
         overflow_on_one_rank(rank)
         other_graphs(rank)
-    finally:
-        dist.destroy_process_group()
+    assert group() is None, "the process group outlives its destruction"
 
 
 def unfused_reduction(params: list[Tensor]) -> None:
@@ -114,7 +134,7 @@ def assert_ranks_agree(model: nn.Module) -> None:
 
 @pytest.mark.skipif(not dist.is_available(), reason="this PyTorch has no torch.distributed")
 def test_two_ranks(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(rank_main, args=(2, str(tmp_path / "store")), nprocs=2)
+    torch.multiprocessing.spawn(rank_main, args=(2, tmp_path / "store"), nprocs=2)
 
 
 # -------------------------------------------------------------------------------- on one rank
@@ -221,8 +241,7 @@ def test_what_reduce_returns_is_checked(reduce: Any, message: str) -> None:
 @pytest.mark.skipif(not dist.is_available(), reason="this PyTorch has no torch.distributed")
 def test_distributed_data_parallel_is_refused(tmp_path: Path) -> None:
     """Its gradients are reduced only after the hooks by which the step is fused."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with process_group(tmp_path / "store", rank=0, world=1):
         model = nn.Linear(3, 1)
         wrapped = nn.parallel.DistributedDataParallel(model)
         optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -230,5 +249,3 @@ def test_distributed_data_parallel_is_refused(tmp_path: Path) -> None:
             optim.fuse_backward(wrapped, optimizer)
         with pytest.raises(ValueError, match=r"wrapped in DistributedDataParallel"):
             optim.fuse_backward(nn.Sequential(wrapped), optimizer)
-    finally:
-        dist.destroy_process_group()
