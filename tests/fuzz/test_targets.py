@@ -51,7 +51,7 @@ def test_good_files_are_read(name):
 def test_bad_files_are_refused(name):
     target = TARGETS[name]
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
     @given(st.one_of(mutations(target.seeds), st.binary(max_size=64)))
     @example(b"")
     @example(b"\n")

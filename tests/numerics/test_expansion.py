@@ -173,7 +173,7 @@ SIMULATED = st.builds(
 ) | st.builds(simulated, st.just(8), st.integers(1, 21))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(data=st.data(), name=st.sampled_from(ALL), fmt=SIMULATED | st.sampled_from((*NARROW, FP32)))
 def test_any_operands_of_any_format(data: st.DataObject, name: str, fmt: Format) -> None:
     """Hypothesis seeks out the edges, also of formats as wide as strict arithmetic goes."""
@@ -420,7 +420,7 @@ def test_encode_at_every_fp8_boundary(fmt: Format, dtype: torch.dtype) -> None:
     check_encode(x, fmt)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     patterns=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
     fmt=SIMULATED | st.sampled_from((*NARROW, FP32)),
@@ -429,7 +429,7 @@ def test_encode_any_fp32_value(patterns: list[int], fmt: Format) -> None:
     check_encode(from_patterns(patterns), fmt)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     values=st.lists(st.floats(), min_size=1, max_size=20),
     fmt=SIMULATED | st.sampled_from((*NARROW, FP32)),

@@ -90,7 +90,7 @@ def test_stochastic_as_defined(fmt: Format, k: int) -> None:
 PATTERNS = st.integers(0, 2**32 - 1)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     cases=st.lists(st.tuples(PATTERNS, PATTERNS), min_size=1, max_size=10),
     fmt=st.sampled_from((BF16, FP16, E5M2)),

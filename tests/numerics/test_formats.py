@@ -130,7 +130,7 @@ def test_ulp_of_nonfinite_is_nan(fmt: Format) -> None:
     assert fmt.ulp(fp32([float("inf"), -float("inf"), float("nan")])).isnan().all()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     patterns=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
     fmt=st.sampled_from(EVERY_PAIR),

@@ -32,7 +32,7 @@ def test_known_answers(counter: str, key: str, expected: str) -> None:
     assert philox.philox4x32(words(counter), words(key)) == words(expected)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     counters=st.lists(st.tuples(WORDS, WORDS, WORDS, WORDS), min_size=1, max_size=8),
     key=st.tuples(WORDS, WORDS),
@@ -50,7 +50,7 @@ OFFSETS = st.integers(0, 100) | st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     count=st.integers(0, 40),
     offset=OFFSETS,
@@ -87,7 +87,7 @@ def test_the_block_counter_carries_into_its_high_word() -> None:
     assert narrow.tolist() == [h << 16 for w in expected for h in (w & 0xFFFF, w >> 16)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 37), min_size=1, max_size=6),
     offset=OFFSETS,

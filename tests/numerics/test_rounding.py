@@ -92,7 +92,7 @@ def test_toward_zero_to_bf16_cuts_the_low_half() -> None:
     assert_same_bits(round_to(x, BF16, "toward-zero"), cut)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     patterns=st.lists(PATTERNS, min_size=1, max_size=20),
     fmt=FORMATS,
@@ -103,7 +103,7 @@ def test_any_value_to_any_format(patterns: list[int], fmt: Format, rounding: str
     assert_same_bits(round_to(x, fmt, rounding), oracle(x, fmt, rounding))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(data=st.data(), fmt=FORMATS, rounding=st.sampled_from(("nearest", "toward-zero")))
 def test_around_the_boundaries_of_any_format(
     data: st.DataObject, fmt: Format, rounding: str

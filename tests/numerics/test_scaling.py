@@ -143,7 +143,7 @@ def test_tiny_blocks_have_the_largest_exponent():
 
 
 @given(st.integers(1, 0x7F7FFFFF), st.integers(1, 0x7F7FFFFF))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_two_blocks(first, second):
     """All magnitudes of FP32, subnormal ones included."""
     x = torch.tensor([[first], [second]], dtype=torch.int32).view(torch.float32)

@@ -48,7 +48,7 @@ def test_every_fp8_boundary_as_defined(fmt: Format) -> None:
         assert_same_bits(round_to(x, fmt, "stochastic", bits=bits), oracle(x, fmt, bits))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     cases=st.lists(
         st.tuples(PATTERNS, PATTERNS | st.sampled_from(EDGE_PATTERNS)), min_size=1, max_size=20
@@ -61,7 +61,7 @@ def test_any_value_to_any_format(cases: list[tuple[int, int]], fmt: Format) -> N
     assert_same_bits(round_to(x, fmt, "stochastic", bits=bits), oracle(x, fmt, bits))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(data=st.data(), fmt=FORMATS, negative=st.booleans())
 def test_at_the_threshold_of_any_format(data: st.DataObject, fmt: Format, negative: bool) -> None:
     """Inside every kind of interval, at the last pattern that rounds down and the first up."""

@@ -324,7 +324,8 @@ def test_a_worker_holds_the_lock_of_its_parent(tmp_path):
 
 
 def arguments(config, out, jobs):
-    options = ("steps", "batch_size", "context", "width", "layers", "heads", "checkpoint_every")
+    sizes = ("steps", "batch_size", "context", "width", "layers", "heads")
+    options = (*sizes, "checkpoint_every", "log_every")
     changed = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in options]
     return ["lm", "--data", str(config.data), "--out", str(out), f"--jobs={jobs}", *changed]
 
@@ -343,7 +344,7 @@ def interruptible():
 @pytest.mark.parametrize(("signum", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
 def test_a_signal_ends_the_command_with_the_way_to_go_on(small, tmp_path, signum, jobs):
     out = tmp_path / "a run"
-    config = small(steps=100_000, checkpoint_every=50)
+    config = small(steps=100_000, checkpoint_every=50, log_every=1)
     command = [sys.executable, "-m", "subulp", "train", *arguments(config, out, jobs)]
     with interruptible():
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -355,9 +356,10 @@ def test_a_signal_ends_the_command_with_the_way_to_go_on(small, tmp_path, signum
     assert process.returncode == 128 + signum
     assert errors.endswith(f"stopped; continue with\n  subulp train --resume '{out}'\n")
     assert "Traceback" not in errors
-    # As many runs as trained have a checkpoint of the step where they were stopped.
-    steps = [int(p.name[5:]) for p in out.glob("checkpoints/*/step-*")]
-    assert sum(1 for step in steps if step % 50) >= 1
+    # What trained has a checkpoint of the step where it was stopped.
+    last = {record["precision"]: record["step"] for record in lines(out)}
+    assert last
+    assert {precision: int(newest(out, precision).name[5:]) for precision in last} == last
     Lock(out, patience=0).release()
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
@@ -16,7 +16,6 @@ pairs = st.lists(
 ).filter(lambda found: len({label for _, label in found}) == 2)
 
 
-@settings(deadline=None)
 @given(pairs)
 def test_scikit_learn_says_the_same(found):
     scores, labels = (np.array(column) for column in zip(*found, strict=True))

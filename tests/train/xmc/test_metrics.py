@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
@@ -96,7 +96,6 @@ cases = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(cases, st.sampled_from([(1, 3, 5), (2,), (7, 1)]), st.sampled_from(list(PROPENSITIES)))
 def test_every_measure_is_its_definition(case, ks, name):
     tops, truths = zip(*case, strict=True)

@@ -125,7 +125,7 @@ fields = st.sampled_from(["", "0", "1", "-2", "3.5", "1e3", "+4", " 5", "6 ", ".
 hexes = st.sampled_from(["", "0", "ff", "68fd1e64", "ABCDEF01", " a", "g", "123456789"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(fields, fields, fields, hexes, hexes), max_size=6), st.booleans())
 def test_arrays_hold_what_the_definition_says(rows, carriage):
     end = "\r\n" if carriage else "\n"
@@ -138,7 +138,7 @@ def test_arrays_hold_what_the_definition_says(rows, carriage):
 words = st.text(st.sampled_from(list('ab é|=?0",')), max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("01"), fields, words, fields), max_size=6))
 def test_arrays_hold_what_the_definition_says_of_text(rows):
     lines = [
@@ -148,7 +148,6 @@ def test_arrays_hold_what_the_definition_says_of_text(rows):
     both(SHOPS, "".join(text + "\n" for text in lines).encode())
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=80))
 def test_no_bytes_break_the_parser(raw):
     both(CRITEO, raw)

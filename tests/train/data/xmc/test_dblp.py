@@ -242,7 +242,7 @@ def test_a_full_disk_keeps_nothing(tmp_path, monkeypatch, where):
     assert [p.name for p in tmp_path.iterdir()] == ["d.json"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.one_of(
         st.binary(),
@@ -275,7 +275,8 @@ values = st.recursive(
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=30,
 )
 @given(
     st.lists(st.dictionaries(st.text(), values)),

@@ -260,7 +260,8 @@ def damaged(draw):
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("form", ["plain", "gz", "damaged gz"])
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=40,
 )
 @given(content=st.one_of(st.binary(), damaged()), cut=st.integers(0, 40))
 def test_any_bytes_give_a_result_or_an_error_with_its_place(tmp_path, parser, form, content, cut):
