@@ -10,37 +10,57 @@
 
 namespace simd {
 
+// Of each of W tiles' next rows, by lanes: the largest magnitudes, and one less than the smallest, which
+// puts zeros last. Only `zeros` are left out and what is not zero is counted; otherwise returns false if
+// there are any, and what is found must be found again.
+template <class Format, bool zeros, class Columns>
+SUBULP_FLAT bool measure_rows(const Strip& s, int64_t r, int first, const char* x, Columns columns, F* most, F* least,
+                              uint32_t* counted) {
+  const int end = first + s.group(first);
+  U lowest = u32(~0u);
+  for (int b = first; b < end; ++b) {
+    U top = u32(0), low = u32(~0u);
+    uint32_t n = 0;
+    each_vector<Format>(x + s.offset(r, b) * Format::bytes, columns(b), [&](int64_t, F value, int) {
+      const U mag = magnitude(value);
+      top = simd::max(top, mag);
+      low = simd::min(low, zeros ? sub(mag, u32(1)) : mag);
+      if (zeros) n += static_cast<uint32_t>(count_nonzero(mag));
+    });
+    if (!zeros) lowest = simd::min(lowest, low), low = sub(low, u32(1));
+    most[b] = as_f32(r ? simd::max(as_u32(most[b]), top) : top);
+    least[b] = as_f32(r ? simd::min(as_u32(least[b]), low) : low);
+    if (zeros) counted[b] = r ? counted[b] + n : n;
+  }
+  if (zeros) return true;
+  if (equal_lanes(lowest, u32(0))) return false;
+  for (int b = first; b < end; ++b) counted[b] = (r ? counted[b] : 0) + static_cast<uint32_t>(columns(b));
+  return true;
+}
+
 template <class Format>
 inline void measure(const Grid& g, const char* x, int threads, Evidence<uint32_t>& e) {
   each_strip(g, threads, [&](const Strip& s) {
     F most[MAX_TILES], least[MAX_TILES];
     uint32_t* const counted = e.counted.data() + s.tile;
     // Those of a last group that is not full, and all if there are no rows.
-    for (int64_t b = s.rows ? s.n : 0; b < Grid::parts(s.n, W) * W; ++b) most[b] = least[b] = f32(0.0f);
+    for (int64_t b = s.rows ? s.n : 0; b < Grid::parts(s.n, W) * W; ++b) most[b] = f32(0.0f), least[b] = as_f32(u32(~0u));
     with_columns(s, [&](auto columns) {
+      // Where one row has zeros, the next ones will. Lanes past the end of a row are zero too.
+      bool zeros = s.tile_columns % W != 0;
       for (int64_t r = 0; r < s.rows; ++r)
-        for (int b = 0; b < s.n; ++b) {
-          const char* const from = x + ((s.row + r) * s.matrix_columns + s.column_of(b)) * Format::bytes;
-          U top = u32(0), low = u32(0);
-          uint32_t n = 0;
-          if (r) top = as_u32(most[b]), low = as_u32(least[b]), n = counted[b];
-          each_vector<Format>(from, columns(b), [&](int64_t i, F value, int) {
-            __builtin_prefetch(from + i * Format::bytes + FETCH_AHEAD);
-            const U mag = magnitude(value);
-            top = simd::max(top, mag);
-            // The negative of the smallest is the largest; zero stays the lowest.
-            low = simd::max(low, sub(u32(0), mag));
-            n += static_cast<uint32_t>(count_nonzero(mag));
-          });
-          most[b] = as_f32(top);
-          least[b] = as_f32(low);
-          counted[b] = n;
+        for (int first = 0; first < s.n; first += W) {
+          fetch_ahead(x + s.offset(r, first) * Format::bytes, s.columns_from(first) * Format::bytes);
+          if (!zeros) zeros = !measure_rows<Format, false>(s, r, first, x, columns, most, least, counted);
+          if (zeros) measure_rows<Format, true>(s, r, first, x, columns, most, least, counted);
         }
     });
     const auto largest = [](F a, F b) { return as_f32(simd::max(as_u32(a), as_u32(b))); };
+    const auto smallest = [](F a, F b) { return as_f32(simd::min(as_u32(a), as_u32(b))); };
     for (int b = 0; b < s.n; b += W) {
       store_each(e.amax.data() + s.tile + b, as_u32(fold_each(most + b, largest)), s.group(b));
-      store_each(e.smallest.data() + s.tile + b, sub(u32(0), as_u32(fold_each(least + b, largest))), s.group(b));
+      const U found = simd::add(as_u32(fold_each(least + b, smallest)), u32(1));
+      store_each(e.smallest.data() + s.tile + b, found, s.group(b));
     }
   });
 }
@@ -63,7 +83,7 @@ inline void encode_e5m2(const Strip& s, int b, const char* x, uint8_t* codes, fl
   const F factor = f32(scale);
   const Tile t = s.tile_of(b);
   for (int64_t r = 0; r < t.rows; ++r) {
-    const int64_t at = (t.row + r) * s.matrix_columns + t.column;
+    const int64_t at = s.offset(r, b);
     each_vector<Format>(x + at * Format::bytes, t.columns, [&](int64_t i, F value, int n) {
       store_each_u8(codes + at + i, E5m2::nearest(mul(value, factor)), n);
     });
@@ -75,7 +95,7 @@ template <class Format>
 inline void encode_bf16(const Strip& s, int b, const char* x, uint8_t* codes, uint8_t* low) {
   const Tile t = s.tile_of(b);
   for (int64_t r = 0; r < t.rows; ++r) {
-    const int64_t at = (t.row + r) * s.matrix_columns + t.column;
+    const int64_t at = s.offset(r, b);
     each_vector<Format>(x + at * Format::bytes, t.columns, [&](int64_t i, F value, int n) {
       const U code = Bf16::nearest(value);
       store_each_u8(codes + at + i, shr<8>(code), n);

@@ -32,10 +32,17 @@ constexpr uint32_t E4M3_LOWEST = 121u << 23;
 constexpr uint32_t E4M3_SHIFT = (127u + 23u - 3u) << 23 | 0x400000u | 56u;
 constexpr uint32_t E5M2_SHIFT = (127u + 23u - 2u) << 23 | 0x400000u;
 
+// E4M3's codes, in the lowest bytes, and relative errors in both formats; zeros have none.
+struct Quantised {
+  U codes;
+  F e4m3, e5m2;
+};
+
 // Errors are in units of the binade, which are those of the scaled values: powers of two round
-// nothing. Returns E4M3's codes in the lowest bytes.
+// nothing.
 template <Kind kind, bool both>
-SUBULP_FLAT U quantise(F value, F factor, U lowest, F* sum4, F* sum5) {
+SUBULP_FLAT Quantised quantise(F value, F factor, U lowest) {
+  const F zero = f32(0.0f);
   const F t = mul(value, factor);
   const U mag = magnitude(t);
   const F fraction = as_f32(or_(and_(mag, u32(0x7FFFFFu)), u32(0x3F800000u)));
@@ -46,31 +53,32 @@ SUBULP_FLAT U quantise(F value, F factor, U lowest, F* sum4, F* sum5) {
   if constexpr (kind == NORMAL) {
     const F four = as_f32(u32(E4M3_SHIFT)), five = as_f32(u32(E5M2_SHIFT));
     const F shifted = simd::add(fraction, four);
-    *sum4 = simd::add(*sum4, mul(off(sub(shifted, four)), inverse));
-    if constexpr (both) *sum5 = simd::add(*sum5, mul(off(sub(simd::add(fraction, five), five)), inverse));
-    return or_(simd::add(as_u32(shifted), shr<20>(exponent)), sign);
+    const F error = mul(off(sub(shifted, four)), inverse);
+    const U codes = or_(simd::add(as_u32(shifted), shr<20>(exponent)), sign);
+    return {codes, error, both ? mul(off(sub(simd::add(fraction, five), five)), inverse) : zero};
   } else {
     // Of the value itself, which the scale may round to zero.
     const M some = greater(magnitude(value), u32(0));
     // Below 2^-37 all is zero in either format.
     const U binade = simd::max(exponent, u32(90u << 23));
-    const auto round = [&](U at, uint32_t shift, F* sum) {
+    const auto round = [&](U at, uint32_t shift, F* error) {
       const F by = as_f32(simd::add(sub(at, binade), u32(shift)));
       const F shifted = simd::add(fraction, by), rounded = sub(shifted, by);
       // What is rounded to zero is off by all of itself.
-      const F error = mul_where(greater(as_u32(rounded), u32(0)), off(rounded), inverse, f32(1.0f));
-      *sum = add_where(some, *sum, error);
+      *error = add_where(some, zero, mul_where(greater(as_u32(rounded), u32(0)), off(rounded), inverse, f32(1.0f)));
       return as_u32(shifted);
     };
+    const U at = simd::max(binade, u32(E4M3_LOWEST));
+    Quantised q{u32(0), zero, zero};
+    q.codes = or_(simd::add(round(at, E4M3_SHIFT, &q.e4m3), shr<20>(at)), sign);
     if constexpr (both) {
       const F five = as_f32(u32(E5M2_SHIFT));
       if constexpr (kind == NORMAL_IN_E5M2)
-        *sum5 = add_where(some, *sum5, mul(off(sub(simd::add(fraction, five), five)), inverse));
+        q.e5m2 = add_where(some, zero, mul(off(sub(simd::add(fraction, five), five)), inverse));
       else
-        round(simd::max(binade, lowest), E5M2_SHIFT, sum5);
+        round(simd::max(binade, lowest), E5M2_SHIFT, &q.e5m2);
     }
-    const U at = simd::max(binade, u32(E4M3_LOWEST));
-    return or_(simd::add(round(at, E4M3_SHIFT, sum4), shr<20>(at)), sign);
+    return q;
   }
 }
 
@@ -82,19 +90,29 @@ SUBULP_FLAT void quantise_row(const char* from, int64_t columns, float scale, ui
   for (int p = 0; p < PARTS; ++p) sum4[p] = sum5[p] = f32(0.0f);
   const F factor = f32(scale);
   const U least = u32(lowest);
+  // Sums are found by numbers that the compiler knows: otherwise it keeps them in memory, and each sum
+  // waits for the one before to be stored.
+  const auto add = [&](int p, const Quantised& q) {
+    sum4[p] = simd::add(sum4[p], q.e4m3);
+    if (both) sum5[p] = simd::add(sum5[p], q.e5m2);
+  };
   int64_t i = 0;
   for (; i + ROW_LANES <= columns; i += ROW_LANES)
     for (int p = 0; p < PARTS; ++p) {
       const int64_t at = i + p * W;
-      __builtin_prefetch(from + at * Format::bytes + FETCH_AHEAD);
-      const F value = Format::load(from + at * Format::bytes);
-      store_low_u8(to + at, quantise<kind, both>(value, factor, least, &sum4[p], &sum5[p]));
+      const Quantised q = quantise<kind, both>(Format::load(from + at * Format::bytes), factor, least);
+      store_low_u8(to + at, q.codes);
+      add(p, q);
     }
   if (i < columns)
-    each_vector<Format>(from + i * Format::bytes, columns - i, [&](int64_t k, F value, int n) {
-      const int p = static_cast<int>(k / W);
-      store_each_u8(to + i + k, quantise<ANY, both>(value, factor, least, &sum4[p], &sum5[p]), n);
-    });
+    for (int p = 0; p < PARTS; ++p) {
+      const int64_t at = i + p * W;
+      each_vector<Format>(from + at * Format::bytes, std::min<int64_t>(W, columns - at), [&](int64_t, F value, int n) {
+        const Quantised q = quantise<ANY, both>(value, factor, least);
+        store_each_u8(to + at, q.codes, n);
+        add(p, q);
+      });
+    }
   for (int p = 0; p < PARTS; ++p) of4[p] = sum4[p], of5[p] = sum5[p];
 }
 
@@ -117,9 +135,10 @@ inline void quantise_strip(const Strip& s, const char* x, uint8_t* codes, const 
       for (int p = 0; p < PARTS; ++p) sum4[i][p] = sum5[i][p] = zero;
     };
     for (int i = s.group(first); i < W; ++i) none(i);
+    fetch_ahead(x + s.offset(r, first) * Format::bytes, s.columns_from(first) * Format::bytes);
     for (int i = 0; i < s.group(first); ++i) {
       const int b = first + i;
-      const int64_t at = (s.row + r) * s.matrix_columns + s.column_of(b);
+      const int64_t at = s.offset(r, b);
       const auto row = [&](auto kind) {
         quantise_row<Format, decltype(kind)::value, both>(x + at * Format::bytes, columns(b), scaled.scale[b],
                                                           scaled.lowest[b], codes + at, sum4[i], sum5[i]);

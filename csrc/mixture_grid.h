@@ -6,6 +6,7 @@
 
 #include "buffer.h"
 #include "codec.h"
+#include "fetch.h"
 #include "ieee_mode.h"
 #include "rows.h"
 
@@ -13,10 +14,6 @@ namespace simd {
 
 // Tiles of the sums, see numerics/metrics.py.
 constexpr int64_t TILE_ROWS = 128, TILE_COLUMNS = 4096;
-
-// How far ahead of what is worked on memory is fetched. Processors do so too, but begin anew at every
-// page of 4 KiB.
-constexpr int64_t FETCH_AHEAD = 4096;
 
 // Limits of a strip: columns, tiles, and sums of rows.
 constexpr int64_t STRIP_COLUMNS = 8192, MAX_TILES = 256, STRIP_SUMS = 8192;
@@ -71,6 +68,10 @@ struct Strip {
 
   int64_t column_of(int b) const { return column + b * tile_columns; }
   int64_t columns_of(int b) const { return std::max<int64_t>(0, std::min(tile_columns, end - column_of(b))); }
+  // Of all of them, from tile b on, that are worked on at once.
+  int64_t columns_from(int b) const { return std::min(W * tile_columns, end - column_of(b)); }
+  // Of a row of tile b in the matrix.
+  int64_t offset(int64_t r, int b) const { return (row + r) * matrix_columns + column_of(b); }
   // Tiles from b on that are worked on at once.
   int group(int b) const { return std::min(W, n - b); }
   Tile tile_of(int b) const {
