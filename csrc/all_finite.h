@@ -5,56 +5,65 @@
 #include <cstring>
 
 #include "codec.h"
+#include "fetch.h"
 
 namespace simd {
 
-// The largest magnitude code of a run of elements; a tail shorter than a vector is padded with zeros.
+// The largest code of a run of elements, signs aside; a tail shorter than a vector is padded with zeros.
 template <int bytes>
-inline uint32_t largest_magnitude(const char* p, int64_t n, uint32_t mask) {
+inline uint32_t largest_of_run(const char* p, int64_t n) {
+  constexpr uint32_t mask = 0xFFFFFFFFu >> (33 - 8 * bytes);
+  constexpr int64_t page = PAGE / bytes;
   U largest = u32(0);
-  int64_t i = 0;
   const auto fold = [&](const char* q) {
     const U code = bytes == 4 ? load_u32(q) : bytes == 2 ? load_u16(q) : load_u8(q);
     largest = max(largest, and_(code, u32(mask)));
   };
-  for (; i + W <= n; i += W) fold(p + i * bytes);
-  if (i < n) {
-    char padded[W * 4] = {};
-    std::memcpy(padded, p + i * bytes, static_cast<size_t>((n - i) * bytes));
-    fold(padded);
+  for (int64_t begin = 0; begin < n; begin += page) {
+    const int64_t end = std::min(begin + page, n);
+    fetch_pages_ahead(p + begin * bytes, (end - begin) * bytes);
+    int64_t i = begin;
+    for (; i + W <= end; i += W) fold(p + i * bytes);
+    if (i < end) {
+      char padded[W * 4] = {};
+      std::memcpy(padded, p + i * bytes, static_cast<size_t>((end - i) * bytes));
+      fold(padded);
+    }
   }
   return reduce_max(largest);
 }
 
-inline bool finite_run(int dtype, const char* p, int64_t n) {
-  switch (dtype) {
-    case SUBULP_FP32: return largest_magnitude<4>(p, n, 0x7FFFFFFF) < 0x7F800000;
-    case SUBULP_BF16: return largest_magnitude<2>(p, n, 0x7FFF) < 0x7F80;
-    case SUBULP_FP16: return largest_magnitude<2>(p, n, 0x7FFF) < 0x7C00;
-    case SUBULP_E4M3: return largest_magnitude<1>(p, n, 0x7F) < 0x7F;
-    default: return largest_magnitude<1>(p, n, 0x7F) < 0x7C;
-  }
+// The largest code of a tensor, signs aside: that of its largest magnitude, infinity or NaN.
+template <int bytes>
+inline uint32_t largest_code(const void* data, int64_t n, int threads) {
+  constexpr int64_t run = 1 << 16;
+  const char* const p = static_cast<const char*>(data);
+  const int64_t runs = (n + run - 1) / run;
+  uint32_t largest = 0;
+#if defined(_OPENMP)
+#pragma omp parallel for num_threads(threads) if (runs > 1 && threads > 1) reduction(max : largest)
+#endif
+  for (int64_t r = 0; r < runs; ++r)
+    largest = std::max(largest, largest_of_run<bytes>(p + r * run * bytes, std::min(run, n - r * run)));
+  (void)threads;
+  return largest;
 }
 
-inline int dtype_size(int dtype) {
-  return dtype == SUBULP_FP32 ? 4 : dtype == SUBULP_BF16 || dtype == SUBULP_FP16 ? 2 : 1;
+inline bool tensor_is_finite(int dtype, const void* data, int64_t n, int threads) {
+  switch (dtype) {
+    case SUBULP_FP32: return largest_code<4>(data, n, threads) < 0x7F800000;
+    case SUBULP_BF16: return largest_code<2>(data, n, threads) < 0x7F80;
+    case SUBULP_FP16: return largest_code<2>(data, n, threads) < 0x7C00;
+    case SUBULP_E4M3: return largest_code<1>(data, n, threads) < 0x7F;
+    default: return largest_code<1>(data, n, threads) < 0x7C;
+  }
 }
 
 inline int run_all_finite(int64_t count, const int64_t* numel, const void* const* data, const int32_t* dtype,
                           int threads) {
-  constexpr int64_t run = 1 << 16;
-  int finite = 1;
-  for (int64_t i = 0; i < count && finite; ++i) {
-    const char* const base = static_cast<const char*>(data[i]);
-    const int64_t n = numel[i], size = dtype_size(dtype[i]), runs = (n + run - 1) / run;
-#if defined(_OPENMP)
-#pragma omp parallel for num_threads(threads) if (runs > 1 && threads > 1) reduction(& : finite)
-#endif
-    for (int64_t r = 0; r < runs; ++r)
-      finite &= finite_run(dtype[i], base + r * run * size, std::min(run, n - r * run)) ? 1 : 0;
-  }
-  (void)threads;
-  return finite;
+  for (int64_t i = 0; i < count; ++i)
+    if (!tensor_is_finite(dtype[i], data[i], numel[i], threads)) return 0;
+  return 1;
 }
 
 }  // namespace simd

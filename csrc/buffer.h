@@ -8,11 +8,15 @@
 
 namespace simd {
 
-// Zeros at first; T is a number.
+// Zeros at first, unless it is `UNSET` since all is written before it is read; T is a number.
+enum Unset { UNSET };
 template <class T>
 class Buffer {
  public:
   explicit Buffer(int64_t size = 0) { resize(size); }
+  Buffer(int64_t size, Unset) : size_(size), room_(size) {
+    data_ = take(std::malloc(static_cast<size_t>(size) * sizeof(T)), size);
+  }
   ~Buffer() { std::free(data_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -27,8 +31,7 @@ class Buffer {
   void resize(int64_t size) {
     if (size > room_) {
       std::free(data_);
-      data_ = static_cast<T*>(std::calloc(static_cast<size_t>(size), sizeof(T)));
-      if (!data_) std::abort();
+      data_ = take(std::calloc(static_cast<size_t>(size), sizeof(T)), size);
       room_ = size;
     }
     size_ = size;
@@ -40,6 +43,11 @@ class Buffer {
   }
 
  private:
+  static T* take(void* memory, int64_t size) {
+    if (size && !memory) std::abort();
+    return static_cast<T*>(memory);
+  }
+
   T* data_ = nullptr;
   int64_t size_ = 0, room_ = 0;
 };

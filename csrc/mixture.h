@@ -44,13 +44,17 @@ inline void measure(const Grid& g, const char* x, int threads, Evidence<uint32_t
     F most[MAX_TILES], least[MAX_TILES];
     uint32_t* const counted = e.counted.data() + s.tile;
     // Those of a last group that is not full, and all if there are no rows.
-    for (int64_t b = s.rows ? s.n : 0; b < Grid::parts(s.n, W) * W; ++b) most[b] = f32(0.0f), least[b] = as_f32(u32(~0u));
+    for (int64_t b = s.rows ? s.n : 0; b < Grid::parts(s.n, W) * W; ++b) {
+      most[b] = f32(0.0f);
+      least[b] = as_f32(u32(~0u));
+    }
+    if (!s.rows) std::fill(counted, counted + s.n, 0u);
     with_columns(s, [&](auto columns) {
       // Where one row has zeros, the next ones will. Lanes past the end of a row are zero too.
       bool zeros = s.tile_columns % W != 0;
       for (int64_t r = 0; r < s.rows; ++r)
         for (int first = 0; first < s.n; first += W) {
-          fetch_ahead(x + s.offset(r, first) * Format::bytes, s.columns_from(first) * Format::bytes);
+          fetch_pages_ahead(x + s.offset(r, first) * Format::bytes, s.columns_from(first) * Format::bytes);
           if (!zeros) zeros = !measure_rows<Format, false>(s, r, first, x, columns, most, least, counted);
           if (zeros) measure_rows<Format, true>(s, r, first, x, columns, most, least, counted);
         }
@@ -68,13 +72,16 @@ inline void measure(const Grid& g, const char* x, int threads, Evidence<uint32_t
 // What blocks of several tiles are, from their tiles.
 inline void gather(const Grid& g, const Evidence<uint32_t>& of_tiles, Evidence<int64_t>& e) {
   for (int64_t b = 0; b < g.blocks(); ++b) {
-    uint32_t smallest = INFINITE;
+    uint32_t amax = 0, smallest = INFINITE;
+    int64_t counted = 0;
     tiles_of(g, b, [&](int64_t tile, int64_t) {
-      e.amax[b] = std::max(e.amax[b], of_tiles.amax[tile]);
+      amax = std::max(amax, of_tiles.amax[tile]);
       if (of_tiles.smallest[tile]) smallest = std::min(smallest, of_tiles.smallest[tile]);
-      e.counted[b] += of_tiles.counted[tile];
+      counted += of_tiles.counted[tile];
     });
+    e.amax[b] = amax;
     e.smallest[b] = smallest;
+    e.counted[b] = counted;
   }
 }
 

@@ -82,6 +82,9 @@ SUBULP_FLAT Quantised quantise(F value, F factor, U lowest) {
   }
 }
 
+// Numbers that are looked at together for whether all are normal.
+constexpr int64_t RUN = 128;
+
 // A row of a block: codes, and its sums by lanes.
 template <class Format, Kind kind, bool both>
 SUBULP_FLAT void quantise_row(const char* from, int64_t columns, float scale, uint32_t lowest, uint8_t* to,
@@ -96,14 +99,32 @@ SUBULP_FLAT void quantise_row(const char* from, int64_t columns, float scale, ui
     sum4[p] = simd::add(sum4[p], q.e4m3);
     if (both) sum5[p] = simd::add(sum5[p], q.e5m2);
   };
-  int64_t i = 0;
-  for (; i + ROW_LANES <= columns; i += ROW_LANES)
-    for (int p = 0; p < PARTS; ++p) {
-      const int64_t at = i + p * W;
-      const Quantised q = quantise<kind, both>(Format::load(from + at * Format::bytes), factor, least);
-      store_low_u8(to + at, q.codes);
-      add(p, q);
+  const auto run = [&](auto kind_of_run, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += ROW_LANES)
+      for (int p = 0; p < PARTS; ++p) {
+        const int64_t at = i + p * W;
+        fetch_ahead(from + at * Format::bytes);
+        const Quantised q =
+            quantise<decltype(kind_of_run)::value, both>(Format::load(from + at * Format::bytes), factor, least);
+        store_low_u8(to + at, q.codes);
+        add(p, q);
+      }
+  };
+  const int64_t i = columns / ROW_LANES * ROW_LANES;
+  if (kind == NORMAL) {
+    run(Is<NORMAL>(), 0, i);
+  } else {
+    // Most runs of a block of many numbers are normal though a few numbers are not.
+    for (int64_t begin = 0; begin < i; begin += RUN) {
+      const int64_t end = std::min(begin + RUN, i);
+      U low = u32(~0u);
+      for (int64_t at = begin; at < end; at += W)
+        low = simd::min(low, magnitude(Format::load(from + at * Format::bytes)));
+      const M below = greater(u32(E4M3_LOWEST), as_u32(mul(as_f32(low), factor)));
+      if (count_nonzero(select(below, u32(1), u32(0)))) run(Is<kind>(), begin, end);
+      else run(Is<NORMAL>(), begin, end);
     }
+  }
   if (i < columns)
     for (int p = 0; p < PARTS; ++p) {
       const int64_t at = i + p * W;
@@ -135,7 +156,6 @@ inline void quantise_strip(const Strip& s, const char* x, uint8_t* codes, const 
       for (int p = 0; p < PARTS; ++p) sum4[i][p] = sum5[i][p] = zero;
     };
     for (int i = s.group(first); i < W; ++i) none(i);
-    fetch_ahead(x + s.offset(r, first) * Format::bytes, s.columns_from(first) * Format::bytes);
     for (int i = 0; i < s.group(first); ++i) {
       const int b = first + i;
       const int64_t at = s.offset(r, b);

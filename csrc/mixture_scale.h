@@ -94,12 +94,12 @@ struct Mantissas {
     Buffer<uint32_t> largest(count);
     const auto counts = [](uint32_t a) { return a < INFINITE ? a : 0; };
     if (count == 1) {
-      uint32_t most = 0;
-#if defined(_OPENMP)
-#pragma omp parallel for num_threads(threads) if (blocks > 16384 && threads > 1) reduction(max : most)
-#endif
-      for (int64_t b = 0; b < blocks; ++b) most = std::max(most, counts(amax[b]));
-      largest[0] = most;
+      U most = u32(0);
+      for (int64_t b = 0; b < blocks; b += W) {
+        const U of = load_each(amax.data() + b, static_cast<int>(std::min<int64_t>(W, blocks - b)));
+        most = simd::max(most, select(greater(u32(INFINITE), of), of, u32(0)));
+      }
+      largest[0] = reduce_max(most);
     } else {
       for (int64_t b = 0; b < blocks; ++b) {
         uint32_t& group = largest[group_of(b)];
