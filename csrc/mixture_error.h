@@ -140,9 +140,11 @@ SUBULP_FLAT void quantise_row(const char* from, int64_t columns, float scale, ui
 // Lane b: the sum of the lanes of block b.
 SUBULP_FLAT F sum_each(const F (&parts)[W][PARTS]) {
   static_assert(PARTS <= 2, "a vector is a half of the lanes, or all of them");
+  const auto add = [](F a, F b) { return simd::add(a, b); };
+  if (PARTS == 1) return fold_each(parts[0], add);
   F of[W];
-  for (int b = 0; b < W; ++b) of[b] = PARTS == 2 ? simd::add(parts[b][0], parts[b][PARTS - 1]) : parts[b][0];
-  return fold_each(of, [](F a, F b) { return simd::add(a, b); });
+  for (int b = 0; b < W; ++b) of[b] = add(parts[b][0], parts[b][PARTS - 1]);
+  return fold_each(of, add);
 }
 
 // Codes of a strip's tiles in E4M3, and their sums of errors.
@@ -155,15 +157,20 @@ inline void quantise_strip(const Strip& s, const char* x, uint8_t* codes, const 
     const auto none = [&](int i) {
       for (int p = 0; p < PARTS; ++p) sum4[i][p] = sum5[i][p] = zero;
     };
-    for (int i = s.group(first); i < W; ++i) none(i);
-    for (int i = 0; i < s.group(first); ++i) {
+    // Copies: for all that the compiler knows, the codes that are stored could be what is referred to.
+    const int n = s.group(first);
+    const int64_t step = s.tile_columns, begin = s.offset(r, first);
+    const char* const from = x + begin * Format::bytes;
+    uint8_t* const to = codes + begin;
+    const Scaled* const of = &scaled;
+    for (int i = n; i < W; ++i) none(i);
+    for (int i = 0; i < n; ++i) {
       const int b = first + i;
-      const int64_t at = s.offset(r, b);
       const auto row = [&](auto kind) {
-        quantise_row<Format, decltype(kind)::value, both>(x + at * Format::bytes, columns(b), scaled.scale[b],
-                                                          scaled.lowest[b], codes + at, sum4[i], sum5[i]);
+        quantise_row<Format, decltype(kind)::value, both>(from + i * step * Format::bytes, columns(b), of->scale[b],
+                                                          of->lowest[b], to + i * step, sum4[i], sum5[i]);
       };
-      switch (scaled.kind[b]) {
+      switch (of->kind[b]) {
         case ANY: row(Is<ANY>()); break;
         case NORMAL_IN_E5M2: row(Is<NORMAL_IN_E5M2>()); break;
         case NORMAL: row(Is<NORMAL>()); break;
