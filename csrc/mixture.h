@@ -10,9 +10,9 @@
 
 namespace simd {
 
-// Of each of W tiles' next rows, by lanes: the largest magnitudes, and one less than the smallest, which
-// puts zeros last. Only `zeros` are left out and what is not zero is counted; otherwise returns false if
-// there are any, and what is found must be found again.
+// Of the same row of up to W tiles, by lanes: the largest magnitudes, and the smallest less one. With
+// `zeros`, that of a zero is the last of all, and what is not zero is counted; without, there may be
+// none: returns false if there are, and the rows must be measured again.
 template <class Format, bool zeros, class Columns>
 SUBULP_FLAT bool measure_rows(const Strip& s, int64_t r, int first, const char* x, Columns columns, F* most, F* least,
                               uint32_t* counted) {
@@ -167,7 +167,7 @@ inline int64_t encode_mixture(const subulp_mixture& m, int threads) {
   const Buffer<uint32_t>& amax = single ? of_tiles.amax : of_blocks.amax;
   const Buffer<uint32_t>& smallest = single ? of_tiles.smallest : of_blocks.smallest;
   const Mantissas mantissas{m, g};
-  mantissas.compute(amax, threads);
+  mantissas.compute(amax);
   const int64_t groups = mantissas.groups();
 
   // Types and exponents of n blocks from `block` on, as their sums decide.

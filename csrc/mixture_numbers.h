@@ -61,17 +61,17 @@ inline Numbers numbers_of(const Grid& g, int64_t block, int64_t n, const Evidenc
   const uint32_t *const amax = e.amax.data() + block, *const smallest = e.smallest.data() + block;
   const Count* const counted = e.counted.data() + block;
   Numbers all;
-  U most = u32(0), least = u32(0);
+  U most = u32(0), furthest = u32(0);
   for (int64_t i = 0; i < n; i += W) {
     const int here = static_cast<int>(std::min<int64_t>(W, n - i));
     const U top = load_each(amax + i, here), low = load_each(smallest + i, here);
     most = simd::max(most, top);
-    // The largest distance from infinity; what is not finite has none, nor do zeros.
+    // The smallest magnitude is the furthest from infinity; blocks without one do not count.
     const U distance = select(greater(low, u32(0)), sub(u32(INFINITE), low), u32(0));
-    least = simd::max(least, select(greater(u32(INFINITE), top), distance, u32(0)));
+    furthest = simd::max(furthest, select(greater(u32(INFINITE), top), distance, u32(0)));
   }
   all.amax = reduce_max(most);
-  all.smallest = INFINITE - reduce_max(least);
+  all.smallest = INFINITE - reduce_max(furthest);
   for (int64_t i = 0; i < n; ++i) all.counted += amax[i] < INFINITE ? counted[i] : 0;
   // Of blocks that are not finite the sums are zero.
   const auto sum_all = [&](auto value) {

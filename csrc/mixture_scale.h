@@ -85,7 +85,7 @@ struct Mantissas {
     return load_u32(found);
   }
 
-  void compute(const Buffer<uint32_t>& amax, int threads) const {
+  void compute(const Buffer<uint32_t>& amax) const {
     if (m.scaling == E8M0) {
       m.mantissa[0] = 1.0f;
       return;
@@ -112,7 +112,6 @@ struct Mantissas {
       const U found = select(greater(of, u32(0)), Ideal(of).mantissa, u32(0x3F800000u));
       store_each(m.mantissa + i, as_f32(found), n);
     }
-    (void)threads;
   }
 };
 
