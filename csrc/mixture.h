@@ -50,8 +50,10 @@ inline void measure(const Grid& g, const char* x, int threads, Evidence<uint32_t
     }
     if (!s.rows) std::fill(counted, counted + s.n, 0u);
     with_columns(s, [&](auto columns) {
-      // Where one row has zeros, the next ones will. Lanes past the end of a row are zero too.
-      bool zeros = s.tile_columns % W != 0;
+      // Where one row has zeros, the next ones will. Lanes past the end of a row are zero too, and a tile at
+      // the edge may have none at all.
+      const int64_t last = s.columns_of(s.n - 1);
+      bool zeros = s.tile_columns % W || last % W || !last;
       for (int64_t r = 0; r < s.rows; ++r)
         for (int first = 0; first < s.n; first += W) {
           fetch_pages_ahead(x + s.offset(r, first) * Format::bytes, s.columns_from(first) * Format::bytes);
