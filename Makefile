@@ -65,7 +65,7 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.package: $(VENV)/.torch $(SOURCES)
-	$(PIP) install --constraint constraints.txt .
+	$(PIP) install --constraint constraints.txt '.[lab]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.package

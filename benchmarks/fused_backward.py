@@ -26,8 +26,8 @@ from rich.table import Table
 
 from subulp import optim
 from subulp.diagnostics import track_memory
-from subulp.train.image.resnet import ResNet18
-from subulp.train.lm.gpt import GPT, Shape
+from subulp.lab.tasks.image.resnet import ResNet18
+from subulp.lab.tasks.lm.gpt import GPT, Shape
 
 Loss = Callable[[], torch.Tensor]
 

@@ -37,15 +37,15 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from subulp.lab.engine.linear_operands import PLAIN, PartitionName, Variant
+from subulp.lab.engine.task import Workload
+from subulp.lab.tasks.lm import task
+from subulp.lab.tasks.lm.config import LMConfig
+from subulp.lab.tasks.lm.gpt import GPT
+from subulp.lab.tasks.lm.text import Text, evaluation_batches
 from subulp.nn import Linear, MoR
 from subulp.numerics.scaling import Scaling
 from subulp.ops.mixture import decode
-from subulp.train.data.text import Text, evaluation_batches
-from subulp.train.linear import PLAIN, PartitionName, Variant
-from subulp.train.lm import task
-from subulp.train.lm.config import LMConfig
-from subulp.train.lm.gpt import GPT
-from subulp.train.task import Workload
 
 ERROR = 0.0225
 # One recipe, as the command line calls it and as the library does.

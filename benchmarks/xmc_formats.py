@@ -32,9 +32,9 @@ from matplotlib.axes import Axes
 
 from subulp import numerics
 from subulp.diagnostics import ExponentHistogram, exponent_histogram
-from subulp.train.loop import run
-from subulp.train.xmc.config import XMCConfig
-from subulp.train.xmc.task import XMCText, build, load
+from subulp.lab.engine.loop import run
+from subulp.lab.tasks.xmc.config import XMCConfig
+from subulp.lab.tasks.xmc.task import XMCText, build, load
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

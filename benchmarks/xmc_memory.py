@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from subulp import nn, optim
-from subulp.train.xmc.renee import ReneeClassifier
+from subulp.lab.tasks.xmc.renee import ReneeClassifier
 
 LABELS = "131072,670091,2812281,8623847,18000000"
 """The paper's data sets, and its largest number of labels."""

@@ -1,4 +1,4 @@
-"""Dependencies run one way: numerics <- ops <- optim, nn, diagnostics <- train <- cli."""
+"""Dependencies run one way: numerics <- ops <- optim, nn <- diagnostics <- lab."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ MAY_IMPORT = {
     "optim": {"numerics", "ops"},
     "nn": {"numerics", "ops"},
     "diagnostics": {"numerics", "ops", "optim", "nn", "_version"},
-    "train": {"numerics", "ops", "optim", "nn", "diagnostics", "_version"},
-    "cli": {"train", "diagnostics", "_version"},
+    "lab": {"numerics", "ops", "optim", "nn", "diagnostics", "_version"},
 }
 
 
@@ -41,7 +40,7 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_imports_point_one_way(part: str) -> None:
-    files = [SOURCE / "cli.py"] if part == "cli" else sorted((SOURCE / part).rglob("*.py"))
+    files = sorted((SOURCE / part).rglob("*.py"))
     assert files
     for path in files:
         upward = imports(path) - MAY_IMPORT[part] - {part}
@@ -50,7 +49,7 @@ def test_imports_point_one_way(part: str) -> None:
 
 def test_every_part_has_its_rule() -> None:
     parts = {p.name for p in SOURCE.iterdir() if (p / "__init__.py").exists()}
-    assert parts == set(MAY_IMPORT) - {"cli"}
+    assert parts == set(MAY_IMPORT)
 
 
 def test_an_op_has_all_its_implementations() -> None:

@@ -42,7 +42,7 @@ def _fuzz(name: str, seconds: int) -> int:
     import atheris  # noqa: PLC0415 - an extra
 
     # Only what is imported inside is instrumented, and torch would take minutes.
-    with atheris.instrument_imports(include=["subulp.train", "tomllib", "json"]):
+    with atheris.instrument_imports(include=["subulp.lab", "tomllib", "json"]):
         from tests.fuzz.targets import TARGETS  # noqa: PLC0415
 
     target = TARGETS[name]

@@ -19,24 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from subulp.train import checkpoint
-from subulp.train.config_file import Option, read_config
-from subulp.train.data.ctr.dataset import ReadOptions
-from subulp.train.data.ctr.description import make_layout, read_description
-from subulp.train.data.ctr.read import load_data
-from subulp.train.data.xmc.bags import FeatureLines, read_bag_file
-from subulp.train.data.xmc.dblp import build_dblp
-from subulp.train.data.xmc.json_lines import read_json_part, read_json_texts
-from subulp.train.data.xmc.label_file import read_filter_file, read_label_file
-from subulp.train.data.xmc.lines import TextLines
-from subulp.train.report import render
-from subulp.train.saved_state import rebuild
-from subulp.train.xmc.features import Vocabulary
-from subulp.train.xmc.known_features import KnownFeatures
-from subulp.train.xmc.reader import SETTINGS, load_reader
-from subulp.train.xmc.saved import _described
-from tests.train.data.ctr.support import criteo_lines
-from tests.train.report.support import LM, lm_records, lm_summary, write_run
+from subulp.lab.data.lines import TextLines
+from subulp.lab.engine import checkpoint
+from subulp.lab.engine.config_file import Option, read_config
+from subulp.lab.engine.saved_state import rebuild
+from subulp.lab.report import render
+from subulp.lab.tasks.ctr.readers.dataset import ReadOptions
+from subulp.lab.tasks.ctr.readers.description import make_layout, read_description
+from subulp.lab.tasks.ctr.readers.read import load_data
+from subulp.lab.tasks.xmc.features import Vocabulary
+from subulp.lab.tasks.xmc.known_features import KnownFeatures
+from subulp.lab.tasks.xmc.reader import SETTINGS, load_reader
+from subulp.lab.tasks.xmc.readers.bags import FeatureLines, read_bag_file
+from subulp.lab.tasks.xmc.readers.json_lines import read_json_part, read_json_texts
+from subulp.lab.tasks.xmc.readers.label_file import read_filter_file, read_label_file
+from subulp.lab.tasks.xmc.saved import _described
+from subulp.lab.tools.dblp import build_dblp
+from tests.lab.report.support import LM, lm_records, lm_summary, write_run
+from tests.lab.tasks.ctr.readers.support import criteo_lines
 
 _NO_EXAMPLES = re.compile(
     "too few|no example|no training|nothing to learn|nothing can be learned|none is left|0 examples"

@@ -7,7 +7,6 @@ from .representation_mix import (
     MixRecord,
     OperandMix,
     RepresentationMix,
-    plot_mix,
     record_mix,
     representation_mix,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "RepresentationMix",
     "Watch",
     "exponent_histogram",
-    "plot_mix",
     "record_mix",
     "representation_mix",
     "track_memory",

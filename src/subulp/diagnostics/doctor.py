@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from .._version import version
@@ -55,11 +53,10 @@ class Operation:
     check: Check
 
 
-def run(console: Console | None = None, *, as_json: bool = False) -> int:
+def run(*, as_json: bool = False) -> int:
     """Print the report.
 
     Args:
-        console: Where to; ``None`` is standard output (default: ``None``).
         as_json: Print one object instead of tables (default: ``False``).
 
     Returns:
@@ -75,7 +72,7 @@ def run(console: Console | None = None, *, as_json: bool = False) -> int:
         found = {title.lower(): rows for title, rows in parts.items()}
         print(json.dumps(found | {"operations": [asdict(operation) for operation in operations]}))
     else:
-        _print(console or Console(), parts, operations)
+        _print(parts, operations)
     return int(any(operation.check.error is not None for operation in operations))
 
 
@@ -86,25 +83,29 @@ def _operations() -> Iterator[Operation]:
             yield Operation(device, choice.backend, choice.reason, self_check(op, device))
 
 
-def _print(
-    console: Console, parts: Mapping[str, Mapping[str, str]], operations: Sequence[Operation]
-) -> None:
+def _print(parts: Mapping[str, Mapping[str, str]], operations: Sequence[Operation]) -> None:
     for title, rows in parts.items():
-        table = Table(title=title, title_justify="left", show_header=False)
-        for name, value in rows.items():
-            table.add_row(name, value)
-        console.print(table)
-    table = Table(title="Operations", title_justify="left")
-    for column in ("op", "device", "backend", "why", "self-check"):
-        table.add_column(column)
-    for operation in operations:
-        check = operation.check
-        verdict = f"same bits in {check.cases} cases" if check.error is None else check.error
-        style = "green" if check.error is None else "bold red"
-        mark = "ok" if check.error is None else "FAILED"
-        row = (check.name, operation.device, operation.backend, operation.reason)
-        table.add_row(*row, f"[{style}]{mark}[/]: {verdict}")
-    console.print(table)
+        _print_columns(title, list(rows.items()))
+    header = ("op", "device", "backend", "why", "self-check")
+    _print_columns("Operations", [header, *(_row(operation) for operation in operations)])
+
+
+def _row(operation: Operation) -> tuple[str, ...]:
+    check = operation.check
+    if check.error is None:
+        verdict = f"ok: same bits in {check.cases} cases"
+    else:
+        verdict = f"FAILED: {check.error}"
+    return check.name, operation.device, operation.backend, operation.reason, verdict
+
+
+def _print_columns(title: str, rows: Sequence[Sequence[str]]) -> None:
+    # Plain text: this runs where nothing but torch and numpy is installed.
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print(title)
+    for row in rows:
+        print("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+    print()
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -266,3 +267,7 @@ class _forced:  # noqa: N801 - reads as a keyword
             del os.environ["SUBULP_BACKEND"]
         else:
             os.environ["SUBULP_BACKEND"] = self._saved
+
+
+if __name__ == "__main__":
+    sys.exit(run(as_json="--json" in sys.argv[1:]))

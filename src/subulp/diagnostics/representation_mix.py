@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import nn
 
 from ..nn import MoRLinear
 from ..nn.mor_linear import ROLES
-from ..numerics import BF16, E5M2
+from ..numerics import BF16
 from ..numerics.mixture import Summary
 
-_ROLES = [name for role in ROLES for name in (role, f"{role} transposed")]
+OPERAND_ROLES = [name for role in ROLES for name in (role, f"{role} transposed")]
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def representation_mix(model: nn.Module) -> RepresentationMix:
     found = [
         operand_mix(name, role, layer.mix[role])
         for name, layer in layers.items()
-        for role in _ROLES
+        for role in OPERAND_ROLES
         if role in layer.mix
     ]
     if not found:
@@ -258,68 +253,6 @@ class _Sums:
             self.amax,
             self.dynamic_range,
         )
-
-
-def plot_mix(mix: RepresentationMix | Iterable[OperandMix], path: Path | str) -> None:
-    """Save a heat map, layer by role: the share of the elements in FP8, as a shade and a number.
-
-    Below the number stand the share in E5M2, if any, and the mean error of what is in FP8.
-
-    Args:
-        mix: What :func:`representation_mix` found.
-        path: The PNG file to write.
-
-    Raises:
-        ValueError: There is nothing to show.
-    """
-    operands = tuple(mix.operands if isinstance(mix, RepresentationMix) else mix)
-    if not operands:
-        raise ValueError("mix is empty: there is nothing to show")
-    layers = list(dict.fromkeys(o.layer for o in operands))
-    roles = [role for role in _ROLES if any(o.role == role for o in operands)]
-    shares = np.full((len(layers), len(roles)), np.nan)
-    texts = [["not used" for _ in roles] for _ in layers]
-    for o in operands:
-        row, column = layers.index(o.layer), roles.index(o.role)
-        shares[row, column] = 100 * o.narrow
-        texts[row][column] = _text(o)
-    figure = Figure(
-        figsize=(2.2 + 1.35 * len(roles), 1.5 + 0.55 * len(layers)), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    image = axes.imshow(shares, cmap="Greys", vmin=0, vmax=130, aspect="auto")
-    for row, column in np.ndindex(shares.shape):
-        # What was not quantised compares as false.
-        colour = "white" if shares[row, column] > 75 else "black"
-        text = texts[row][column]
-        axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
-    _label(axes, layers, roles)
-    bar = figure.colorbar(image, ax=axes, boundaries=np.linspace(0, 100, 101), ticks=[0, 50, 100])
-    bar.set_label("share in FP8, %", fontsize=8)
-    bar.ax.tick_params(labelsize=8)
-    figure.savefig(path, dpi=150)
-
-
-def _label(axes: Any, layers: Sequence[str], roles: Sequence[str]) -> None:
-    axes.set_xticks(range(len(roles)), [r.replace(" ", "\n") for r in roles], fontsize=8)
-    axes.set_yticks(range(len(layers)), layers, fontsize=8)
-    axes.set_xticks(np.arange(1, len(roles)) - 0.5, minor=True)
-    axes.set_yticks(np.arange(1, len(layers)) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=2)
-    axes.tick_params(which="both", length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.set_title("Elements in FP8, those in E5M2, mean relative error in FP8", fontsize=9)
-
-
-def _text(o: OperandMix) -> str:
-    lines = [f"{100 * o.narrow:.1f} %"]
-    if o.elements.get(E5M2.name):
-        lines.append(f"E5M2 {100 * o.elements[E5M2.name]:.1f} %")
-    if o.narrow:
-        lines.append(f"err {100 * o.error:.2f} %")
-    return "\n".join(lines)
 
 
 def _layers(model: nn.Module) -> dict[str, MoRLinear]:

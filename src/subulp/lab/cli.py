@@ -1,0 +1,496 @@
+"""The command line. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CycloptsError,
+    Group,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+from cyclopts.config import Dict
+from rich.console import Console
+
+from .._version import version
+from .engine.config import CHECKPOINTS, MACHINE, RunConfig
+from .tasks.ctr.config import CTRConfig
+from .tasks.image.config import ImageConfig
+from .tasks.lm.config import LMConfig
+from .tasks.xmc.config import XMCConfig
+
+if TYPE_CHECKING:
+    from .engine.comparison import Comparison
+
+FAILED = 1
+WRONG_INPUT = 2
+INTERRUPTED = 130
+_BY_SIGNAL = 128
+
+_CONFIG = "--config"
+
+_FILE = Parameter(group=Group("Options from a file", sort_key=-1))
+_OUTPUT = Parameter(group=Group("Output", sort_key=6), negative=())
+
+app = App(
+    name="subulp",
+    help="""Training in low precision without losing what low precision rounds away.
+
+    Exit codes: 0, done; 1, a run diverged or a check failed; 2, wrong input, named in one line;
+    130, Ctrl-C; 143, SIGTERM. The last two leave checkpoints to go on from.
+    """,
+    version=version,
+    version_flags=["--version"],
+    help_flags=["--help", "-h"],
+)
+train = App(
+    name="train",
+    help="""Train on real data under several precisions, and compare them.
+
+    A training that was stopped with Ctrl-C, or killed, goes on bit for bit from the last
+    checkpoint of each of its runs:
+
+        subulp train --resume RUN
+    """,
+)
+app.command(train)
+data = App(name="data", help="Build data sets in the form that the tasks read.")
+app.command(data)
+
+
+def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Give options that the command line does not name their values in the file of ``--config``."""
+    file = next((a for a in arguments if a.name == _CONFIG), None)
+    if file is None or not file.tokens:
+        return
+    from .engine.config_file import Option, read_config  # noqa: PLC0415
+
+    options = [
+        Option(
+            tuple(name.removeprefix("--") for name in a.names if name not in a.negatives), a.hint
+        )
+        for a in arguments
+        if a.name.startswith("--") and a.name != _CONFIG
+    ]
+    path = Path(file.tokens[0].value)
+    values: dict[str, Any] = read_config(path, commands[-1], options)
+    # By command: at the top of the file, cyclopts would take the key data for the command.
+    for command in reversed(commands):
+        values = {command: values}
+    Dict(values, source=str(path))(app, commands, arguments)
+
+
+train.config = (_from_file,)
+# main() turns Ctrl-C into an exit code.
+app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where options come from and results go."""
+
+    config: Annotated[Path | None, _FILE] = None
+    """TOML file whose keys are names of options, as in steps = 500 and seeds = [0, 1], or
+    config.json of an earlier run; options of the command line count more."""
+
+    out: Annotated[Path | None, _OUTPUT] = None
+    """Run directory to make, for config.json, metrics.jsonl, summary.json, report.html, plots and
+    checkpoints; without it, runs/TASK-TIMESTAMP."""
+
+    overwrite: Annotated[bool, _OUTPUT] = False
+    """Replace an earlier run in --out."""
+
+    jobs: Annotated[int | None, MACHINE] = None
+    """Runs that train at the same time; without it, one per core. It changes no result."""
+
+    log: Annotated[Literal["tensorboard"] | None, _OUTPUT] = None
+    """Write TensorBoard's event files too, into the folder tensorboard of the run; it needs
+    pip install 'subulp[tensorboard]'."""
+
+    json: Annotated[bool, _OUTPUT] = False
+    """Print one JSON object instead of the table."""
+
+
+@train.command(name="lm")
+def train_lm(
+    config: Annotated[LMConfig, Parameter(name="*")] = LMConfig(),  # noqa: B008 - frozen
+    output: Annotated[Output, Parameter(name="*")] = Output(),
+) -> int:
+    """Train a small GPT once for every precision and seed, and show what each precision lost.
+
+    For example, two precisions over three seeds, each step inside the backward pass:
+
+        subulp train lm --precision master,collage-light --seeds 0,1,2 --fuse-backward
+    """
+    return _compare(config, output)
+
+
+@train.command(name="image")
+def train_image(
+    config: Annotated[ImageConfig, Parameter(name="*")] = ImageConfig(),  # noqa: B008 - frozen
+    output: Annotated[Output, Parameter(name="*")] = Output(),
+) -> int:
+    """Train a ResNet-18 once for every precision and seed, and show what each precision lost.
+
+    For example, FP16 with eight extra bits against mixed precision, on CIFAR-10:
+
+        subulp train image --precision amp,extra-bits-8 --data cifar10:DIR
+    """
+    return _compare(config, output)
+
+
+@train.command(name="xmc")
+def train_xmc(
+    config: Annotated[XMCConfig, Parameter(name="*")] = XMCConfig(),  # noqa: B008 - frozen
+    output: Annotated[Output, Parameter(name="*")] = Output(),
+) -> int:
+    """Train a classifier over very many labels once for every storage of its rows and seed.
+
+    For example, FP8 rows against mixed precision on a data set of the Extreme Classification
+    Repository:
+
+        subulp train xmc --precision renee,fp8 --data DIR
+    """
+    if config.preset is not None:
+        from .tasks.xmc.presets import describe  # noqa: PLC0415
+
+        print(describe(config.preset), file=sys.stderr)
+    return _compare(config, output)
+
+
+@train.command(name="ctr")
+def train_ctr(
+    config: Annotated[CTRConfig, Parameter(name="*")] = CTRConfig(),  # noqa: B008 - frozen
+    output: Annotated[Output, Parameter(name="*")] = Output(),
+) -> int:
+    """Train a click-through-rate model once for every precision, rounding and cache of its tables.
+
+    For example, INT8 and INT4 rows with no cache and one of 5 % of the rows, over three seeds:
+
+        subulp train ctr --precision fp32,int8,int4 --cache-fraction 0,0.05 --seeds 0,1,2
+    """
+    return _compare(config, output)
+
+
+@train.default
+def train_resume(
+    *task: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    resume: Annotated[Path | None, CHECKPOINTS] = None,
+    jobs: Annotated[int | None, MACHINE] = None,
+    json: Annotated[bool, _OUTPUT] = False,
+) -> int:
+    """Go on with a training that was stopped or killed.
+
+    Args:
+        task: None: what is resumed says of which task it is.
+        resume: Run directory to go on with, from the last checkpoint of each of its runs.
+        jobs: Runs that train at the same time; without it, one per core. It changes no result.
+        json: Print one JSON object instead of the table.
+    """
+    if task and task[0].startswith("-"):
+        raise ValueError(
+            f"Unknown option: {task[0]}"
+            + (
+                "; --resume goes on with the options that the run was begun with, and takes only "
+                "--jobs and --json"
+                if resume
+                else ""
+            )
+        )
+    if task:
+        known = ", ".join(name for name in train if not name.startswith("-"))
+        raise ValueError(f'Unknown command "{task[0]}": use one of {known}')
+    if resume is None:
+        train.help_print()
+        return 0
+    from .engine import comparison  # noqa: PLC0415
+    from .engine.progress import reporter  # noqa: PLC0415
+
+    errors = Console(stderr=True)
+    found = comparison.resume(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
+    return _show(found, errors, json=json)
+
+
+def _compare(config: RunConfig, output: Output) -> int:
+    from .engine.comparison import compare  # noqa: PLC0415
+    from .engine.progress import reporter  # noqa: PLC0415
+
+    errors = Console(stderr=True)
+    found = compare(
+        config,
+        out=output.out,
+        overwrite=output.overwrite,
+        jobs=output.jobs,
+        reporter=lambda plan: reporter(plan, errors),
+        log=output.log,
+    )
+    return _show(found, errors, json=output.json)
+
+
+def _show(found: Comparison, errors: Console, *, json: bool) -> int:
+    from .engine.metrics import to_json  # noqa: PLC0415
+    from .engine.run_directory import summary_object  # noqa: PLC0415
+    from .report.terminal_table import print_comparison  # noqa: PLC0415
+
+    if json:
+        print(to_json(summary_object(found.task, found.data, found.summaries)))
+    else:
+        print_comparison(_output(), found.metrics, found.summaries)
+    if found.data.get("skipped_lines"):
+        errors.print(_skipped(found.data), highlight=False, soft_wrap=True)
+    ended = f"{found.directory} is complete" if found.was_complete else f"wrote {found.directory}"
+    errors.print(ended, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _skipped(described: Mapping[str, object]) -> str:
+    """How many lines a data set was read without."""
+    count = described["skipped_lines"]
+    return (
+        f"left out {count:,} line{'' if count == 1 else 's'} that cannot be read; the first: "
+        f"{described['first_skipped']}"
+    )
+
+
+@data.command(name="dblp")
+def data_dblp(
+    file: Path,
+    *,
+    out: Path,
+    test_share: float = 0.5,
+    min_count: int = 1,
+    keep_case: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Build LF-Paper2Keywords from the DBLP-Citation-network V14: title and abstract to keywords.
+
+    For example, with keywords of at least two papers:
+
+        subulp data dblp dblp_v14.json.gz --out LF-Paper2Keywords --min-count 2
+
+    Args:
+        file: The JSON of the citation network, plain or .gz: one array of papers, or a paper a
+            line.
+        out: Folder to make, for trn_X.txt, trn_X_Y.txt, tst_X.txt, tst_X_Y.txt and Y.txt.
+        test_share: Share of the papers that test; a hash of a paper's id decides.
+        min_count: Training papers that a keyword needs to be a label.
+        keep_case: Tell keywords apart by upper and lower case.
+        json: Print the counts as one JSON object.
+    """
+    from .data.read_progress import reading  # noqa: PLC0415
+    from .engine.metrics import to_json  # noqa: PLC0415
+    from .tools.dblp import build_dblp  # noqa: PLC0415
+
+    errors = Console(stderr=True)
+    with reading(file, errors) as on_read:
+        built = build_dblp(
+            file,
+            out,
+            test_share=test_share,
+            min_count=min_count,
+            keep_case=keep_case,
+            on_read=on_read,
+        )
+    print(to_json(asdict(built)) if json else built)
+    errors.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+@app.command
+def predict(
+    run: Path,
+    file: Path,
+    *,
+    precision: str | None = None,
+    seed: int | None = None,
+    k: int = 5,
+    format: Literal["jsonl", "tsv"] = "jsonl",
+    out: Path | None = None,
+    batch_size: int = 256,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> int:
+    """Write the most probable labels of each line of a file, as a model of `train xmc` sees them.
+
+    For example, three labels of each line as a table:
+
+        subulp predict runs/xmc texts.txt --precision fp8 --k 3 --format tsv --out labels.tsv
+
+    Args:
+        run: The run directory.
+        file: A text a line, UTF-8, plain or .gz; for a model of a bag-of-words data set,
+            feature:value feature:value ... a line.
+        precision: Which of the run's models; needed where there are several.
+        seed: Which of the run's models; needed where there are several.
+        k: Labels of a line.
+        format: jsonl, an object a line; or tsv, a header and a row a label.
+        out: File to write, which is replaced; without it, standard output.
+        batch_size: Lines at a time.
+        device: Where to predict; auto takes a GPU if there is one.
+    """
+    from .engine.loop import resolve_device  # noqa: PLC0415
+    from .tasks.xmc.predict import predict_file  # noqa: PLC0415
+    from .tasks.xmc.saved import choose_model, load_model  # noqa: PLC0415
+
+    model = load_model(run, choose_model(run, precision, seed), resolve_device(device))
+    with _written(out, file) as target:
+        lines = predict_file(model, file, target, k=k, form=format, batch=batch_size)
+    if out is not None:
+        Console(stderr=True).print(f"wrote {out}: {lines:,} lines", highlight=False, soft_wrap=True)
+    return 0
+
+
+@contextmanager
+def _written(out: Path | None, source: Path) -> Iterator[BinaryIO]:
+    """The file to write, whole or not there; standard output without one."""
+    from .engine.files import replacing  # noqa: PLC0415
+
+    if out is None:
+        try:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            # The reader, such as head, has seen enough. Nothing is left for the interpreter to
+            # flush into the closed pipe.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ValueError(f"out={out} is the file that is read: give another name")
+    with replacing(out) as unfinished, unfinished.open("wb") as file:
+        yield file
+
+
+@app.command
+def report(*runs: Path, out: Path | None = None) -> int:
+    """Write one page about run directories, which needs no network: curves, memory, what was lost.
+
+    For example, two runs side by side, also of runs that are still training:
+
+        subulp report runs/a runs/b --out comparison.html
+
+    Args:
+        runs: The run directories, of any task; those of the same task are compared.
+        out: HTML file to write, which is replaced; without it, report.html in the only run
+            directory.
+    """
+    if out is None and len(runs) != 1:
+        raise ValueError(
+            f"{len(runs)} run directories and no out: give one directory, or several and the file "
+            "to write with --out"
+        )
+    from .engine.run_directory import REPORT  # noqa: PLC0415
+    from .report import write_report  # noqa: PLC0415
+
+    out = out or runs[0] / REPORT
+    write_report(runs, out)
+    Console(stderr=True).print(f"wrote {out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+@app.command
+def doctor(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """Show what runs where: versions, the CPU, the GPU, the implementation of each operation.
+
+    Every operation is compared with its reference, bit for bit; the exit code is 1 if one differs.
+
+    Args:
+        json: Print one JSON object instead of tables.
+    """
+    from ..diagnostics.doctor import run  # noqa: PLC0415
+
+    return run(as_json=json)
+
+
+@app.meta.default
+def _launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    verbose: Annotated[
+        bool,
+        Parameter(
+            name=("--verbose", "-v"),
+            negative=(),
+            group=_OUTPUT.group,
+            help="Show the traceback of an error.",
+        ),
+    ] = False,
+) -> int:
+    try:
+        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except (CycloptsError, ValueError, OSError, FloatingPointError) as error:
+        if verbose:
+            traceback.print_exception(error)
+        message = f"{_place(tokens, error)}{_one_line(error)}{_hint(tokens, error)}"
+        print(f"error: {message}", file=sys.stderr)
+        # A run that diverged and a worker that died are not wrong input.
+        return FAILED if _is_failure(error) else WRONG_INPUT
+    # --help and --version return nothing.
+    return int(code or 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: The words after ``subulp``; ``None`` takes them from ``sys.argv`` (default: ``None``).
+
+    Returns:
+        The exit code: 0, 1 after a run that failed, 2 after wrong input, 130 after Ctrl-C, 143
+        after SIGTERM.
+    """
+    try:
+        return int(app.meta(argv, result_action="return_value") or 0)
+    except KeyboardInterrupt as error:
+        signum = getattr(error, "signum", signal.SIGINT)
+        print(getattr(error, "hint", "interrupted"), file=sys.stderr)
+        return _BY_SIGNAL + signum
+
+
+def _is_failure(error: Exception) -> bool:
+    from .engine.files import UnwritableError  # noqa: PLC0415
+
+    return isinstance(error, FloatingPointError | ChildProcessError | UnwritableError)
+
+
+def _place(tokens: Sequence[str], error: Exception) -> str:
+    """The line of the file of ``--config`` that sets the option which an error begins with."""
+    named = re.match(r"(\w+)=", str(error))
+    given = [word for token in tokens for word in token.split("=", 1)]
+    if named is None or _CONFIG not in given or _is_failure(error):
+        return ""
+    name, path = named[1], Path(given[given.index(_CONFIG) + 1])
+    if f"--{name.replace('_', '-')}" in given or path.suffix == ".json" or not path.is_file():
+        return ""
+    from .engine.config_file import place_of  # noqa: PLC0415
+
+    place = place_of(path, name)
+    return "" if place is None else f"{place}: "
+
+
+def _hint(tokens: Sequence[str], error: Exception) -> str:
+    if isinstance(error, UnknownOptionError) and error.token.keyword == "--resume":
+        return " It is an option of train itself: subulp train --resume RUN, without a task."
+    if isinstance(error, UnusedCliTokensError):
+        return " Each of these is one word too many: options are given as --name value."
+    return ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _output() -> Console:
+    """Standard output; a file has no width, so a table there gets the width that it needs."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)

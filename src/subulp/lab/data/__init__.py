@@ -1,0 +1,1 @@
+"""Reading that several tasks share."""

@@ -1,0 +1,1 @@
+"""The training loop and what a run keeps: configuration, run directory, checkpoints."""

@@ -1,0 +1,240 @@
+"""One checkpoint: a folder that is whole or not there, and whose every byte is checked.
+
+``tensors.safetensors`` holds the tensors, ``state.json`` all else, and ``manifest.json`` says what
+it is of and what sizes and SHA-256 sums the files have. Nothing is pickled: reading a checkpoint of
+somebody else executes nothing of theirs.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from .files import UnwritableError
+from .saved_state import flatten, rebuild
+
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+FORMAT = "subulp checkpoint"
+VERSION = 1
+
+_FILES = (TENSORS, STATE)
+_SUM = "sha256"
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint is not as it was written."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a checkpoint is of.
+
+    Attributes:
+        task: Name of the task.
+        variant: The run's strategy.
+        seed: The run's seed.
+        step: Steps that were made.
+        config: What decides the run's numbers, as plain JSON.
+        value: The task's first metric, if the step was evaluated and it is finite.
+        asked: It was written because the run was asked to stop, and not because it was due.
+    """
+
+    task: str
+    variant: str
+    seed: int
+    step: int
+    config: dict[str, Any]
+    value: float | None = None
+    asked: bool = False
+
+
+def write(path: Path, header: Header, state: Any) -> None:
+    """Write a checkpoint; one that is there already is replaced.
+
+    All files and folders are on the disk before the last rename makes them a checkpoint, so neither
+    a killed process nor a power cut leaves a part of one under ``path``.
+
+    Args:
+        path: The folder to make.
+        header: What it is of.
+        state: As :func:`subulp.lab.engine.saved_state.flatten` takes it.
+
+    Raises:
+        UnwritableError: The disk is full, for instance. What was there is as it was.
+    """
+    unfinished, replaced = (path.with_name(f".{path.name}.{end}") for end in ("new", "old"))
+    with _failing_clearly(path, unfinished):
+        clear(unfinished, replaced)
+        unfinished.mkdir(parents=True)
+        plain, tensors = flatten(state)
+        save_file(tensors, unfinished / TENSORS)
+        _write_json(unfinished / STATE, plain)
+        # Safetensors makes a file that its owner alone may read.
+        (unfinished / TENSORS).chmod((unfinished / STATE).stat().st_mode)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            **asdict(header),
+            "files": {name: _fingerprint(unfinished / name) for name in _FILES},
+        }
+        _write_json(unfinished / MANIFEST, {**manifest, _SUM: _sum_of(manifest)})
+        for name in (*_FILES, MANIFEST, "."):
+            sync(unfinished / name)
+        if path.exists():
+            path.rename(replaced)
+        unfinished.rename(path)
+        sync(path.parent)
+        clear(replaced)
+
+
+@contextmanager
+def _failing_clearly(path: Path, unfinished: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        clear(unfinished)
+        if not isinstance(error, OSError):
+            full = "No space left" in str(error)
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else OSError(error)
+        raise UnwritableError.of(f"the checkpoint {path}", error) from error
+
+
+def clear(*folders: Path) -> None:
+    """Remove folders that are of no use any more; a file under such a name stays."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check(path: Path) -> Header:
+    """Compare all files with the manifest.
+
+    Returns:
+        What the checkpoint is of.
+
+    Raises:
+        DamagedCheckpointError: A file is missing, cut off or changed.
+        ValueError: It is no checkpoint, or one of a newer version.
+    """
+    manifest = _read_manifest(path / MANIFEST)
+    for name in _FILES:
+        expected = manifest["files"][name]
+        try:
+            found = _fingerprint(path / name)
+        except FileNotFoundError:
+            raise DamagedCheckpointError(f"{path / name} is missing") from None
+        if found != expected:
+            raise DamagedCheckpointError(
+                f"{path / name} is damaged: it has {found['size']:,} of {expected['size']:,} bytes"
+                if found["size"] != expected["size"]
+                else f"{path / name} is damaged: its SHA-256 sum is not that of the manifest"
+            )
+    return _header(manifest)
+
+
+def read_header(path: Path) -> Header:
+    """What a checkpoint says that it is of; its other files are not looked at.
+
+    Raises:
+        DamagedCheckpointError: The manifest is missing or damaged.
+        ValueError: It is of a newer version.
+    """
+    return _header(_read_manifest(path / MANIFEST))
+
+
+def read(path: Path) -> tuple[Header, Any]:
+    """Read a checkpoint, after :func:`check`.
+
+    Returns:
+        What it is of, and the state; its tensors are on the CPU and may lie in the file.
+
+    Raises:
+        DamagedCheckpointError: A file is missing, cut off or changed.
+        ValueError: It is no checkpoint, or one of a newer version.
+    """
+    header = check(path)
+    try:
+        plain = json.loads((path / STATE).read_bytes())
+        return header, rebuild(plain, load_file(path / TENSORS))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
+
+
+def read_plain(path: Path) -> Any:
+    """What is no tensor in a checkpoint that :func:`check` has found whole, as plain JSON."""
+    return json.loads((path / STATE).read_bytes())
+
+
+def _header(manifest: Mapping[str, Any]) -> Header:
+    return Header(**{field.name: manifest[field.name] for field in fields(Header)})
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DamagedCheckpointError(f"{path} is missing") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DamagedCheckpointError(f"{path} is damaged, or of no checkpoint of subulp")
+    version, total = manifest.get("version"), manifest.pop(_SUM, None)
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"{path} has version {version} of the format, and this subulp reads up to {VERSION}: "
+            "use the subulp that wrote it"
+        )
+    if total != _sum_of(manifest):
+        raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 sum is another one")
+    match manifest:
+        case {
+            "task": str(),
+            "variant": str(),
+            "seed": int(),
+            "step": int(),
+            "config": dict(),
+            "value": float() | int() | None,
+            "asked": bool(),
+            "files": {
+                "tensors.safetensors": {"size": int(), "sha256": str()},
+                "state.json": {"size": int(), "sha256": str()},
+            },
+        }:
+            return manifest
+    raise DamagedCheckpointError(f"{path} is no manifest of version {VERSION}")
+
+
+def _sum_of(manifest: Mapping[str, Any]) -> str:
+    text = json.dumps(manifest, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        total = hashlib.file_digest(file, _SUM).hexdigest()
+        return {"size": file.tell(), _SUM: total}
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,0 +1,262 @@
+"""The folder that a comparison leaves behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ..._version import version
+from .config import RunConfig
+from .config_file import RECORDS
+from .config_json import config_of, plain_fields
+from .event_files import FOLDER as EVENTS
+from .files import UnwritableError, remove_unfinished, replacing
+from .json_text import read_object
+from .lock import Lock
+from .machine import describe_machine
+from .metrics import Record, Summary, to_json
+from .run_checkpoints import RunCheckpoints
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+LOSS_PLOT = "loss.png"
+DESCENT_PLOT = "descent_quality.png"
+COMPRESSION_PLOT = "compression.png"
+ACCESS_PLOT = "accesses.png"
+MIXES = "mixes"
+MODELS = "models"
+CHECKPOINTS = "checkpoints"
+_PLOTS = (LOSS_PLOT, DESCENT_PLOT, COMPRESSION_PLOT, ACCESS_PLOT)
+_OWN_FILES = (CONFIG, METRICS, SUMMARY, REPORT, *_PLOTS)
+
+
+_DIGEST = "data_digest"
+
+
+class RunDirectory:
+    """``config.json``, ``metrics.jsonl``, ``summary.json``, plots, models and checkpoints of one
+    comparison, for one process at a time.
+
+    Args:
+        path: The folder.
+        lock: Held on it.
+
+    Attributes:
+        path: As above.
+    """
+
+    def __init__(self, path: Path, lock: Lock) -> None:
+        self.path = path
+        self._lock = lock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    @classmethod
+    def create(cls, task: str, out: Path | None, *, overwrite: bool = False) -> Self:
+        """Make an empty run directory, and lock it.
+
+        Args:
+            task: Name of the task, e.g. ``"lm"``.
+            out: Where; ``None`` is ``runs/TASK-TIMESTAMP``.
+            overwrite: Replace an earlier run in ``out`` (default: ``False``).
+
+        Raises:
+            FileExistsError: ``out`` is a file, holds a run that is not to be overwritten, or holds
+                something else than a run.
+            BlockingIOError: Another process trains there.
+            OSError: ``out`` cannot be made or written.
+        """
+        if out is None:
+            out = _unused(Path("runs") / f"{task}-{time.strftime('%Y%m%d-%H%M%S')}")
+        if out.exists() and not out.is_dir():
+            raise FileExistsError(f"out={out} is a file: give a new folder")
+        _check_free(out, overwrite)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            lock = Lock(out)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise type(error)(
+                f"out={out} cannot be made: {_reason(error)}; give a folder that you may write to"
+            ) from None
+        # Another process may have been there in the meantime.
+        _check_free(out, overwrite)
+        # Only what a run writes: a note that the user left there is not ours to delete.
+        for name in _OWN_FILES:
+            (out / name).unlink(missing_ok=True)
+        for name in (MIXES, MODELS, CHECKPOINTS, EVENTS):
+            shutil.rmtree(out / name, ignore_errors=True)
+        return cls(out, lock)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Lock a run directory to go on with it.
+
+        Raises:
+            FileNotFoundError: There is no such folder, or it holds no run.
+            ValueError: ``config.json`` is damaged.
+            BlockingIOError: Another process trains there.
+            OSError: It cannot be written.
+        """
+        if task_of_run(path) is None:
+            if (path / CONFIG).is_file():
+                # If that can be read, it is of something else.
+                read_object(path / CONFIG)
+            raise FileNotFoundError(
+                f"resume={path} holds no run: give the run directory that `subulp train` wrote"
+            )
+        try:
+            opened = cls(path, Lock(path))
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise type(error)(f"resume={path} cannot be written: {_reason(error)}") from None
+        remove_unfinished(path)
+        return opened
+
+    def write_config(
+        self, config: RunConfig, *, device: str, jobs: int, digest: str | None = None
+    ) -> None:
+        """Save what the run is made of, where it runs, and the versions of what runs it.
+
+        Args:
+            config: The comparison.
+            device: Where it trains.
+            jobs: Runs at a time.
+            digest: Of the data; without it the comparison cannot be resumed (default: ``None``).
+        """
+        written = {
+            "task": config.task,
+            **plain_fields(config),
+            "device": device,
+            "jobs": jobs,
+            "versions": _versions(),
+            "machine": describe_machine(),
+            _DIGEST: digest,
+        }
+        self._write(CONFIG, to_json(written, indent=2) + "\n")
+
+    def read_config(self) -> tuple[RunConfig, str]:
+        """What :meth:`write_config` saved: the configuration, and the digest of the data.
+
+        Raises:
+            ValueError: The file is damaged, or another version of subulp wrote it.
+        """
+        path = self.path / CONFIG
+        saved = read_object(path)
+        digest = saved.get(_DIGEST)
+        if not isinstance(digest, str):
+            raise ValueError(f"{path} has no {_DIGEST}: this run was not begun to be resumed")
+        fields = {name: value for name, value in saved.items() if name not in (*RECORDS, "jobs")}
+        try:
+            return config_of(str(saved["task"]), fields), digest
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def other_versions(self) -> list[str]:
+        """Packages that have another version than when the run was begun, in words."""
+        versions = read_object(self.path / CONFIG).get("versions")
+        before: dict[str, Any] = versions if isinstance(versions, dict) else {}
+        return [
+            f"{name} is {now}, and was {before[name]}"
+            for name, now in _versions().items()
+            if before.get(name, now) != now
+        ]
+
+    def checkpoints(self, config: RunConfig, variant: str, seed: int) -> RunCheckpoints:
+        """The checkpoints of a run."""
+        return RunCheckpoints(self.path / CHECKPOINTS, config, variant, seed)
+
+    def write_records(self, records: Iterable[Record]) -> None:
+        """Let ``metrics.jsonl`` have these records and no others."""
+        self._write(METRICS, "".join(to_json(record) + "\n" for record in records))
+
+    def add_record(self, record: Record) -> None:
+        """Append one line to ``metrics.jsonl``.
+
+        Raises:
+            UnwritableError: The disk is full, for instance.
+        """
+        path = self.path / METRICS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(to_json(record) + "\n")
+        except OSError as error:
+            raise UnwritableError.of(str(path), error) from error
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Save the object that ``--json`` prints."""
+        self._write(SUMMARY, to_json(summary, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """That object; ``None`` if the comparison has not come to its end, which is the report."""
+        whole = all((self.path / name).exists() for name in (SUMMARY, REPORT))
+        return read_object(self.path / SUMMARY) if whole else None
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.path / name
+        try:
+            with replacing(path) as unfinished:
+                unfinished.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UnwritableError.of(str(path), error) from error
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    """Raise FileExistsError unless a folder is free for a run."""
+    # A process that was killed while it began has left hidden files.
+    if not out.is_dir() or all(path.name.startswith(".") for path in out.iterdir()):
+        return
+    if task_of_run(out) is None:
+        raise FileExistsError(
+            f"out={out} is not empty and holds no run: give a new or an empty folder"
+        )
+    if not overwrite:
+        raise FileExistsError(
+            f"out={out} holds an earlier run: give another out, or replace that run with "
+            "overwrite (--overwrite)"
+        )
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _versions() -> dict[str, str]:
+    return {"subulp": version(), "torch": torch.__version__}
+
+
+def summary_object(task: str, data: dict[str, Any], summaries: list[Summary]) -> dict[str, Any]:
+    """What ``--json`` prints and ``summary.json`` holds."""
+    return {"task": task, "data": data, "runs": summaries}
+
+
+def task_of_run(path: Path) -> str | None:
+    """The task whose run a folder holds; ``None`` if it holds none."""
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(config["task"]) if isinstance(config, dict) and "task" in config else None
+
+
+def _unused(path: Path) -> Path:
+    """``path``, or the first of ``path-2``, ``path-3``, ... that does not exist."""
+    names = itertools.chain(
+        [path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))
+    )
+    return next(name for name in names if not name.exists())

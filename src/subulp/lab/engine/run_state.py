@@ -1,0 +1,202 @@
+"""Everything that a run is between two steps: what a checkpoint holds, and how it comes back."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...diagnostics.watch import Watch
+from ...nn.cached_table import CachedTable
+from ...nn.row_table import RowTable
+from ...ops.all_finite import all_finite
+from .metrics import Record
+from .saved_state import numbers
+from .task import Workload
+
+
+@dataclass
+class Tally:
+    """What a run has measured so far.
+
+    Attributes:
+        step: Steps made, the one that is going on included.
+        value: Loss of the latest step, ``None`` if it was not computed.
+        losses: Steps and their losses, of those that computed it.
+        seconds: Of each step.
+        plain_seconds: Of each step that measured nothing else.
+        metrics: What the task measured at the latest evaluation.
+        records: The logged steps.
+        peak_bytes: As of :class:`subulp.lab.engine.metrics.Summary`.
+        category_peak_bytes: As there.
+        rollbacks: Times that the run went back to a checkpoint.
+        skips_in_a_row: Steps that were left out since the latest that was not.
+        last_finite: The latest step whose loss was finite, and that loss.
+    """
+
+    step: int = 0
+    value: float | None = None
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    plain_seconds: list[float] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    category_peak_bytes: dict[str, int] = field(default_factory=dict)
+    rollbacks: int = 0
+    skips_in_a_row: int = 0
+    last_finite: tuple[int, float] | None = None
+
+    def train_loss(self, steps: int) -> float:
+        """Mean loss of the last tenth of ``steps``, and at least of the last one."""
+        tail = [value for step, value in self.losses if step > steps - max(1, steps // 10)]
+        return math.fsum(tail) / len(tail)
+
+    def seconds_per_step(self) -> float:
+        """Median over the plain steps, or over all if there is none."""
+        return statistics.median(self.plain_seconds or self.seconds)
+
+    def mean_seconds(self) -> float:
+        """Mean over the same."""
+        return statistics.fmean(self.plain_seconds or self.seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it; what has an entry for each step as tensors."""
+        return {
+            **{name: getattr(self, name) for name in self._plain()},
+            "records": [asdict(record) for record in self.records],
+            "loss_steps": torch.tensor([step for step, _ in self.losses], dtype=torch.int64),
+            "losses": numbers([value for _, value in self.losses]),
+            "seconds": numbers(self.seconds),
+            "plain_seconds": numbers(self.plain_seconds),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take all of it over."""
+        for name in self._plain():
+            setattr(self, name, state[name])
+        self.records = [Record(**record) for record in state["records"]]
+        steps, losses = state["loss_steps"].tolist(), state["losses"].tolist()
+        self.losses = list(zip(steps, losses, strict=True))
+        self.seconds = state["seconds"].tolist()
+        self.plain_seconds = state["plain_seconds"].tolist()
+
+    def _plain(self) -> list[str]:
+        return [n for n in vars(self) if n not in ("losses", "seconds", "plain_seconds", "records")]
+
+
+def state_of(
+    work: Workload,
+    schedulers: Sequence[LRScheduler],
+    watch: Watch,
+    tally: Tally,
+    device: torch.device,
+) -> dict[str, Any]:
+    """The state of a run, as :func:`subulp.lab.engine.saved_state.flatten` takes it.
+
+    The tensors are the run's own, and not copies.
+    """
+    return {
+        "model": model_state(work.model),
+        "optimizer": work.optimizer.state_dict(),
+        "rows": None if work.rows is None else work.rows.state_dict(),
+        "scaler": None if work.scaler is None else work.scaler.state_dict(),
+        "schedulers": [scheduler.state_dict() for scheduler in schedulers],
+        "parts": {name: part.state_dict() for name, part in work.parts.items()},
+        "watch": watch.state_dict(),
+        "tally": tally.state_dict(),
+        "random": {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if device.type == "cuda" else None,
+        },
+    }
+
+
+def restore(
+    state: dict[str, Any],
+    work: Workload,
+    schedulers: Sequence[LRScheduler],
+    watch: Watch,
+    tally: Tally,
+    device: torch.device,
+) -> None:
+    """Be the run whose state it is.
+
+    Args:
+        state: What :func:`state_of` returned for a run of the same configuration and data.
+        work: A new workload of that run.
+        schedulers: Its schedulers, fresh.
+        watch: Fresh.
+        tally: Fresh.
+        device: Where the run trains.
+
+    Raises:
+        ValueError: The state is of another model, optimizer or task.
+    """
+    try:
+        load_model_state(work.model, state["model"])
+        work.optimizer.load_state_dict(state["optimizer"])
+        if work.rows is not None:
+            work.rows.load_state_dict(state["rows"])
+        if work.scaler is not None:
+            work.scaler.load_state_dict(state["scaler"])
+            # A scaler makes its tensors when it is first used; here it was, some steps ago.
+            work.scaler.scale(torch.zeros((), device=device))
+        # After the optimizers: schedulers know the rates that these have.
+        for scheduler, saved in zip(schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+        for name, part in work.parts.items():
+            part.load_state_dict(state["parts"][name])
+        watch.load_state_dict(state["watch"])
+        tally.load_state_dict(state["tally"])
+        torch.set_rng_state(state["random"]["cpu"].clone())
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state["random"]["cuda"].clone())
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint does not fit this run: {error}") from error
+
+
+def not_finite(model: nn.Module) -> str | None:
+    """The name of a module or parameter with a weight that is not finite; ``None`` without one."""
+    found: dict[str, list[Tensor]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, RowTable):
+            found[name] = module.floats()
+        elif isinstance(module, CachedTable):
+            found[f"{name}.cache"] = [module.cache]
+    tables = tuple(f"{name}." for name in found)
+    for name, parameter in model.named_parameters():
+        if not name.startswith(tables):
+            found[name] = [parameter.detach()]
+    # One pass over all; the second one is for a run that ends.
+    if all_finite([tensor for tensors in found.values() for tensor in tensors]):
+        return None
+    return next(name for name, tensors in found.items() if not all_finite(tensors))
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict, and the buffers that are not in it: a run goes on with these too."""
+    state: dict[str, Tensor] = dict(model.state_dict())
+    return state | {name: b for name, b in model.named_buffers() if name not in state}
+
+
+@torch.no_grad()
+def load_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Take over what :func:`model_state` returned.
+
+    Raises:
+        KeyError, RuntimeError: Names or shapes differ.
+    """
+    kept = set(model.state_dict())
+    others = {name for name, _ in model.named_buffers()} - kept
+    # A module may lack what its state brings, such as an order of its rows.
+    model.load_state_dict({name: value for name, value in state.items() if name not in others})
+    for name, buffer in model.named_buffers():
+        if name in others:
+            buffer.copy_(state[name])

@@ -1,0 +1,161 @@
+"""What a task gives to the loop, the table and the plots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...optim.base import Optimizer
+from ...optim.row_optimizer import RowOptimizer
+from .config import RunConfig
+from .metrics import Metric
+
+TASKS = {
+    "lm": "Language model",
+    "image": "Image classifier",
+    "xmc": "Extreme classifier",
+    "ctr": "Click-through-rate model",
+}
+"""Every task, and what the report calls it."""
+
+_TASKS = "subulp.lab.tasks"
+
+
+class Part(Protocol):
+    """A part of a run that changes from step to step, as modules and optimizers do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state: tensors and what JSON has, nested in any way."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Go on as the part that gave the state."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One run: what is trained, on what, and how it is judged.
+
+    Attributes:
+        model: The narrow model.
+        optimizer: Of all its parameters, but for rows that update themselves.
+        steps: Training steps.
+        eval_every: Steps between evaluations; the last step is always one.
+        learning_rate: Step (from 0) to a share of the groups' learning rates.
+        loss: Draws the next batch and returns its mean loss; told whether anybody will read the
+            value, which may be NaN otherwise.
+        evaluate: The metrics of the model as it is, by name.
+        loss_scale: Factor on the loss in the backward pass (default: 1).
+        scaler: Finds that factor itself (default: none).
+        rows: Optimizer of the rows that update themselves (default: none).
+        bytes_per_parameter: Bytes by tensor and their total; without it those of ``optimizer``.
+        save: Writes the trained model to files whose names begin with a path (default: none).
+        simulated: The storage is wider than the format that it stands for, so neither memory nor
+            time means anything (default: ``False``).
+        parameters: Numbers of the model; ``None`` counts its parameters' elements, where packed
+            ones are fewer (default: ``None``).
+        steps_per_epoch: Steps of one pass over the training part; ``None`` where there are no such
+            passes (default: ``None``).
+        mix: What mixtures of representations decided since the last call, for ``Record.mix``
+            (default: there are none).
+        left_out: Steps that a part with a scaler of its own left out, those of ``optimizer`` being
+            others (default: there is none).
+        parts: What else changes from step to step, such as the place in the data, by name; a run
+            is resumed from their states and those of model, optimizers and scaler (default: none).
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    steps: int
+    eval_every: int
+    learning_rate: Callable[[int], float]
+    loss: Callable[[bool], Tensor]
+    evaluate: Callable[[], dict[str, float]]
+    loss_scale: float = 1.0
+    scaler: torch.amp.GradScaler | None = None
+    rows: RowOptimizer | None = None
+    bytes_per_parameter: Callable[[], dict[str, float]] | None = None
+    save: Callable[[Path], None] | None = None
+    simulated: bool = False
+    parameters: int | None = None
+    steps_per_epoch: int | None = None
+    mix: Callable[[], list[dict[str, Any]]] | None = None
+    left_out: Callable[[], int] | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def skipped_steps(self) -> int:
+        """Steps so far that were left out because they were not finite."""
+        return self.optimizer.skipped_steps + (self.left_out() if self.left_out else 0)
+
+
+class Task(Protocol):
+    """A module ``train.NAME.task``; its configuration is in ``train.NAME.config``.
+
+    With a function ``metrics(config)`` what it measures depends on the configuration; otherwise it
+    is :attr:`METRICS`.
+
+    With a function ``plot(config, data, comparison)`` it draws its own figures into the run
+    directory, instead of quality and descent quality against steps.
+    """
+
+    METRICS: tuple[Metric, ...]
+    """What :attr:`Workload.evaluate` measures, in the order of the table; the first is plotted as
+    the loss and tells the best checkpoint, the last compares with the baseline."""
+
+    COUNTED: str
+    """What a run's bytes per parameter are counted for: ``"parameter"``, or a part of the model."""
+
+    @staticmethod
+    def load(config: Any) -> Any:
+        """Read the data that all runs share.
+
+        Raises:
+            ValueError, OSError: The data or a precision of ``config`` cannot be used.
+        """
+
+    @staticmethod
+    def describe(data: Any) -> dict[str, Any]:
+        """What the runs share, as plain JSON: ``"name"``, and sizes of its parts."""
+
+    @staticmethod
+    def steps(config: Any, data: Any) -> int:
+        """Training steps of each run."""
+
+    @staticmethod
+    def digest(data: Any) -> str:
+        """A text that another data set would not have: a run is resumed on the same data."""
+
+    @staticmethod
+    def build(config: Any, data: Any, variant: str, seed: int, device: torch.device) -> Workload:
+        """One run's workload, from the seed alone; ``variant`` is one of ``config.variants``."""
+
+
+def metrics_of(task: Task, config: RunConfig) -> tuple[Metric, ...]:
+    """What a task measures in the runs of a configuration."""
+    metrics = getattr(task, "metrics", None)
+    found: tuple[Metric, ...] = task.METRICS if metrics is None else metrics(config)
+    return found
+
+
+def config_class(task: str) -> type[RunConfig]:
+    """The configuration of the task of a name, one of :data:`TASKS`."""
+    module = import_module(f"{_TASKS}.{task}.config")
+    found = (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RunConfig))
+    return next(kind for kind in found if getattr(kind, "task", None) == task)
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task that a configuration belongs to."""
+    return task_named(config.task)
+
+
+def task_named(name: str) -> Task:
+    """The task of a name, one of :data:`TASKS`."""
+    # Imported by name: a worker process needs its own task and no other.
+    task: Task = import_module(f"{_TASKS}.{name}.task")  # type: ignore[assignment]
+    return task

@@ -1,0 +1,455 @@
+"""What the page shows of a group of runs: its figures, tables and texts, without markup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...diagnostics.memory import CATEGORIES
+from ..engine.metrics import Metric, Record, Spread, Summary
+from ..engine.mixture_log import with_mixture_metrics
+from ..engine.task import TASKS, task_named
+from .bar_chart import Bar, BarChart
+from .configuration import Configuration, configuration, value_text
+from .group import MISSING, Group, Variant, spread_of, spread_text
+from .heat_map import HeatMap, heat_maps
+from .line_chart import LineChart
+from .scatter_chart import Point, ScatterChart
+from .table import Cell, Table
+
+_MIB = 2**20
+_OF_WATCH = ("effective_descent_quality", "descent_share", "lost_arithmetic")
+_OF_CACHE = ("compression", "hit_rate")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A group of runs as the page shows it.
+
+    Attributes:
+        title: Of the task.
+        id: In the page.
+        runs: Name, data and state of each run directory.
+        notes: What a reader must know before the figures.
+        quality: Metrics, and differences to the baseline.
+        versus: Names of the baselines.
+        training: Loss and quality against steps.
+        lost: Descent quality and lost updates against steps.
+        measured: Live bytes at the peak, by category.
+        counted: Bytes of one number, by tensor.
+        memory: Both, in numbers.
+        cache: Hits of the caches against steps.
+        compression: Quality against the memory of the tables.
+        mixtures: Representations of the operands, by layer and role.
+        configuration: Options, versions, and machine.
+        measures: Everything that was measured.
+        variants: For legends.
+    """
+
+    title: str
+    id: str
+    runs: list[dict[str, Any]]
+    notes: list[str]
+    quality: Table
+    versus: str
+    training: list[LineChart]
+    lost: list[LineChart]
+    measured: BarChart | None
+    counted: BarChart | None
+    memory: Table | None
+    cache: list[LineChart]
+    compression: list[ScatterChart]
+    mixtures: list[HeatMap]
+    configuration: Configuration
+    measures: Table
+    variants: tuple[Variant, ...] = field(default=())
+
+
+def section(group: Group) -> Section:
+    """Everything about a group."""
+    metrics = _metrics(group)
+    compared = [metric for metric in metrics if metric.drop_of is None]
+    measured, counted = _memory_charts(group)
+    return Section(
+        title=TASKS[group.task],
+        id=group.task,
+        runs=[_run(group, index) for index in range(len(group.runs))],
+        notes=_notes(group),
+        quality=_quality(group, metrics),
+        versus=" and ".join(group.baselines),
+        training=_training(group, [m for m in compared if m.name not in _OF_CACHE]),
+        lost=_lost(group),
+        measured=measured,
+        counted=counted,
+        memory=_memory_table(group),
+        cache=_cache(group, [m for m in compared if m.name == "hit_rate"]),
+        compression=_compression(group, compared),
+        mixtures=heat_maps(group),
+        configuration=configuration(group),
+        measures=_measures(group),
+        variants=group.variants,
+    )
+
+
+def _metrics(group: Group) -> list[Metric]:
+    """The task's metrics that any of the runs has measured."""
+    measured = {name for v in group.variants for result in v.results for name in result.metrics}
+    metrics = with_mixture_metrics(task_named(group.task).METRICS)
+    return [metric for metric in metrics if metric.name in measured]
+
+
+def _run(group: Group, index: int) -> dict[str, Any]:
+    """Name, data and state of a run directory."""
+    run = group.runs[index]
+    variants = [v for v in group.variants if v.run == index]
+    seeds = {result.seed for v in variants for result in v.results}
+    sizes = [
+        f"{size:,} {name.replace('_', ' ')}"
+        for name, size in run.data.items()
+        if isinstance(size, int) and not isinstance(size, bool)
+    ]
+    name = run.data.get("name") or run.config.get("data")
+    facts = [f"{_plural(len(variants), 'variant')}, {_plural(len(seeds), 'seed')}"]
+    if run.summaries:
+        first = run.summaries[0]
+        facts.append(f"{first.parameters:,} parameters, {first.steps:,} steps")
+    else:
+        reached = max((record.step for record in run.records), default=0)
+        facts.append(f"unfinished: the last logged step is {reached:,}")
+    return {
+        "label": group.labels[index],
+        "data": ": ".join(filter(None, [str(name) if name else "", ", ".join(sizes)])),
+        "facts": facts,
+        "ended": bool(run.summaries),
+    }
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _notes(group: Group) -> list[str]:
+    notes = []
+    for run, label in zip(group.runs, group.labels, strict=True):
+        of = f" of {label}" if len(group.runs) > 1 else ""
+        if not run.summaries:
+            notes.append(
+                f"The comparison{of} has not ended. Tables show the last evaluation of each run; "
+                "memory and time are measured at the end."
+            )
+        if run.cut:
+            notes.append(f"The last line of metrics.jsonl{of} is not whole and was left out.")
+        if run.data.get("skipped_lines"):
+            notes.append(
+                f"{run.data['skipped_lines']} lines of the data{of} were left out; the first: "
+                f"{run.data.get('first_skipped', '')}"
+            )
+    for variant in group.variants:
+        bad = [r.seed for r in variant.results if any(map(math.isnan, _shown(r.metrics)))]
+        if bad:
+            notes.append(f"{variant.name}: not finite with seed {', '.join(map(str, bad))}.")
+        for summary in variant.summaries:
+            name = f"{variant.name}, seed {summary.seed}"
+            if summary.skipped_steps:
+                notes.append(
+                    f"{name}: {summary.skipped_steps:,} of {summary.steps:,} steps were left out, "
+                    "with gradients that were not finite."
+                )
+            if summary.rollbacks:
+                times = _plural(summary.rollbacks, "time")
+                notes.append(f"{name} went back to a checkpoint {times}, with smaller steps.")
+    if any(s.simulated for v in group.variants for s in v.summaries):
+        notes.append("A format that is simulated in wider storage has no bytes or time of its own.")
+    return notes
+
+
+def _shown(metrics: Mapping[str, float]) -> list[float]:
+    """Without differences to a baseline, which are not a number where there is none."""
+    return [value for name, value in metrics.items() if not name.endswith("_drop")]
+
+
+def _quality(group: Group, metrics: Sequence[Metric]) -> Table:
+    """A row for each variant: mean and deviation, and beneath them the same of the differences."""
+    unfinished = any(not run.summaries for run in group.runs)
+    columns = ["variant", *(["step"] if unfinished else []), *map(_heading, metrics)]
+    columns += ["train loss", "descent quality, %", "lost updates, %"]
+    rows = []
+    for variant in group.variants:
+        steps = [Cell(" / ".join(f"{step:,}" for step in _steps(variant)))] if unfinished else []
+        cells = [_compared(variant, metric) for metric in metrics]
+        ends = variant.summaries
+        cells += [
+            Cell(spread_text(spread_of(s.train_loss for s in ends), "{:.4f}".format)),
+            _watched(s.descent_share for s in ends),
+            _watched(s.lost_arithmetic for s in ends),
+        ]
+        rows.append((variant.name, variant.key, [*steps, *cells]))
+    return Table("Quality of each variant", columns, rows)
+
+
+def _watched(shares: Iterable[float]) -> Cell:
+    """In percent, over the runs that watched any step."""
+    found = (100 * share for share in shares if not math.isnan(share))
+    return Cell(spread_text(spread_of(found), "{:.2f}".format))
+
+
+def _steps(variant: Variant) -> list[int]:
+    return list(dict.fromkeys(result.step for result in variant.results))
+
+
+def _heading(metric: Metric) -> str:
+    words = " ".join(metric.heading.split())
+    return words if "%" in words or metric.unit != "%" else f"{words}, %"
+
+
+def _compared(variant: Variant, metric: Metric) -> Cell:
+    text = spread_text(variant.spread(metric), metric.style.format)
+    compares = metric.drop_of is None and metric.name not in _OF_CACHE
+    excess = spread_of(variant.excesses(metric)) if compares else None
+    if excess is None:
+        return Cell(text)
+    if not math.isfinite(excess.mean):
+        return Cell(text, "not finite")
+    digits = metric.style if metric.versus != "ratio" else "{:.2f}"
+    below = _signed(excess.mean, digits)
+    if excess.deviation is not None:
+        below += f" ± {digits.format(excess.deviation)}"
+    return Cell(text, below + (" %" if metric.versus == "ratio" else ""))
+
+
+def _signed(value: float, digits: str) -> str:
+    text = digits.format(abs(value))
+    zero = not any(character in "123456789" for character in text)
+    return ("+" if value > 0 or zero else "\N{MINUS SIGN}") + text
+
+
+def _training(group: Group, metrics: Sequence[Metric]) -> list[LineChart]:
+    charts = []
+    for metric in metrics:
+        charts += _metric_chart(group, metric)
+        if metric.versus is not None:
+            charts += _excess_chart(group, metric)
+    loss = group.lines(lambda record: record.loss)
+    if loss:
+        charts.append(LineChart("Training loss", "of each logged batch", loss, "{:.4g}".format))
+    return charts
+
+
+def _metric_chart(group: Group, metric: Metric) -> list[LineChart]:
+    def value(record: Record) -> float | None:
+        found = record.metrics.get(metric.name)
+        return None if found is None else metric.factor * found
+
+    lines = group.lines(value)
+    return [LineChart(metric.title, metric.unit, lines, metric.style.format)] if lines else []
+
+
+def _excess_chart(group: Group, metric: Metric) -> list[LineChart]:
+    lines = group.excess_lines(metric)
+    if not lines:
+        return []
+    above = " and ".join(group.baselines)
+    return [
+        LineChart(
+            f"{metric.title} above {above}",
+            "%, seed by seed" if metric.versus == "ratio" else f"{metric.unit}, seed by seed",
+            lines,
+            metric.excess_text,
+            zero=above,
+        )
+    ]
+
+
+def _lost(group: Group) -> list[LineChart]:
+    charts = []
+    for title, unit, name in (
+        ("Effective descent quality", "% of the intended update", "descent_share"),
+        ("Updates lost to rounding", "% of nonzero updates", "lost_arithmetic"),
+    ):
+        lines = group.lines(_percent(name))
+        if lines:
+            charts.append(LineChart(title, unit, lines, "{:.2f}".format, from_zero=True))
+    return charts
+
+
+def _percent(name: str) -> Callable[[Record], float | None]:
+    def value(record: Record) -> float | None:
+        found = getattr(record, name)
+        return None if found is None else 100 * found
+
+    return value
+
+
+def _memory_charts(group: Group) -> tuple[BarChart | None, BarChart | None]:
+    measured, counted = [], []
+    kinds: dict[str, str] = {}
+    for variant in group.variants:
+        real = [s for s in variant.summaries if not s.simulated]
+        if real:
+            parts = {c: _mean(s.peak_bytes[c] for s in real) / _MIB for c in CATEGORIES}
+            total = sum(parts.values())
+            measured.append(Bar(variant.name, parts, f"{total:,.2f} MiB"))
+        if variant.summaries:
+            tensors = variant.summaries[0].bytes_per_parameter
+            parts = {n.replace("_", " "): v for n, v in tensors.items() if n != "total" and v}
+            kinds |= {name: _kind(name) for name in parts}
+            counted.append(Bar(variant.name, parts, f"{tensors['total']:.4g} bytes"))
+    of = task_named(group.task).COUNTED
+    return (
+        BarChart(
+            "Measured at the peak of a training step",
+            "MiB of live tensors",
+            measured,
+            {name: name for name in CATEGORIES},
+            "{:,.2f}".format,
+        )
+        if measured
+        else None,
+        BarChart(f"Counted for one {of}", "bytes by tensor", counted, kinds, "{:.4g}".format)
+        if counted
+        else None,
+    )
+
+
+def _kind(tensor: str) -> str:
+    """The category of a tensor that ``bytes_per_parameter`` names."""
+    if tensor == "parameter":
+        return "weights"
+    return "gradients" if tensor == "gradient" else "states"
+
+
+def _memory_table(group: Group) -> Table | None:
+    """The arithmetic beside the measurement."""
+    ended = [variant for variant in group.variants if variant.summaries]
+    if not ended:
+        return None
+    of = task_named(group.task).COUNTED
+    in_epochs = any(s.seconds_per_epoch is not None for v in ended for s in v.summaries)
+    columns = [
+        "variant",
+        f"counted: bytes a {of}",
+        "counted, no gradient",
+        "measured weights + states, bytes a parameter",
+        *(f"{category}, MiB" for category in CATEGORIES),
+        "total, MiB",
+        "ms a step",
+        *(["s an epoch"] if in_epochs else []),
+    ]
+    rows = []
+    for variant in ended:
+        runs = variant.summaries
+        tensors = runs[0].bytes_per_parameter
+        arithmetic = " + ".join(
+            f"{value:.4g} {name.replace('_', ' ')}"
+            for name, value in tensors.items()
+            if name != "total" and value
+        )
+        kept = tensors["total"] - tensors.get("gradient", 0.0)
+        real = not runs[0].simulated
+        own = _mean(
+            (s.peak_bytes["weights"] + s.peak_bytes["states"]) / max(1, s.parameters) for s in runs
+        )
+        peaks = [_mean(s.peak_bytes[c] for s in runs) / _MIB for c in (*CATEGORIES, "total")]
+        epochs = [s.seconds_per_epoch for s in runs if s.seconds_per_epoch is not None]
+        cells = [
+            Cell(f"{tensors['total']:.4g}", arithmetic),
+            Cell(f"{kept:.4g}"),
+            Cell(f"{own:.4g}" if real else MISSING),
+            *(Cell(f"{peak:,.2f}" if real else MISSING) for peak in peaks),
+            Cell(_real(real, [1e3 * s.seconds_per_step for s in runs])),
+            *([Cell(_real(real, epochs))] if in_epochs else []),
+        ]
+        rows.append((variant.name, variant.key, cells))
+    return Table("Memory and time of each variant", columns, rows)
+
+
+def _real(real: bool, values: Sequence[float]) -> str:
+    return f"{_mean(values):.1f}" if real and values else MISSING
+
+
+def _mean(values: Iterable[float]) -> float:
+    return Spread.of(values).mean
+
+
+def _cache(group: Group, metrics: Sequence[Metric]) -> list[LineChart]:
+    charts = []
+    for metric in metrics:
+        for chart in _metric_chart(group, metric):
+            # A run without a cache has no hits.
+            lines = [line for line in chart.lines if line.series[1].any()]
+            if lines:
+                charts.append(
+                    LineChart(
+                        "Lookups that the caches served",
+                        "% of those in training so far",
+                        lines,
+                        metric.style.format,
+                        from_zero=True,
+                    )
+                )
+    return charts
+
+
+def _compression(group: Group, metrics: Sequence[Metric]) -> list[ScatterChart]:
+    charts = []
+    for metric in metrics:
+        if metric.versus is None:
+            continue
+        points = []
+        for variant in group.variants:
+            excesses = [e for e in variant.excesses(metric) if math.isfinite(e)]
+            sizes = [
+                r.metrics["compression"] for r in variant.results if "compression" in r.metrics
+            ]
+            if excesses and sizes and math.isfinite(sum(sizes)):
+                ends = (min(excesses), max(excesses))
+                points.append(
+                    Point(
+                        variant.name, variant.key, variant.look, _mean(sizes), _mean(excesses), ends
+                    )
+                )
+        if points:
+            unit = "%" if metric.versus == "ratio" else metric.unit
+            title = f"{metric.title} above {' and '.join(group.baselines)}"
+            axis = "memory of the tables over FP32's"
+            charts.append(ScatterChart(title, unit, axis, points))
+    return charts
+
+
+def _measures(group: Group) -> Table:
+    """Every number of every run's summary."""
+    runs = [(variant, summary) for variant in group.variants for summary in variant.summaries]
+    flat = [_flat(summary) for _, summary in runs]
+    names = list(dict.fromkeys(name for numbers in flat for name in numbers))
+    rows = [
+        (
+            f"{variant.name}, seed {summary.seed}",
+            variant.key,
+            [Cell(_exact(numbers.get(name))) for name in names],
+        )
+        for (variant, summary), numbers in zip(runs, flat, strict=True)
+    ]
+    return Table("Everything that was measured", ["run", *names], rows)
+
+
+def _flat(summary: Summary) -> dict[str, Any]:
+    found: dict[str, Any] = {**summary.settings, **summary.metrics}
+    for name, value in vars(summary).items():
+        if name in ("precision", "seed", "metrics", "settings", "variant"):
+            continue
+        if isinstance(value, dict):
+            found |= {f"{name}: {part}": number for part, number in value.items()}
+        else:
+            # Not measured at all, if no step was watched.
+            found[name] = None if name in _OF_WATCH and math.isnan(value) else value
+    return found
+
+
+def _exact(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else "not finite"
+    if isinstance(value, bool) or not isinstance(value, int):
+        return "" if value is None else value_text(value)
+    return f"{value:,}"

@@ -1,0 +1,1 @@
+"""One folder for each task: its readers, model, metrics and training."""

@@ -1,0 +1,217 @@
+"""What a comparison of click-through-rate models is made of."""
+
+import glob
+import os
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from cyclopts import Parameter
+
+from ...engine.config import (
+    COMPARED,
+    MEASURED,
+    MODEL,
+    NAMES,
+    OPTIMIZER,
+    Default,
+    RunConfig,
+    check_list,
+    check_range,
+    numbers,
+    overridable,
+)
+from .presets import preset
+from .variant import Variant, grid
+
+_WITHOUT_DEFAULT = Parameter(show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CTRConfig(RunConfig):
+    """DLRM over embedding tables of every precision, rounding, cache size and policy, trained once
+    for each combination and seed on the same batches.
+
+    Raises:
+        ValueError: A field is out of range, or two fields contradict each other.
+    """
+
+    task: ClassVar[str] = "ctr"
+    decides: ClassVar[tuple[str, ...]] = ("preset", "data")
+    data_fields: ClassVar[tuple[str, ...]] = ("data", "test", "columns")
+
+    preset: Annotated[str | None, COMPARED] = None
+    """Published sizes for Criteo's data: criteo-kaggle, criteo-kaggle-16 or criteo-terabyte. What
+    it sets, --bottom, --top, --dim and --rows, is the default of these options."""
+
+    precision: Annotated[tuple[str, ...], NAMES] = ("fp32", "int8", "int4", "int2")
+    """Storage of the tables' rows, separated by commas: fp32, bf16, fp16, fp8, int8, int4, int2."""
+
+    rounding: Annotated[tuple[str, ...], NAMES] = ("nearest", "stochastic")
+    """Of rows that leave FP32: nearest, stochastic, or both."""
+
+    cache_fraction: Annotated[tuple[float, ...], numbers("cache_fraction", float, "0,0.05,0.3")] = (
+        0.0,
+        0.05,
+    )
+    """Rows in the FP32 cache, as shares of a table's rows; 0 is no cache."""
+
+    policy: Annotated[tuple[str, ...], NAMES] = ("lfu",)
+    """Who stays in the cache: lfu, lru, or both."""
+
+    ways: Annotated[tuple[int, ...], numbers("ways", int, "1,32")] = (32,)
+    """Rows of a set of the cache, powers of two up to 64; 1 is a direct-mapped cache."""
+
+    data: Annotated[str | None, COMPARED] = None
+    """adult:DIR, criteo:FILE,FILE,... or csv:FILE,FILE,..., plain or .gz, also a pattern such as
+    day_*.gz; without it, the bundled census data Adult."""
+
+    test: Annotated[Path | None, COMPARED] = None
+    """File of the test part; without it, the last of several files, or the end of a single one."""
+
+    test_share: Annotated[float, COMPARED, _WITHOUT_DEFAULT] = 1 / 7
+    """Share of a single file's lines that test, the last ones; without it a seventh."""
+
+    columns: Annotated[Path | None, COMPARED] = None
+    """Description of the columns of --data csv:FILE, a TOML file."""
+
+    rows: Annotated[tuple[int, ...], numbers("rows", int, "1000,500"), _WITHOUT_DEFAULT] = (
+        overridable((100_000,))
+    )
+    """Rows of the tables of --data criteo: one number for all, 100000 without it, or 26."""
+
+    min_count: Annotated[int | None, COMPARED] = None
+    """Give each category a row of its own that so many training examples have; without it,
+    categories are hashed to rows."""
+
+    shuffle_rows: Annotated[int, COMPARED] = 1 << 20
+    """Examples that are shuffled among each other. Data with more is read again for each epoch."""
+
+    on_bad_line: Annotated[Literal["raise", "skip"], COMPARED] = "raise"
+    """What a line does that cannot be read: end the command, or be left out and counted."""
+
+    narrow_above: Annotated[int, MODEL] = 1000
+    """Tables of at most so many rows stay in FP32 without a cache."""
+
+    dim: Annotated[int, MODEL] = overridable(32)
+    """Numbers of a table's row."""
+
+    bottom: Annotated[tuple[int, ...], numbers("bottom", int, "512,256,64"), MODEL] = overridable(
+        (64,)
+    )
+    """Hidden layers of the MLP over the numbers."""
+
+    top: Annotated[tuple[int, ...], numbers("top", int, "512,256"), MODEL] = overridable((128, 64))
+    """Hidden layers of the MLP over the dot products."""
+
+    epochs: Annotated[int, OPTIMIZER] = 1
+    """Times that each run sees the training part. Models with many categories overfit in the
+    second."""
+
+    batch_size: Annotated[int, OPTIMIZER] = 64
+    """Examples of a step."""
+
+    row_optimizer: Annotated[Literal["rowwise-adagrad", "adagrad", "sgd"], OPTIMIZER] = (
+        "rowwise-adagrad"
+    )
+    """Of the tables: Adagrad with one sum a row, with one a number, or plain SGD."""
+
+    row_lr: Annotated[float, OPTIMIZER] = 0.01
+    """Learning rate of the tables."""
+
+    lr: Annotated[float, OPTIMIZER] = 1e-3
+    """Learning rate of the MLPs' AdamW."""
+
+    weight_decay: Annotated[float, OPTIMIZER] = 0.0
+    """AdamW's decoupled decay of the MLPs' matrices; vectors and tables do not decay."""
+
+    warmup: Annotated[float, OPTIMIZER] = 0.0
+    """Share of the steps in which the learning rates rise linearly."""
+
+    final_lr: Annotated[float, OPTIMIZER] = 1.0
+    """Learning rates at the last step, as a share of the highest; they fall along a cosine."""
+
+    evaluations: Annotated[int, MEASURED] = 4
+    """Evaluations on the whole test part, evenly over training; the last step is always one."""
+
+    def __post_init__(self) -> None:
+        self._resolve()
+        super().__post_init__()
+        for name in ("rounding", "cache_fraction", "policy", "ways", "rows"):
+            check_list(name, getattr(self, name) if name != "rows" else self.rows[:1])
+        for name in ("bottom", "top", "rows"):
+            for value in getattr(self, name):
+                check_range(name, value, 1)
+        for name in ("dim", "epochs", "batch_size", "evaluations", "shuffle_rows"):
+            check_range(name, getattr(self, name), 1)
+        for value in self.cache_fraction:
+            check_range("cache_fraction", value, 0, 1)
+        check_range("narrow_above", self.narrow_above, 0)
+        for name in ("warmup", "final_lr"):
+            check_range(name, getattr(self, name), 0, 1)
+        for name in ("lr", "row_lr", "weight_decay"):
+            check_range(name, getattr(self, name), 0)
+        check_range("test_share", self.test_share, 0, 1, top_included=False)
+        if self.min_count is not None:
+            check_range("min_count", self.min_count, 1)
+        if self.nonfinite not in (None, "raise", "rollback"):
+            raise ValueError(
+                f"nonfinite={self.nonfinite} is not available: tables update their rows inside the "
+                "backward pass, and end the run at a gradient that is not finite"
+            )
+        if self.columns is not None and not (self.data or "").startswith("csv:"):
+            raise ValueError(
+                f"columns={self.columns} and data={self.data or 'adult'} contradict each other: "
+                "the columns of csv:FILE alone need a description"
+            )
+        self.grid  # noqa: B018 - checks the names
+
+    @cached_property
+    def grid(self) -> dict[str, Variant]:
+        """What is compared, by name."""
+        return grid(self.precision, self.rounding, self.cache_fraction, self.policy, self.ways)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the combinations."""
+        return tuple(self.grid)
+
+    def settings(self, variant: str) -> dict[str, Any]:
+        """Precision, rounding, cache_fraction, policy and ways."""
+        return self.grid[variant].settings()
+
+    def _located(self, name: str, value: Any) -> Any:
+        if name == "data" and value is not None:
+            return _absolute(value)
+        return super()._located(name, value)
+
+    def _resolve(self) -> None:
+        """Give every field the value that was given, else the preset's, else its default."""
+        settings = {} if self.preset is None else preset(self.preset).settings()
+        criteo = (self.data or "").startswith("criteo:")
+        if not criteo and (self.preset or not isinstance(self.rows, Default)):
+            name = "preset" if self.preset else "rows"
+            value = self.preset or ",".join(map(str, self.rows))
+            raise ValueError(
+                f"{name}={value} and data={self.data or 'adult'} contradict each "
+                f"other: {name} is for data=criteo:FILE, and other tables have sizes of their own"
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Default):
+                chosen = settings.get(field.name, value.value)
+                object.__setattr__(self, field.name, chosen)  # The class is frozen.
+
+
+def _absolute(data: str) -> str:
+    """``data`` with absolute paths; what is of no known form stays as it is."""
+    kind, _, rest = data.partition(":")
+    if kind == "adult" and rest:
+        return f"adult:{Path(rest).absolute()}"
+    here = os.getcwd()
+    # A comma is between names and cannot be in one: in such a folder they stay relative to it.
+    if kind not in ("criteo", "csv") or not rest or "," in here:
+        return data
+    names = (os.path.join(glob.escape(here), name) for name in rest.split(","))
+    return f"{kind}:{','.join(names)}"

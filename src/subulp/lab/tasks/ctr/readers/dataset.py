@@ -1,0 +1,148 @@
+"""A data set for click-through-rate prediction, and the first pass over its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from ....data.digest import digest
+from .encode import Counts, Encoder, Moments
+from .examples import Examples
+from .layout import Layout, Table
+from .stream import BadLines, OnBadLine, Part, Span, read_spans
+
+
+@dataclass(frozen=True)
+class CTRData:
+    """A data set.
+
+    Attributes:
+        name: What it is called in tables and files.
+        tables: The embedding tables, with the rows that they need.
+        numbers: How many numbers an example has.
+        train: The training part.
+        test: The test part.
+        encode: From examples to what a model takes.
+        positive_share: Share of the training part's labels that are 1.
+        digest: Of all examples, in hexadecimal digits.
+        skipped: Lines that were left out because they cannot be read.
+        first_skipped: The message about the first of them.
+    """
+
+    name: str
+    tables: tuple[Table, ...]
+    numbers: int
+    train: Part
+    test: Part
+    encode: Encoder
+    positive_share: float
+    digest: str
+    skipped: int = 0
+    first_skipped: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How files are read.
+
+    Attributes:
+        on_bad_line: ``"raise"``, or ``"skip"`` to leave out lines that cannot be read (default:
+            ``"raise"``).
+        buffer: Examples that are shuffled among each other, and that memory holds (default: 2**20).
+        min_count: Training examples that a category needs to have a row of its own in a
+            vocabulary; ``None`` hashes categories to rows (default: ``None``).
+    """
+
+    on_bad_line: OnBadLine = "raise"
+    buffer: int = 1 << 20
+    min_count: int | None = None
+
+
+def make_data(
+    name: str,
+    layout: Layout,
+    train: Sequence[Span],
+    test: Sequence[Span],
+    options: ReadOptions,
+) -> CTRData:
+    """Read all lines once: every one is checked, and counts and vocabularies are those of the pass.
+
+    A part that fits the buffer stays in memory; a larger one is read again for every epoch.
+
+    Raises:
+        ValueError: A line cannot be read, or a part has no examples, or training labels are equal.
+    """
+    bad = BadLines(options.on_bad_line)
+    moments = Moments(len(layout.numbers))
+    counts = [Counts() for _ in layout.tables] if options.min_count is not None else []
+    positives = 0.0
+    digests: list[str] = []
+
+    def note(block: Examples) -> None:
+        digests.append(digest((block.labels, block.numbers, block.keys)))
+
+    def see(block: Examples) -> None:
+        nonlocal positives
+        note(block)
+        positives += float(block.labels.sum(dtype=np.float64))
+        moments.add(block.numbers)
+        for table, count in enumerate(counts):
+            count.add(block.keys[:, table])
+
+    parts = {}
+    for part, spans, tell in (("training", train, see), ("test", test, note)):
+        parts[part] = _part(layout, spans, options.buffer, bad, tell)
+        if not len(parts[part]):
+            raise ValueError(f"data={name} has no examples in its {part} part")
+    share = positives / len(parts["training"])
+    if share in (0.0, 1.0):
+        raise ValueError(
+            f"data={name}: all labels of the training part are {share:.0f}: nothing can be learned"
+        )
+    vocabularies = None
+    if options.min_count is not None:
+        vocabularies = [
+            count.vocabulary(options.min_count, table.rows - 1)
+            for count, table in zip(counts, layout.tables, strict=True)
+        ]
+    encode = Encoder(layout, moments, vocabularies)
+    tables = tuple(replace(t, rows=r) for t, r in zip(layout.tables, encode.rows, strict=True))
+    return CTRData(
+        name,
+        tables,
+        len(layout.numbers),
+        parts["training"],
+        parts["test"],
+        encode,
+        share,
+        digest([*digests, repr(layout)]),
+        bad.count,
+        bad.first,
+    )
+
+
+def _part(
+    layout: Layout,
+    spans: Sequence[Span],
+    buffer: int,
+    bad: BadLines,
+    see: Callable[[Examples], None],
+) -> Part:
+    kept: list[Examples] = []
+    count = 0
+    for block in read_spans(layout, spans, bad):
+        see(block)
+        count += len(block)
+        kept = [*kept, block] if count <= buffer else []
+    if kept:
+        whole = Examples.join(kept)
+        return Part(lambda: iter((whole,)), count, buffer)
+    return Part(partial(_again, layout, spans), count, buffer)
+
+
+def _again(layout: Layout, spans: Sequence[Span]) -> Iterator[Examples]:
+    # The first pass has told of the bad lines.
+    return read_spans(layout, spans, BadLines("skip"))

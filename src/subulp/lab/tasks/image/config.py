@@ -1,0 +1,101 @@
+"""What an image comparison is made of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from ...engine.config import COMPARED, MEASURED, MODEL, NAMES, OPTIMIZER, RunConfig, check_range
+
+ParameterDtype = Literal["bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(RunConfig):
+    """A ResNet-18 trained once for every precision and seed, on the same pictures in the same
+    order.
+
+    Raises:
+        ValueError: A field is out of range, or two fields contradict each other.
+    """
+
+    task: ClassVar[str] = "image"
+
+    precision: Annotated[tuple[str, ...], NAMES] = (
+        "fp32",
+        "amp",
+        "extra-bits-13",
+        "extra-bits-8",
+        "nearest",
+    )
+    """Strategies to compare, separated by commas: fp32, amp (FP32 weights, arithmetic in --dtype),
+    nearest, stochastic, kahan, collage-light, collage-plus, fp32-states, master, extra-bits-K or
+    extra-bits-K-stochastic; and simulated in FP16, e5m2 and e5m2+K with K extra bits."""
+
+    data: Annotated[str, COMPARED] = "digits"
+    """digits: 1,797 bundled pictures of handwritten digits, 8 x 8; cifar10:DIR: CIFAR-10's binary
+    version, unpacked or as the archive."""
+
+    dtype: Annotated[ParameterDtype, MODEL] = "fp16"
+    """Storage of parameters and activations, except under fp32; of activations alone under amp."""
+
+    width: Annotated[int | None, MODEL] = None
+    """Channels of the first stage; without it 64, as in ResNet-18, for CIFAR-10 and 32 for the
+    digits."""
+
+    epochs: Annotated[int, OPTIMIZER] = 12
+    """Times that each run sees the training pictures."""
+
+    batch_size: Annotated[int, OPTIMIZER] = 64
+    """Pictures of a step."""
+
+    augment: Annotated[bool, OPTIMIZER] = True
+    """Shift every picture at random, and mirror CIFAR-10's."""
+
+    lr: Annotated[float, OPTIMIZER] = 0.1
+    """Highest learning rate."""
+
+    final_lr: Annotated[float, OPTIMIZER] = 1e-3
+    """Learning rate at the last step, as a share of lr; it falls along a cosine."""
+
+    warmup: Annotated[float, OPTIMIZER] = 0.2
+    """Share of the steps in which the learning rate rises linearly."""
+
+    momentum: Annotated[float, OPTIMIZER] = 0.9
+    """SGD's decay of the momentum buffer."""
+
+    nesterov: Annotated[bool, OPTIMIZER] = False
+    """Nesterov's momentum."""
+
+    weight_decay: Annotated[float, OPTIMIZER] = 2e-4
+    """SGD's decay of the kernels and matrices; vectors do not decay."""
+
+    grad_scaler: Annotated[bool, OPTIMIZER] = False
+    """Scale the loss as torch.amp.GradScaler does, which also skips steps that are not finite. The
+    paper trains without."""
+
+    eval_epochs: Annotated[int, MEASURED] = 1
+    """Epochs between evaluations on the whole validation part; the last step is always one."""
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether steps that are not finite may be left out."""
+        return self.grad_scaler or super().may_skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width is not None:
+            check_range("width", self.width, 1)
+        for name in ("epochs", "batch_size", "eval_epochs"):
+            check_range(name, getattr(self, name), 1)
+        for name in ("warmup", "final_lr"):
+            check_range(name, getattr(self, name), 0, 1)
+        check_range("momentum", self.momentum, 0, 1, top_included=False)
+        for name in ("lr", "weight_decay"):
+            check_range(name, getattr(self, name), 0)
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov=True needs momentum above 0")
+
+    def _located(self, name: str, value: Any) -> Any:
+        if name == "data" and value.startswith("cifar10:") and value != "cifar10:":
+            return f"cifar10:{Path(value.removeprefix('cifar10:')).absolute()}"
+        return super()._located(name, value)

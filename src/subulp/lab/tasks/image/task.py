@@ -1,0 +1,177 @@
+"""The image classifier's data, model and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .... import optim
+from ....optim.precision import strategy_for
+from ...data.digest import digest as digest_of
+from ...engine.metrics import Metric
+from ...engine.schedule import one_cycle
+from ...engine.task import Workload
+from .config import ImageConfig, ParameterDtype
+from .images import Batches, Images, load_images
+from .resnet import ResNet18
+from .simulated import SimulatedSGD, simulated_bits
+
+METRICS = (
+    Metric("val_loss", "val\nloss", "{:.4f}", "Validation loss", "nats per picture"),
+    Metric(
+        "accuracy",
+        "accuracy\n%",
+        "{:.2f}",
+        "Accuracy",
+        "%",
+        factor=100,
+        versus="difference",
+        higher_is_better=True,
+    ),
+)
+
+COUNTED = "parameter"
+
+EVALUATION_BATCH = 256
+
+_DTYPES: dict[ParameterDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_WIDE = ("fp32", "amp")
+
+
+def load(config: ImageConfig) -> Images:
+    """The pictures of ``config``, after a check that every precision is possible."""
+    for precision in config.precision:
+        parameter_dtype(precision, config.dtype)
+    images = load_images(config.data)
+    if len(images.train) < config.batch_size:
+        raise ValueError(
+            f"batch_size={config.batch_size} is above the {len(images.train)} training pictures "
+            f"of data={images.name}: give at most as many"
+        )
+    return images
+
+
+def describe(data: Images) -> dict[str, Any]:
+    """Its name, and pictures of its parts."""
+    return {
+        "name": data.name,
+        "train": len(data.train),
+        "validation": len(data.validation),
+        "classes": data.classes,
+    }
+
+
+def steps(config: ImageConfig, data: Images) -> int:
+    """Whole batches of all epochs."""
+    return config.epochs * (len(data.train) // config.batch_size)
+
+
+def digest(data: Images) -> str:
+    """Of pictures and labels."""
+    return digest_of((data.train, data.train_labels, data.validation, data.validation_labels))
+
+
+def parameter_dtype(precision: str, dtype: ParameterDtype) -> torch.dtype:
+    """Storage dtype of the parameters.
+
+    Raises:
+        ValueError: The strategy is unknown or not available for ``dtype``.
+    """
+    if precision in _WIDE:
+        return torch.float32
+    if simulated_bits(precision) is not None:
+        return torch.float16
+    strategy_for(optim.parse_precision(precision), _DTYPES[dtype])
+    return _DTYPES[dtype]
+
+
+def build_model(
+    config: ImageConfig, data: Images, precision: str, seed: int, device: torch.device
+) -> tuple[ResNet18, optim.SGD]:
+    """The narrow model and its optimizer.
+
+    The initial weights are made in FP32 from the seed alone, so every precision starts from the
+    same ones, as exactly as its components can hold them. Kernels and matrices decay, vectors do
+    not.
+    """
+    torch.manual_seed(seed)
+    model = ResNet18(data.channels, data.classes, config.width or data.width).to(device)
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    model.to(parameter_dtype(precision, config.dtype))
+    named = list(model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "momentum": config.momentum,
+        "nesterov": config.nesterov,
+        "weight_decay": config.weight_decay,
+        "nonfinite": config.gradient_policy,
+        "seed": seed,
+    }
+    bits = simulated_bits(precision)
+    optimizer: optim.SGD
+    if bits is None:
+        stored = "fp32" if precision in _WIDE else precision
+        optimizer = optim.SGD(groups, precision=stored, **options)
+    else:
+        optimizer = SimulatedSGD(groups, bits, **options)
+    optimizer.load_full_precision_state_dict(model, initial)
+    return model, optimizer
+
+
+def build(
+    config: ImageConfig, data: Images, precision: str, seed: int, device: torch.device
+) -> Workload:
+    """A run of one precision and seed."""
+    model, optimizer = build_model(config, data, precision, seed, device)
+    training = Batches(data, config.batch_size, seed, augment=config.augment)
+    total = steps(config, data)
+    activations = parameter_dtype(precision, config.dtype)
+
+    def logits(pictures: Tensor) -> Tensor:
+        amp = precision == "amp"
+        with torch.autocast(device.type, _DTYPES[config.dtype], enabled=amp):
+            result: Tensor = model(pictures.to(device, activations))
+        return result
+
+    def loss(_: bool) -> Tensor:
+        pictures, labels = training.draw()
+        return F.cross_entropy(logits(pictures), labels.to(device))
+
+    validation = data.validation_batches(EVALUATION_BATCH)
+    return Workload(
+        model,
+        optimizer,
+        total,
+        config.eval_epochs * (len(data.train) // config.batch_size),
+        lambda step: one_cycle(step, total, warmup=config.warmup, final=config.final_lr),
+        loss,
+        lambda: evaluate(model, logits, validation),
+        scaler=torch.amp.GradScaler(device.type) if config.grad_scaler else None,
+        simulated=simulated_bits(precision) is not None,
+        steps_per_epoch=len(data.train) // config.batch_size,
+        parts={"batches": training},
+    )
+
+
+@torch.no_grad()
+def evaluate(
+    model: torch.nn.Module, logits: Any, batches: Sequence[tuple[Tensor, Tensor]]
+) -> dict[str, float]:
+    """Mean loss in nats per picture and share of pictures whose class is the most likely."""
+    model.eval()
+    total, right, count = 0.0, 0, 0
+    for pictures, labels in batches:
+        scores = logits(pictures).cpu()
+        total += float(F.cross_entropy(scores, labels, reduction="sum"))
+        right += int((scores.argmax(1) == labels).sum())
+        count += len(labels)
+    model.train()
+    return {"val_loss": total / count, "accuracy": right / count}

@@ -1,0 +1,128 @@
+"""What a language-model comparison is made of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from ...engine.config import (
+    COMPARED,
+    MEASURED,
+    MODEL,
+    NAMES,
+    OPTIMIZER,
+    Default,
+    check_range,
+    overridable,
+)
+from ...engine.linear_operands import LinearConfig
+
+ParameterDtype = Literal["bf16", "fp16", "e4m3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMConfig(LinearConfig):
+    """A small GPT trained once for every precision, kind of linear layers and seed, on the same
+    data in the same order.
+
+    Raises:
+        ValueError: A field is out of range, or two fields contradict each other.
+    """
+
+    task: ClassVar[str] = "lm"
+    decides: ClassVar[tuple[str, ...]] = ("linear",)
+
+    precision: Annotated[tuple[str, ...], NAMES] = overridable(
+        ("master", "nearest", "collage-light", "collage-plus")
+    )
+    """Strategies to compare, separated by commas: fp32, nearest, stochastic, kahan, collage-light,
+    collage-plus, fp32-states, master, extra-bits-K or extra-bits-K-stochastic. With several
+    --linear and without it, master alone."""
+
+    data: Annotated[Path | None, COMPARED] = None
+    """Text file to train on, plain or .gz; without it, the bundled megabyte of Shakespeare."""
+
+    level: Annotated[Literal["char", "byte"], COMPARED] = "char"
+    """Tokens: the characters of a UTF-8 text, or bytes of anything."""
+
+    dtype: Annotated[ParameterDtype, MODEL] = "bf16"
+    """Storage of the parameters, except under the precision fp32."""
+
+    steps: Annotated[int, OPTIMIZER] = 2500
+    """Training steps of each run."""
+
+    batch_size: Annotated[int, OPTIMIZER] = 4
+    """Sequences of a step."""
+
+    context: Annotated[int, MODEL] = 64
+    """Tokens of a sequence."""
+
+    width: Annotated[int, MODEL] = 96
+    """Size of a token's vector; a multiple of heads."""
+
+    layers: Annotated[int, MODEL] = 2
+    """Transformer blocks."""
+
+    heads: Annotated[int, MODEL] = 4
+    """Attention heads of a block."""
+
+    dropout: Annotated[float, MODEL] = 0.0
+    """Share of activations dropped while training."""
+
+    tie_head: Annotated[bool, MODEL] = False
+    """Let the output layer share the embedding's table."""
+
+    lr: Annotated[float, OPTIMIZER] = 1e-3
+    """Highest learning rate."""
+
+    final_lr: Annotated[float, OPTIMIZER] = 0.1
+    """Learning rate at the last step, as a share of lr; it falls along a cosine."""
+
+    warmup: Annotated[float, OPTIMIZER] = 0.05
+    """Share of the steps in which the learning rate rises linearly."""
+
+    beta1: Annotated[float, OPTIMIZER] = 0.9
+    """AdamW's decay of the first moment."""
+
+    beta2: Annotated[float, OPTIMIZER] = 0.999
+    """AdamW's decay of the second moment. BF16 rounds 0.999 to 1: here the strategies part."""
+
+    eps: Annotated[float, OPTIMIZER] = 1e-8
+    """AdamW's addend of the denominator."""
+
+    loss_scale: Annotated[float | None, OPTIMIZER] = None
+    """Factor on the loss, and on eps to match, that keeps small gradients and their squares above
+    the smallest number of fp16 and e4m3; without it 1 for bf16 and fp32, 1024 for fp16 and e4m3."""
+
+    weight_decay: Annotated[float, OPTIMIZER] = 0.1
+    """AdamW's decoupled decay of the matrices; vectors do not decay."""
+
+    eval_every: Annotated[int, MEASURED] = 250
+    """Steps between evaluations on the whole validation part; the last step is always one."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.precision, Default):
+            chosen = self.precision.value if len(self.linear) == 1 else ("master",)
+            object.__setattr__(self, "precision", chosen)  # The class is frozen.
+        super().__post_init__()
+        for name in ("batch_size", "context", "width", "layers", "heads", "eval_every"):
+            check_range(name, getattr(self, name), 1)
+        # The second step is measured for memory.
+        check_range("steps", self.steps, 2)
+        for name in ("warmup", "final_lr"):
+            check_range(name, getattr(self, name), 0, 1)
+        for name in ("dropout", "beta1", "beta2"):
+            check_range(name, getattr(self, name), 0, 1, top_included=False)
+        for name in ("lr", "eps", "weight_decay"):
+            check_range(name, getattr(self, name), 0)
+        if self.loss_scale is not None:
+            check_range("loss_scale", self.loss_scale, 1)
+        if self.width % self.heads:
+            raise ValueError(
+                f"width={self.width} is not a multiple of heads={self.heads}: every head takes an "
+                "equal part of the width"
+            )
+        if self.tie_head and self.dtype == "e4m3":
+            raise ValueError(
+                "tie_head=True is not available with dtype='e4m3': the two gradients of a tied "
+                "table are added in its dtype, and PyTorch does not add FP8; use bf16 or fp16"
+            )

@@ -1,0 +1,138 @@
+"""A small GPT: pre-norm, causal attention, learned positions.
+
+Built from :mod:`subulp.nn`, so its parameters may be stored in any floating-point dtype; the
+activations are FP32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ....nn import Embedding, LayerNorm, Linear
+
+INIT_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a :class:`GPT`.
+
+    Args:
+        vocabulary: Number of different tokens.
+        context: Longest sequence.
+        width: Size of a token's vector; a multiple of ``heads``.
+        layers: Number of blocks.
+        heads: Attention heads of a block.
+        dropout: Share of activations dropped while training (default: 0).
+        tie_head: The output layer uses the embedding's table (default: ``False``).
+    """
+
+    vocabulary: int
+    context: int
+    width: int
+    layers: int
+    heads: int
+    dropout: float = 0.0
+    tie_head: bool = False
+
+
+class GPT(torch.nn.Module):
+    """Token numbers ``(batch, time)`` to FP32 logits ``(batch, time, vocabulary)``.
+
+    Made in FP32 with GPT-2's initialisation, from torch's random generator; ``.to(dtype)`` makes
+    its parameters narrow.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tokens = Embedding(shape.vocabulary, shape.width)
+        self.positions = Embedding(shape.context, shape.width)
+        self.dropout = torch.nn.Dropout(shape.dropout)
+        self.blocks = torch.nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = LayerNorm(shape.width)
+        self.head = Linear(shape.width, shape.vocabulary, bias=False)
+        self.apply(_initialise)
+        # Each block adds to the residual stream twice: keep its variance at any depth.
+        residual_std = INIT_STD / math.sqrt(2 * shape.layers)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attention.out.weight", "mlp.down.weight")):
+                torch.nn.init.normal_(parameter, std=residual_std)
+        if shape.tie_head:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits of the token after each position."""
+        time = torch.arange(ids.shape[1], device=ids.device)
+        x = self.dropout(self.tokens(ids) + self.positions(time))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token."""
+        return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten())
+
+
+class Block(torch.nn.Module):
+    """Attention and a feed-forward network, each on a normalised copy of the residual stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(shape.width)
+        self.attention = Attention(shape)
+        self.mlp_norm = LayerNorm(shape.width)
+        self.mlp = MLP(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, time, width)`` to the same shape."""
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Attention(torch.nn.Module):
+    """Causal multi-head self-attention."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.in_ = Linear(shape.width, 3 * shape.width)
+        self.out = Linear(shape.width, shape.width)
+        self.dropout = torch.nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, time, width)`` to the same shape."""
+        query, key, value = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.in_(x).chunk(3, dim=-1)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        return out
+
+
+class MLP(torch.nn.Module):
+    """Two linear layers, four times as wide in between, with a GELU."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.up = Linear(shape.width, 4 * shape.width)
+        self.down = Linear(4 * shape.width, shape.width)
+        self.dropout = torch.nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, time, width)`` to the same shape."""
+        out: Tensor = self.dropout(self.down(F.gelu(self.up(x))))
+        return out
+
+
+def _initialise(module: torch.nn.Module) -> None:
+    if isinstance(module, Linear | Embedding):
+        torch.nn.init.normal_(module.weight, std=INIT_STD)
+    if isinstance(module, Linear) and module.bias is not None:
+        torch.nn.init.zeros_(module.bias)

@@ -1,0 +1,189 @@
+"""The language model's data, model and measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .... import optim
+from ....optim.precision import strategy_for
+from ...data.digest import digest as digest_of
+from ...engine.linear_operands import Variant
+from ...engine.metrics import Metric
+from ...engine.mixture_log import MixLog, convert, with_mixture_metrics
+from ...engine.schedule import one_cycle
+from ...engine.task import Workload
+from .config import LMConfig, ParameterDtype
+from .gpt import GPT, Shape
+from .text import Batches, Text, evaluation_batches, load_text
+
+METRICS = (
+    Metric("val_loss", "val\nloss", "{:.4f}", "Validation loss", "nats per token"),
+    Metric("perplexity", "perplexity", "{:.3f}", "Perplexity", "", versus="ratio"),
+)
+
+COUNTED = "parameter"
+
+EVALUATION_BATCH = 64
+
+_DTYPES: dict[ParameterDtype, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e4m3": torch.float8_e4m3fn,
+}
+# Formats with few exponents: the smallest E4M3 number is 2**-9, and a second moment is stored in
+# FP16 down to 2**-24, while gradients of this model are about 2**-10 and their squares 2**-20.
+_LOSS_SCALES = {torch.float16: 1024.0, torch.float8_e4m3fn: 1024.0}
+
+
+def metrics(config: LMConfig) -> tuple[Metric, ...]:
+    """:data:`METRICS`, and those of mixtures if there are any."""
+    return with_mixture_metrics(METRICS) if config.has_mixtures else METRICS
+
+
+def load(config: LMConfig) -> Text:
+    """The text of ``config``, after a check that every precision is possible."""
+    for precision in config.precision:
+        parameter_dtype(precision, config.dtype)
+    text = load_text(config.data, config.level)
+    text.check_context(config.context)
+    return text
+
+
+def describe(data: Text) -> dict[str, Any]:
+    """Its name, and tokens of its parts."""
+    return {
+        "name": data.name,
+        "train": len(data.train),
+        "validation": len(data.validation),
+        "vocabulary": data.vocabulary,
+    }
+
+
+def steps(config: LMConfig, data: Text) -> int:
+    """Training steps of each run."""
+    return config.steps
+
+
+def digest(data: Text) -> str:
+    """Of the tokens."""
+    return digest_of((data.train, data.validation))
+
+
+def parameter_dtype(precision: str, dtype: ParameterDtype) -> torch.dtype:
+    """Storage dtype of the parameters: ``dtype``, except under ``"fp32"``.
+
+    Raises:
+        ValueError: The strategy is unknown or not available for ``dtype``.
+    """
+    chosen = torch.float32 if precision == "fp32" else _DTYPES[dtype]
+    strategy_for(optim.parse_precision(precision), chosen)
+    return chosen
+
+
+def loss_scale(config: LMConfig, precision: str) -> float:
+    """Factor on the loss of a run: ``config.loss_scale``, or what its parameters' dtype needs."""
+    if config.loss_scale is not None:
+        return config.loss_scale
+    return _LOSS_SCALES.get(parameter_dtype(precision, config.dtype), 1.0)
+
+
+def build_model(
+    config: LMConfig, vocabulary: int, precision: str, seed: int, device: torch.device
+) -> tuple[GPT, optim.AdamW]:
+    """The narrow model and its optimizer.
+
+    The initial weights are made in FP32 from the seed alone, so every precision starts from the
+    same ones, as exactly as its components can hold them. Matrices decay, vectors do not.
+    """
+    torch.manual_seed(seed)
+    shape = Shape(
+        vocabulary,
+        config.context,
+        config.width,
+        config.layers,
+        config.heads,
+        config.dropout,
+        config.tie_head,
+    )
+    model = GPT(shape).to(device)
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    model.to(parameter_dtype(precision, config.dtype))
+    named = list(model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = optim.AdamW(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        # The loss scale cancels in Adam's update, but for the addend of its denominator.
+        eps=config.eps * loss_scale(config, precision),
+        weight_decay=config.weight_decay,
+        precision=precision,
+        nonfinite=config.gradient_policy,
+        seed=seed,
+    )
+    optimizer.load_full_precision_state_dict(model, initial)
+    return model, optimizer
+
+
+def convert_blocks(model: GPT, variant: Variant) -> MixLog | None:
+    """Give the blocks the linear layers of a variant; the output layer multiplies as it is."""
+    return convert(model, variant, lambda name, _: name.startswith("blocks."))
+
+
+def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.device) -> Workload:
+    """A run of one variant and seed."""
+    chosen = config.grid[variant]
+    model, optimizer = build_model(config, data.vocabulary, chosen.precision, seed, device)
+    mix = convert_blocks(model, chosen)
+    training = Batches(data.train, config.batch_size, config.context, seed)
+    validation = [
+        (x.to(device), y.to(device))
+        for x, y in evaluation_batches(data.validation, EVALUATION_BATCH, config.context)
+    ]
+
+    def loss(_: bool) -> Tensor:
+        x, y = (t.to(device) for t in training.draw())
+        return model.loss(x, y)
+
+    def measure() -> dict[str, float]:
+        val_loss = evaluate(model, validation)
+        measured = {"val_loss": val_loss, "perplexity": _exp(val_loss)}
+        return measured if mix is None else measured | mix.metrics()
+
+    return Workload(
+        model,
+        optimizer,
+        config.steps,
+        config.eval_every,
+        lambda step: one_cycle(step, config.steps, warmup=config.warmup, final=config.final_lr),
+        loss,
+        measure,
+        loss_scale(config, chosen.precision),
+        parts={"batches": training, **({} if mix is None else {"mix": mix})},
+        mix=None if mix is None else mix.recent,
+    )
+
+
+@torch.no_grad()
+def evaluate(model: GPT, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Mean loss per token of the narrow model, summed in double precision."""
+    model.eval()
+    total = sum(float(model.loss(x, y)) * y.numel() for x, y in batches)
+    model.train()
+    return total / sum(y.numel() for _, y in batches)
+
+
+def _exp(loss: float) -> float:
+    """``exp`` that becomes infinite instead of raising: a diverged run still has a summary."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

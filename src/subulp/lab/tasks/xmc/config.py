@@ -1,0 +1,235 @@
+"""What an extreme-classification comparison is made of."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from cyclopts import Parameter
+
+from ...engine.config import (
+    COMPARED,
+    MEASURED,
+    MODEL,
+    NAMES,
+    OPTIMIZER,
+    Default,
+    check_range,
+    overridable,
+)
+from ...engine.linear_operands import PLAIN, TORCHAO, Linear, LinearConfig
+from .presets import PropensityName, preset
+
+# A transformer is fine-tuned: the bag's rate would undo what it has learned.
+_TRANSFORMER_LR = 5e-5
+
+_OF_BAG = ("width", "layers", "max_terms")
+"""Fields of the bag encoder alone; ``None`` with a transformer."""
+
+_OF_TRANSFORMER = ("max_length", "pooling")
+"""Fields of a transformer alone; ``None`` with the bag encoder."""
+
+_WITHOUT_DEFAULT = Parameter(show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class XMCConfig(LinearConfig):
+    """A text encoder and a classifier over very many labels, trained once for every precision and
+    seed, on the same texts in the same order.
+
+    Raises:
+        ValueError: A field is out of range, or two fields contradict each other.
+    """
+
+    task: ClassVar[str] = "xmc"
+    decides: ClassVar[tuple[str, ...]] = ("preset", "encoder")
+
+    preset: Annotated[str | None, COMPARED] = None
+    """A row of the ELMO paper's Table 9, such as amazon-3m-fp8: what it sets is the default of
+    other options. An unknown name lists all. It needs --encoder."""
+
+    precision: Annotated[tuple[str, ...], NAMES] = overridable(("fp32", "fp8"))
+    """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3); int8,
+    int4, int2, integers with a scale and a bias for each row; eEmM with E exponent and M mantissa
+    bits, simulated; renee, FP16-FP32 mixed precision with master weights and momentum. With
+    +nearest rows are rounded to nearest instead of stochastically."""
+
+    linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
+    """Operands of the products of the encoder's linear layers, separated by commas. bf16: as they
+    are; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or
+    BF16, by its error; fp8: a transformer's in FP8 through the package torchao, which emulates it
+    where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
+
+    data: Annotated[Path | None, COMPARED] = None
+    """Folder of a data set of the Extreme Classification Repository; without it, the bundled
+    reverse dictionary of 10,222 words."""
+
+    label_texts: Annotated[bool | None, COMPARED, _WITHOUT_DEFAULT] = overridable(None)
+    """Train on the labels' texts too; without it, where there are any."""
+
+    encoder: Annotated[str, MODEL] = overridable("bag")
+    """bag: words and word pairs, or a data set's own features, summed up; or the folder of a
+    Hugging Face transformer, which reads texts."""
+
+    width: Annotated[int | None, MODEL] = overridable(256)
+    """Size of a text's vector in the bag encoder; a transformer has its own."""
+
+    layers: Annotated[int | None, MODEL] = overridable(1)
+    """Residual layers of the bag encoder; a transformer has its own."""
+
+    max_terms: Annotated[int | None, MODEL] = overridable(500_000)
+    """Words and word pairs, or features, that the bag encoder knows at most, the most frequent
+    ones; a transformer has its own tokens."""
+
+    max_length: Annotated[int | None, MODEL] = overridable(128)
+    """Tokens of a text that a transformer reads."""
+
+    pooling: Annotated[Literal["mean", "cls"] | None, MODEL] = overridable("mean")
+    """A text's vector in a transformer: the mean of its tokens' vectors, or the first one."""
+
+    dropout: Annotated[float, MODEL] = overridable(0.5)
+    """Share of a text's vector that is dropped while training."""
+
+    weight_dropout: Annotated[float, MODEL] = 0.0
+    """Share of the classifier's weights that a step leaves out."""
+
+    chunks: Annotated[int, MODEL] = 4
+    """Parts that the labels are visited in."""
+
+    head_fraction: Annotated[float, MODEL] = 0.0
+    """Share of the labels, the most frequent ones, whose rows carry a BF16 remainder."""
+
+    scale: Annotated[Literal["none", "table"], MODEL] = "none"
+    """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
+    ones. Rows of integers have scales of their own."""
+
+    products: Annotated[Literal["auto", "fp32", "fp8"], MODEL] = "auto"
+    """Products with FP8 rows. fp8: the texts' vectors in E4M3 too, and logits in BF16, as in the
+    paper; auto: fp8 on a GPU of sm_89 or later, else fp32."""
+
+    epochs: Annotated[int, OPTIMIZER] = overridable(4)
+    """Times that each run sees the training texts."""
+
+    batch_size: Annotated[int, OPTIMIZER] = overridable(128)
+    """Texts of a step."""
+
+    encoder_lr: Annotated[float, OPTIMIZER] = overridable(2e-3)
+    """Highest learning rate of the encoder's AdamW; without it, 5e-5 for a transformer."""
+
+    head_lr: Annotated[float, OPTIMIZER] = overridable(0.2)
+    """Highest learning rate of the classifier's SGD, for a loss that is summed over the batch."""
+
+    encoder_weight_decay: Annotated[float, OPTIMIZER] = overridable(0.01)
+    """AdamW's decoupled decay of the encoder's matrices; vectors do not decay."""
+
+    head_weight_decay: Annotated[float, OPTIMIZER] = overridable(0.0)
+    """Decay of the classifier's rows, times the learning rate."""
+
+    warmup: Annotated[float | None, OPTIMIZER] = overridable(0.1)
+    """Share of the steps in which the learning rates rise linearly."""
+
+    warmup_steps: Annotated[int | None, OPTIMIZER, _WITHOUT_DEFAULT] = overridable(None)
+    """The same as a number of steps; give one of the two."""
+
+    final_lr: Annotated[float, OPTIMIZER] = 0.0
+    """Learning rates at the last step, as a share of the highest; they fall along a cosine."""
+
+    propensity: Annotated[PropensityName, MEASURED] = overridable("default")  # noqa: RUF009
+    """Constants of the propensity-scored measures."""
+
+    eval_epochs: Annotated[int, MEASURED] = 1
+    """Epochs between evaluations on the whole test part; the last step is always one."""
+
+    def __post_init__(self) -> None:
+        self._resolve()
+        super().__post_init__()
+        for name in (*_OF_BAG, "max_length", "chunks", "epochs", "batch_size", "eval_epochs"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), 1)
+        for name in ("final_lr", "head_fraction"):
+            check_range(name, getattr(self, name), 0, 1)
+        if TORCHAO in self.linear and self.encoder == "bag":
+            raise ValueError(
+                f"linear={','.join(self.linear)} and encoder=bag contradict each other: torchao's "
+                "fp8 is for the linear layers of a transformer; give its folder with --encoder "
+                "DIR, or another --linear"
+            )
+        if self.linear != (PLAIN,) and set(self.precision) <= set(self.plain_precisions):
+            raise ValueError(
+                f"linear={','.join(self.linear)} has no effect on "
+                f"precision={','.join(self.precision)}, whose encoder is in FP32: add another "
+                "precision, or leave linear out"
+            )
+        if self.warmup is not None:
+            check_range("warmup", self.warmup, 0, 1)
+        if self.warmup_steps is not None:
+            check_range("warmup_steps", self.warmup_steps, 0)
+        for name in ("dropout", "weight_dropout"):
+            check_range(name, getattr(self, name), 0, 1, top_included=False)
+        for name in ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay"):
+            check_range(name, getattr(self, name), 0)
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether steps that are not finite may be left out: the scaler of ``renee`` does so."""
+        return "renee" in self.precision or super().may_skip
+
+    @property
+    def linear_choices(self) -> tuple[str, ...]:
+        """What ``linear`` may name: torchao's layers too."""
+        return get_args(Linear)
+
+    @property
+    def plain_precisions(self) -> tuple[str, ...]:
+        """Precisions with an encoder in FP32."""
+        return ("fp32", "renee")
+
+    def rising_steps(self, total: int) -> int:
+        """Steps in which the learning rates rise, of ``total``."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return 0 if self.warmup is None else int(self.warmup * total)
+
+    def _resolve(self) -> None:
+        """Give every field the value that was given, else the preset's, else its default."""
+        settings = {} if self.preset is None else preset(self.preset).settings()
+        bag = not self._given("encoder") or self.encoder == "bag"
+        own, others = (_OF_BAG, _OF_TRANSFORMER) if bag else (_OF_TRANSFORMER, _OF_BAG)
+        if not bag:
+            settings.setdefault("encoder_lr", _TRANSFORMER_LR)
+        settings |= dict.fromkeys(others)
+        for name in filter(self._given, others):
+            encoder = "bag" if bag else self.encoder
+            raise ValueError(
+                f"{name}={getattr(self, name)} and encoder={encoder} contradict each other: {name} "
+                f"is of {'a transformer' if bag else 'the bag encoder'}; leave one of the two out"
+            )
+        if self.preset is not None and isinstance(self.encoder, Default):
+            raise ValueError(
+                f"preset={self.preset} trains the transformer {preset(self.preset).encoder}, which "
+                "is never downloaded: give its folder with --encoder DIR, or --encoder bag"
+            )
+        if self._given("warmup") and self._given("warmup_steps"):
+            raise ValueError(
+                f"warmup={self.warmup} and warmup_steps={self.warmup_steps} contradict each other: "
+                "give one of the two"
+            )
+        if self._given("warmup"):
+            settings["warmup_steps"] = None
+        elif self._given("warmup_steps") or "warmup_steps" in settings:
+            settings["warmup"] = None
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in own and value is None:
+                value = field.default
+            if isinstance(value, Default):
+                chosen = settings.get(field.name, value.value)
+                object.__setattr__(self, field.name, chosen)  # The class is frozen.
+
+    def _located(self, name: str, value: Any) -> Any:
+        if name == "encoder" and value != "bag":
+            return str(Path(value).absolute())
+        return super()._located(name, value)
+
+    def _given(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and not isinstance(value, Default)

@@ -1,0 +1,343 @@
+"""The extreme classifier's data, model and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .... import optim
+from ....nn import ExtremeClassifier
+from ....optim.row_sgd import RowSGD
+from ...data.digest import digest as digest_of
+from ...engine.linear_operands import TORCHAO
+from ...engine.metrics import Metric
+from ...engine.mixture_log import with_mixture_metrics
+from ...engine.schedule import rise_and_fall
+from ...engine.task import Workload
+from .config import XMCConfig
+from .fp8_encoder import check_torchao
+from .layers import change_layers
+from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
+from .output import CONSTANTS, prior_weight
+from .reader import Batch, Encoder, Reader, make_reader, to_device
+from .readers.dataset import BagPart, TextPart, XMCData
+from .readers.read import load_bundled, read_xmc
+from .renee import ReneeClassifier
+from .saved import save_model
+from .storage import HeadStorage, parse_precision
+
+METRICS = (
+    Metric("P@1", "P@1\n%", "{:.2f}", "P@1", "%", higher_is_better=True),
+    Metric("P@3", "P@3\n%", "{:.2f}", "P@3", "%", higher_is_better=True),
+    Metric("P@5", "P@5\n%", "{:.2f}", "P@5", "%", higher_is_better=True),
+    Metric("PSP@1", "PSP@1\n%", "{:.2f}", "PSP@1", "%", higher_is_better=True),
+    Metric("PSP@5", "PSP@5\n%", "{:.2f}", "PSP@5", "%", higher_is_better=True),
+    Metric(
+        "nDCG@5", "nDCG@5\n%", "{:.2f}", "nDCG@5", "%", versus="difference", higher_is_better=True
+    ),
+)
+
+COUNTED = "weight of the classifier"
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class XMCText:
+    """A data set and what its encoder needs.
+
+    Attributes:
+        data: The data set.
+        train: Its training part, with the label texts if they train too.
+        reader: Makes batches of texts or features, and the encoder that takes them.
+    """
+
+    data: XMCData
+    train: TextPart | BagPart
+    reader: Reader[Any]
+
+    def batch(self, part: TextPart | BagPart, indices: np.ndarray, device: torch.device) -> Batch:
+        """Instances of a part as the encoder takes them."""
+        return to_device(self.reader.read(part.source.read(indices)), device)
+
+
+def metrics(config: XMCConfig) -> tuple[Metric, ...]:
+    """:data:`METRICS`, and those of mixtures if there are any."""
+    return with_mixture_metrics(METRICS) if config.has_mixtures else METRICS
+
+
+def load(config: XMCConfig) -> XMCText:
+    """The data of ``config``, after a check that every precision is possible."""
+    storages = [parse_precision(precision) for precision in config.precision]
+    if config.products == "fp8" and not any(s and s.storage == "e4m3" for s in storages):
+        raise ValueError(
+            f"products=fp8 multiplies FP8 rows, and precision={','.join(config.precision)} has "
+            "none: add fp8 to the precisions, or leave products out"
+        )
+    if config.scale == "table" and all(s and s.integers for s in storages):
+        raise ValueError(
+            f"scale=table is for rows of floating-point numbers, and "
+            f"precision={','.join(config.precision)} has none: every row of integers has a scale "
+            "of its own; leave scale out"
+        )
+    if TORCHAO in config.linear:
+        check_torchao()
+    data = load_bundled() if config.data is None else read_xmc(config.data)
+    if config.chunks > data.num_labels:
+        raise ValueError(
+            f"chunks={config.chunks} is above the {data.num_labels} labels of data={data.name}"
+        )
+    wanted = config.label_texts
+    train = data.train
+    if wanted or (wanted is None and data.label_texts is not None):
+        train = data.with_label_texts()
+    if len(train) < config.batch_size:
+        raise ValueError(
+            f"batch_size={config.batch_size} is above the {len(train)} training instances of "
+            f"data={data.name}: give at most as many"
+        )
+    text = XMCText(data, train, make_reader(config, train))
+    if config.rising_steps(steps(config, text)) > steps(config, text):
+        raise ValueError(
+            f"warmup_steps={config.warmup_steps} is above the {steps(config, text)} steps of the "
+            "training: give fewer, or a share with --warmup"
+        )
+    return text
+
+
+def describe(data: XMCText) -> dict[str, Any]:
+    """Its name, instances and pairs of its parts, labels, and those of them that never train.
+
+    A label that no training instance has is a negative of all of them. It is scored like any other
+    label, and its test pairs count in every measure; its own text trains it, where those train.
+    """
+    train, test = data.train.targets, data.data.test.targets
+    unseen = train.counts() == 0
+    return {
+        "name": data.data.name,
+        "train": len(data.train),
+        "train_pairs": len(train.indices),
+        "test": len(test),
+        "test_pairs": len(test.indices),
+        "labels": data.data.num_labels,
+        "unseen_labels": int(unseen.sum()),
+        "unseen_test_pairs": int(unseen[test.indices].sum()),
+    }
+
+
+def steps(config: XMCConfig, data: XMCText) -> int:
+    """Whole batches of all epochs."""
+    return config.epochs * (len(data.train) // config.batch_size)
+
+
+def digest(data: XMCText) -> str:
+    """Of texts or features and labels."""
+    parts = (data.train, data.data.test)
+    labels = [part.targets for part in parts]
+    return digest_of(
+        [
+            *(part.source.digest for part in parts),
+            *(array for matrix in labels for array in (matrix.indptr, matrix.indices)),
+            data.data.label_counts,
+        ]
+    )
+
+
+def build_encoder(
+    config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
+) -> tuple[Encoder, optim.AdamW]:
+    """The encoder and its optimizer: BF16 with Kahan summation, FP32 under ``fp32`` and ``renee``.
+
+    The initial weights are made in FP32 from the seed alone.
+    """
+    torch.manual_seed(seed)
+    encoder = data.reader.encoder(device)
+    wide = precision in config.plain_precisions
+    if not wide:
+        for parameter in encoder.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    named = list(encoder.named_parameters(prefix="encoder"))
+    groups: list[dict[str, Any]] = [
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = optim.AdamW(
+        groups,
+        lr=config.encoder_lr,
+        weight_decay=config.encoder_weight_decay,
+        precision="fp32" if wide else "kahan",
+        nonfinite=config.gradient_policy,
+        seed=seed,
+    )
+    return encoder, optimizer
+
+
+def build_head(
+    config: XMCConfig, data: XMCText, storage: HeadStorage | None, dim: int, seed: int
+) -> ExtremeClassifier | ReneeClassifier:
+    """The classifier of a storage, ``None`` for the baseline; every label begins equally rare."""
+    count = data.data.num_labels
+    pairs = max(len(data.train.targets.indices), 1)
+    share = min(pairs / (len(data.train) * count), 0.5)
+    head: ExtremeClassifier | ReneeClassifier
+    if storage is None:
+        head = ReneeClassifier(dim, count, seed)
+        with torch.no_grad():
+            head.weight[:, -CONSTANTS:] = prior_weight(share)
+        return head
+    head = ExtremeClassifier(
+        dim,
+        count,
+        storage=storage.storage,
+        chunks=config.chunks,
+        head_fraction=config.head_fraction,
+        label_counts=torch.from_numpy(data.data.label_counts) if config.head_fraction else None,
+        dropout=config.weight_dropout,
+        rounding=storage.rounding,
+        scale="table" if config.scale == "table" and not storage.integers else None,
+        reduction="sum",
+        products=config.products if storage.storage == "e4m3" else "auto",
+        seed=seed,
+    )
+    head.table.fill_columns(dim - CONSTANTS, prior_weight(share))
+    return head
+
+
+def build(
+    config: XMCConfig, data: XMCText, variant: str, seed: int, device: torch.device
+) -> Workload:
+    """A run of one variant and seed."""
+    run = config.grid[variant]
+    storage = parse_precision(run.precision)
+    encoder, optimizer = build_encoder(config, data, run.precision, seed, device)
+    mix = change_layers(encoder, run, device)
+    head = build_head(config, data, storage, encoder.dim, seed).to(device)
+    rows = RowSGD(head, lr=config.head_lr, weight_decay=config.head_weight_decay)
+    model = nn.ModuleDict({"encoder": encoder, "head": head})
+    batches = Batches(len(data.train), config.batch_size, seed)
+    total = steps(config, data)
+    rising = config.rising_steps(total)
+
+    def loss(value: bool) -> Tensor:
+        chosen = batches.draw()
+        instances, labels = (torch.from_numpy(a).to(device) for a in data.train.pairs(chosen))
+        batch = data.batch(data.train, chosen, device)
+        summed: Tensor = head(encoder(batch), instances, labels, loss=value)
+        # The rows step by the sum, the encoder and what is reported by the mean.
+        return summed / config.batch_size
+
+    def measure() -> dict[str, float]:
+        measured = evaluate(config, data, model)
+        return measured if mix is None else measured | mix.metrics()
+
+    return Workload(
+        model,
+        optimizer,
+        total,
+        config.eval_epochs * (len(data.train) // config.batch_size),
+        lambda step: rise_and_fall(step, total, rising=rising, final=config.final_lr),
+        loss,
+        measure,
+        rows=rows,
+        bytes_per_parameter=lambda: head_bytes(head, storage),
+        save=lambda path: save_model(path, model, run, data.reader, data.data.label_texts),
+        simulated=storage is not None and storage.simulated,
+        steps_per_epoch=len(data.train) // config.batch_size,
+        mix=None if mix is None else mix.recent,
+        left_out=None if storage else lambda: int(head.get_buffer("skipped_steps")),
+        parts={"batches": batches, **({} if mix is None else {"mix": mix})},
+    )
+
+
+def head_bytes(
+    head: ExtremeClassifier | ReneeClassifier, storage: HeadStorage | None
+) -> dict[str, float]:
+    """Bytes that training keeps of one weight of the classifier."""
+    if isinstance(head, ReneeClassifier):
+        kept = {"parameter": 4.0, "fp16 copy": 2.0, "gradient": 4.0, "momentum": 4.0}
+    else:
+        assert storage is not None
+        weights = head.num_labels * head.table.dim
+        sizes = head.table.nbytes()
+        kept = {"parameter": sizes.pop("codes") / weights}
+        if storage.simulated:
+            kept["parameter"] = storage.bits / 8
+        kept |= {name: size / weights for name, size in sizes.items()}
+    return {**kept, "total": sum(kept.values())}
+
+
+@torch.no_grad()
+def evaluate(config: XMCConfig, data: XMCText, model: nn.ModuleDict) -> dict[str, float]:
+    """Every measure of the test part, in percent."""
+    encoder, head = model["encoder"], model["head"]
+    assert isinstance(head, ExtremeClassifier | ReneeClassifier)
+    test = data.data.test
+    measures = RankingMetrics(
+        data.data.label_counts, len(data.data.train), PROPENSITIES[config.propensity]
+    )
+    device = next(encoder.parameters()).device
+    model.eval()
+    for start in range(0, len(test), EVALUATION_BATCH):
+        chosen = np.arange(start, min(start + EVALUATION_BATCH, len(test)))
+        x = encoder(data.batch(test, chosen, device))
+        measures.update(
+            _ranking(data.data, head.topk, x, chosen, measures.longest),
+            *test.pairs(chosen),
+        )
+    model.train()
+    return measures.result()
+
+
+def _ranking(
+    data: XMCData,
+    topk: Callable[[Tensor, int], tuple[Tensor, Tensor]],
+    x: Tensor,
+    chosen: np.ndarray,
+    k: int,
+) -> np.ndarray:
+    """The k best labels of a batch, those left out that its filter pairs name."""
+    filtered, most = data.test.filter_pairs, 0
+    if filtered is not None:
+        rows, cols = filtered.pairs(chosen)
+        most = int(np.bincount(rows, minlength=1).max()) if len(rows) else 0
+    top = topk(x, min(k + most, data.num_labels))[1].cpu().numpy()
+    if filtered is not None:
+        top = remove_pairs(top, rows, cols, data.num_labels)[:, :k]
+    missing = max(0, k - top.shape[1])
+    return np.pad(top, ((0, 0), (0, missing)), constant_values=MISSING)
+
+
+class Batches:
+    """Instances of training batches in an order that the seed alone decides.
+
+    Args:
+        count: Instances.
+        batch_size: Instances of a batch; those that do not fill an epoch's last are left out.
+        seed: Seed of the permutations.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self._count, self._batch_size = count, batch_size
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def draw(self) -> np.ndarray:
+        """int64 ``(batch_size,)``."""
+        if len(self._order) < self._batch_size:
+            self._order = torch.randperm(self._count, generator=self._generator)
+        chosen, self._order = self._order.tensor_split([self._batch_size])
+        return chosen.numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the order."""
+        return {"generator": self._generator.get_state(), "order": self._order}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a place."""
+        self._generator.set_state(state_dict["generator"].clone())
+        self._order = state_dict["order"].clone()

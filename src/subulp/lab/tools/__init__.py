@@ -1,0 +1,1 @@
+"""Converters that build a data set once."""

@@ -1,0 +1,97 @@
+"""The grid, presets, and options that contradict each other."""
+
+from pathlib import Path
+
+import pytest
+
+from subulp.lab.tasks.ctr.config import CTRConfig
+from subulp.lab.tasks.ctr.presets import PRESETS, preset
+from subulp.lab.tasks.ctr.variant import grid
+
+CRITEO = "criteo:train.txt"
+
+
+def test_the_default_grid():
+    assert CTRConfig().variants == (
+        "fp32",
+        *(
+            f"{precision} {rounding}{cache}"
+            for precision in ("int8", "int4", "int2")
+            for cache in ("", " lfu 5%")
+            for rounding in ("nearest", "stochastic")
+        ),
+    )
+
+
+def test_what_does_not_matter_makes_no_run():
+    found = grid(["fp32", "int4"], ["nearest"], [0, 0.05, 0.3], ["lfu", "lru"], [1, 32])
+    names = ["fp32", "int4 nearest"] + [
+        f"int4 nearest {policy} {size}% {ways}-way"
+        for size in (5, 30)
+        for policy in ("lfu", "lru")
+        for ways in (1, 32)
+    ]
+    assert list(found) == names
+    assert found["fp32"].settings() == {
+        "precision": "fp32",
+        "rounding": None,
+        "cache_fraction": 0.0,
+        "policy": None,
+        "ways": None,
+    }
+    assert found["int4 nearest lru 30% 1-way"].settings() == {
+        "precision": "int4",
+        "rounding": "nearest",
+        "cache_fraction": 0.3,
+        "policy": "lru",
+        "ways": 1,
+    }
+
+
+def test_a_table_may_have_a_precision_of_its_own():
+    found = grid(["fp32", "fp8"], ["stochastic"], [0.1], ["lru"], [4])
+    narrow = found["fp8 stochastic lru 10%"]
+    assert narrow.table(100, 8).storage == "e4m3"
+    own = narrow.table(100, 8, "int2")
+    assert (own.storage, own.cache_fraction, own.policy, own.ways) == ("int2", 0.1, "lru", 4)
+    assert found["fp32"].table(100, 8, "int2").storage == "fp32"
+
+
+def test_presets_are_the_published_sizes():
+    # Table 1 of the cache paper, which sorts them.
+    sizes = sorted(PRESETS["criteo-kaggle"].rows)
+    assert sizes[:8] == [4, 4, 11, 16, 18, 24, 28, 105]
+    assert sizes[-5:] == [2_202_608, 5_461_306, 7_046_547, 8_351_593, 10_131_227]
+    # 4.3 billion parameters, says the paper.
+    assert sum(sizes) * 128 == pytest.approx(4.3e9, rel=0.01)
+    assert {len(p.rows) for p in PRESETS.values()} == {26}
+    config = CTRConfig(preset="criteo-kaggle", data=CRITEO, dim=64)
+    assert (config.dim, config.bottom, config.top) == (64, (512, 256, 64), (512, 256))
+    assert config.rows == preset("criteo-kaggle").rows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": ("int3",)}, "precision='int3' is unknown: use fp32, bf16"),
+        ({"rounding": ("up",)}, "rounding='up' is unknown: use"),
+        ({"policy": ("fifo",)}, "policy='fifo' is unknown: use"),
+        ({"ways": (3,)}, "ways=3 is not a power of two"),
+        ({"cache_fraction": (1.5,)}, "cache_fraction=1.5 is out of range"),
+        ({"cache_fraction": (0.1, 0.1)}, "cache_fraction repeats 0.1"),
+        ({"preset": "criteo"}, "preset='criteo' is unknown: use one of"),
+        ({"preset": "criteo-kaggle", "data": None}, "preset=criteo-kaggle and data=adult contra"),
+        ({"rows": (5,), "data": "csv:x"}, "rows=.*data=csv:x contradict"),
+        ({"columns": Path("x.toml")}, "columns=x.toml and data=criteo:train.txt contradict"),
+        ({"dim": 0}, "dim=0 is out of range"),
+        ({"top": (8, 0)}, "top=0 is out of range"),
+        ({"rows": ()}, "rows is empty"),
+        ({"test_share": 1.0}, "test_share=1.0 is out of range"),
+        ({"min_count": 0}, "min_count=0 is out of range"),
+        ({"nonfinite": "skip"}, "nonfinite=skip is not available: tables update their rows"),
+        ({"row_lr": -1.0}, "row_lr=-1.0 is out of range"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        CTRConfig(**{"data": CRITEO, **options})

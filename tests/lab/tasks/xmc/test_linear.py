@@ -1,0 +1,86 @@
+"""An encoder whose linear layers multiply mixtures: the bag's, a transformer's, a saved one."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from subulp.lab.engine.comparison import compare
+from subulp.lab.engine.loop import run
+from subulp.lab.tasks.xmc.config import XMCConfig
+from subulp.lab.tasks.xmc.saved import RunName, load_model
+from subulp.lab.tasks.xmc.task import build, load
+from subulp.nn import MoRLinear
+
+from .support import transformer_config, write_bert, write_data
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(tmp_path):
+    write_data(tmp_path)
+    return XMCConfig(
+        data=tmp_path,
+        precision=("fp32", "fp8"),
+        linear=("bf16", "mor-tensor"),
+        width=16,
+        epochs=2,
+        batch_size=8,
+        chunks=2,
+        dropout=0.0,
+        device="cpu",
+    )
+
+
+def mixtures(encoder):
+    return [n for n, m in encoder.named_modules() if isinstance(m, MoRLinear)]
+
+
+def test_the_bags_layers(config):
+    data = load(config)
+    encoders = {v: build(config, data, v, 0, CPU).model["encoder"] for v in config.variants}
+    assert {v: len(mixtures(e)) for v, e in encoders.items()} == {
+        "fp32": 0,
+        "fp8": 0,
+        "fp8 mor-tensor": 2,
+    }
+    for a, b in zip(
+        encoders["fp8"].parameters(), encoders["fp8 mor-tensor"].parameters(), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_a_saved_model_predicts_with_the_same_products(config, tmp_path):
+    data = load(config)
+    found = compare(config, out=tmp_path / "run", jobs=1)
+    shares = {s.name: s.metrics.get("fp8_share") for s in found.summaries}
+    assert shares["fp8"] is None
+    assert 0.5 < shares["fp8 mor-tensor"] <= 1
+    work = build(config, data, "fp8 mor-tensor", 0, CPU)
+    work.save(found.directory / "models" / "fp8 mor-tensor-seed-7")
+    loaded = load_model(found.directory, RunName("fp8 mor-tensor", 7), CPU)
+    assert len(mixtures(loaded.model["encoder"])) == 2
+    texts = ["red thing", "", "unknown"]
+    with torch.no_grad():
+        own = work.model["encoder"].eval()(data.reader.read(texts))
+        assert torch.equal(loaded.model["encoder"](data.reader.read(texts)), own)
+
+
+def test_a_transformers_layers(tmp_path):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    write_bert(folder)
+    config = transformer_config(folder, tmp_path / "data", linear=("mor-3way",), epochs=60)
+    data = load(config)
+    # Query, key, value and output, up and down, in two layers.
+    assert len(mixtures(build(config, data, "fp8", 0, CPU).model["encoder"])) == 12
+    summary = run(config, data, "fp8", 0)
+    assert summary.metrics["P@1"] > 80
+    assert summary.metrics["fp8_share"] > 0.9
+
+
+def test_torchaos_layers_need_a_transformer(config):
+    with pytest.raises(ValueError, match="linear=bf16,fp8 and encoder=bag contradict each other"):
+        dataclasses.replace(config, linear=("bf16", "fp8"))

@@ -1,0 +1,324 @@
+"""The extreme classifier's task: every storage trains, is judged and is counted."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from subulp.lab.engine.loop import run
+from subulp.lab.tasks.xmc.config import XMCConfig
+from subulp.lab.tasks.xmc.encoder import BagEncoder, Bags
+from subulp.lab.tasks.xmc.output import CONSTANTS, OUTPUT_NORM
+from subulp.lab.tasks.xmc.renee import ReneeClassifier
+from subulp.lab.tasks.xmc.storage import parse_precision
+from subulp.lab.tasks.xmc.task import METRICS, Batches, build_encoder, build_head, load, steps
+from subulp.nn import ExtremeClassifier
+
+CPU = torch.device("cpu")
+SMALL = {"width": 16, "epochs": 2, "batch_size": 8, "watch_every": 4, "device": "cpu", "chunks": 3}
+WORDS = ("red", "green", "blue", "old", "new", "big", "small", "round")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Texts of two words, labelled by them: eight labels, and one that no text has."""
+    path = tmp_path_factory.mktemp("xmc")
+    generator = np.random.default_rng(0)
+    for part, count in (("trn", 64), ("tst", 20)):
+        pairs = np.array([generator.choice(8, 2, replace=False) for _ in range(count)])
+        texts = [f"{WORDS[a]} {WORDS[b]} thing" for a, b in pairs]
+        (path / f"{part}_X.txt").write_text("\n".join(texts) + "\n")
+        rows = [f"{min(p)}:1 {max(p)}:1" for p in pairs]
+        (path / f"{part}_X_Y.txt").write_text("\n".join([f"{count} 9", *rows]) + "\n")
+    (path / "Y.txt").write_text("\n".join([*WORDS, "never seen"]) + "\n")
+    return path
+
+
+@pytest.fixture
+def config(folder):
+    return XMCConfig(**SMALL, data=folder)
+
+
+def timeless(summary):
+    return dataclasses.replace(summary, seconds_per_step=0.0, seconds_per_epoch=0.0)
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_"),
+    [
+        ("fp32", 4),
+        ("renee", 14),
+        ("bf16", 2),
+        ("fp16", 2),
+        ("fp8", 1),
+        ("fp8+nearest", 1),
+        ("e3m4", 1),
+        ("e5m2", 1),
+        # A row of 16 numbers and 16 constants has a scale and a bias, eight bytes.
+        ("int8", 1 + 8 / 32),
+        ("int4", 0.5 + 8 / 32),
+        ("int2", 0.25 + 8 / 32),
+        ("int8+nearest", 1 + 8 / 32),
+    ],
+)
+def test_every_precision_trains_and_is_counted(config, precision, bytes_):
+    config = dataclasses.replace(config, precision=(precision,))
+    records = []
+    summary = run(config, load(config), precision, 0, records.append)
+    assert {m.name for m in METRICS} <= set(summary.metrics)
+    assert summary.bytes_per_parameter["total"] == bytes_
+    assert summary.simulated == (precision in ("e3m4", "e5m2"))
+    assert all(np.isfinite(r.loss) for r in records)
+    assert records[-1].loss < records[0].loss
+
+
+def test_it_learns_the_words(config):
+    config = dataclasses.replace(config, epochs=40, dropout=0.0, precision=("fp8",))
+    assert run(config, load(config), "fp8", 0).metrics["P@1"] > 90
+
+
+def test_the_same_arguments_give_the_same_numbers(config):
+    data = load(config)
+    results = [timeless(run(config, data, "fp8", seed)) for seed in (3, 3, 4)]
+    assert results[0] == results[1]
+    assert results[0].metrics != results[2].metrics
+
+
+def test_fused_runs_are_the_same(config):
+    data = load(config)
+    fused = dataclasses.replace(config, fuse_backward=True)
+    assert run(config, data, "fp8", 0).metrics == run(fused, data, "fp8", 0).metrics
+
+
+def test_storages_start_from_the_same_weights(config):
+    data = load(config)
+    heads = {p: build_head(config, data, parse_precision(p), 20, 0) for p in ("fp32", "fp8")}
+    renee = build_head(config, data, None, 20, 0)
+    everything = torch.arange(9)
+    wide = heads["fp32"].weight(everything)
+    assert torch.equal(renee.weight, wide)
+    narrow = heads["fp8"].weight(everything)
+    assert torch.equal(narrow, wide.to(torch.float8_e4m3fn).float())
+    encoders = [build_encoder(config, data, p, 0, CPU)[0] for p in ("fp32", "bf16")]
+    for a, b in zip(*(e.parameters() for e in encoders), strict=True):
+        assert torch.equal(a.bfloat16(), b)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "renee", "fp8", "fp16", "int8"])
+def test_every_label_begins_as_rare_as_labels_are(config, precision):
+    data = load(config)
+    head = build_head(config, data, parse_precision(precision), 20, 0)
+    share = len(data.train.targets.indices) / (len(data.train) * data.data.num_labels)
+    # Constants alone; their narrow weights are off by a sixteenth at most.
+    x = torch.cat([torch.zeros(1, 20 - CONSTANTS), torch.ones(1, CONSTANTS)], 1)
+    scores, _ = head.topk(x, data.data.num_labels)
+    expected = math.log(share / (1 - share))
+    torch.testing.assert_close(scores, torch.full_like(scores, expected), rtol=0.063, atol=0)
+    assert share == pytest.approx(torch.sigmoid(torch.tensor(expected)).item())
+
+
+def test_a_scale_is_for_the_storages_that_have_none_of_their_own(config):
+    config = dataclasses.replace(config, precision=("fp8", "int8"), scale="table")
+    data = load(config)
+    scales = [
+        build_head(config, data, parse_precision(p), 200, 0).table.scale for p in config.precision
+    ]
+    assert scales[0] != 1.0
+    assert scales[1] == 1.0
+
+
+def test_label_texts_train_where_there_are_any(config, folder):
+    assert len(load(config).train) == 64 + 9
+    assert len(load(dataclasses.replace(config, label_texts=False)).train) == 64
+    assert steps(config, load(config)) == 2 * (73 // 8)
+
+
+def test_renee_is_the_dense_gradient_with_momentum():
+    """Two steps in FP32 beside it, up to FP16's rounding of operands and logits."""
+    torch.manual_seed(0)
+    head = ReneeClassifier(12, 30, 0)
+
+    class Options:
+        def group_of(self, rows):
+            return {"lr": 0.1, "weight_decay": 0.01}
+
+        def next_step(self, rows):
+            return 1
+
+    head.row_optimizer = Options()
+    weight, momentum = head.weight.clone(), torch.zeros(30, 12)
+    rows, cols = torch.tensor([0, 1, 1, 3]), torch.tensor([5, 7, 29, 0])
+    for _ in range(2):
+        x = torch.randn(4, 12, requires_grad=True)
+        loss = head(x, rows, cols, loss=True)
+        loss.backward()
+        y = torch.zeros(4, 30)
+        y[rows, cols] = 1
+        z = x.detach() @ weight.t()
+        expected = torch.nn.functional.binary_cross_entropy_with_logits(z, y, reduction="sum")
+        assert loss.item() == pytest.approx(expected.item(), rel=2e-3)
+        g = z.sigmoid() - y
+        torch.testing.assert_close(x.grad, g @ weight, rtol=0.02, atol=0.01)
+        momentum = 0.9 * momentum + 0.1 * (g.t() @ x.detach() + 0.01 * weight)
+        weight = weight - 0.1 * momentum
+        torch.testing.assert_close(head.weight.detach(), weight, rtol=0.01, atol=1e-4)
+
+
+def test_renee_leaves_out_a_step_that_overflows_and_halves_the_factor(monkeypatch):
+    monkeypatch.setattr("subulp.lab.tasks.xmc.renee.GROWTH_INTERVAL", 3)
+    head = ReneeClassifier(4, 3, 0)
+
+    class Options:
+        def group_of(self, rows):
+            return {"lr": 0.1, "weight_decay": 0.0}
+
+        def next_step(self, rows):
+            return 1
+
+    head.row_optimizer = Options()
+    head.loss_scale.fill_(2.0**17)
+    none = torch.zeros(0, dtype=torch.int64)
+    scales = []
+    for _ in range(6):
+        before = head.weight.clone()
+        x = torch.ones(2, 4, requires_grad=True)
+        head(x, none, none).backward()
+        left_out = torch.equal(head.weight, before)
+        assert left_out == torch.equal(x.grad, torch.zeros(2, 4))
+        scales.append((left_out, head.loss_scale.log2().item()))
+    # Two rows of 0.5 each overflow at 65504; after three steps in turn the factor doubles.
+    assert scales == [(True, 16), (True, 15), (False, 15), (False, 15), (False, 16), (True, 15)]
+
+
+@pytest.mark.parametrize("fuse_backward", [False, True])
+def test_steps_that_renees_scaler_leaves_out_are_counted_and_limited(
+    config, monkeypatch, fuse_backward
+):
+    monkeypatch.setattr("subulp.lab.tasks.xmc.renee.INITIAL_LOSS_SCALE", 2.0**24)
+    changes = {"precision": ("renee",), "fuse_backward": fuse_backward, "log_every": 1}
+    config = dataclasses.replace(config, **changes)
+    records = []
+    skipped = run(config, load(config), "renee", 0, records.append).skipped_steps
+    assert 3 < skipped < len(records)
+    counts = [record.skipped_steps for record in records]
+    assert counts == [min(step, skipped) for step in range(1, len(records) + 1)]
+    enough = dataclasses.replace(config, max_skips=skipped + 1)
+    assert run(enough, load(config), "renee", 0).skipped_steps == skipped
+    with pytest.raises(FloatingPointError, match=r"step 3 .*: 3 steps in a row were left out"):
+        run(dataclasses.replace(config, max_skips=3), load(config), "renee", 0)
+    with pytest.raises(ValueError, match="max_skips=3 has no effect"):
+        dataclasses.replace(config, precision=("fp32",), max_skips=3)
+
+
+def test_the_encoder_gives_a_sane_norm_and_constants():
+    torch.manual_seed(0)
+    encoder = BagEncoder(50, 3, 16, 2, 0.0)
+    bags = Bags(
+        torch.tensor([3, 4, 3, 7]),
+        torch.tensor([0, 3, 3, 4]),
+        torch.tensor([1.0, 2.0, 1.0, 1.0]),
+        torch.tensor([0, 1, 2, 0]),
+    )
+    x = encoder(bags)
+    assert x.shape == (3, 16 + CONSTANTS)
+    assert torch.equal(x[:, 16:], torch.ones(3, CONSTANTS))
+    norms = x[[0, 2], :16].norm(dim=1)
+    torch.testing.assert_close(norms, torch.full((2,), OUTPUT_NORM), rtol=0.01, atol=0)
+    # An empty text is as good as any other to the classifier.
+    assert torch.isfinite(x[1]).all()
+    # Terms count as often as they stand, in any order; a factor on all weights is lost in the norm.
+    order = torch.tensor([1, 2, 0, 3])
+    again = Bags(bags.ids[order], bags.offsets, 5 * bags.weights[order], bags.places[order])
+    torch.testing.assert_close(encoder(again), x)
+    # Where a term stands changes nothing at first; then the network has learned what it means.
+    moved = bags._replace(places=torch.tensor([1, 0, 2, 0]))
+    assert torch.equal(encoder(moved), x)
+    torch.nn.init.normal_(encoder.place_gate)
+    assert not torch.equal(encoder(moved)[0], encoder(bags)[0])
+    torch.nn.init.zeros_(encoder.place_gate)
+    torch.nn.init.normal_(encoder.place_factor)
+    assert not torch.equal(encoder(moved)[0], encoder(bags)[0])
+    torch.nn.init.zeros_(encoder.place_factor)
+    torch.nn.init.normal_(encoder.gate)
+    assert not torch.equal(encoder(bags)[0], x[0])
+
+
+def test_batches_see_every_instance_once_an_epoch():
+    batches = Batches(10, 3, 0)
+    epochs = [np.concatenate([batches.draw() for _ in range(3)]) for _ in range(2)]
+    for epoch in epochs:
+        assert len(set(epoch.tolist())) == 9
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": ("fp9",)}, "precision='fp9' is unknown: use fp32"),
+        ({"precision": ("renee+nearest",)}, "is unknown"),
+        ({"precision": ("fp8+stochastic",)}, "is unknown"),
+        (
+            {"precision": ("int8", "int4+nearest"), "scale": "table"},
+            "scale=table is for rows of floating-point numbers, and precision=int8,int4",
+        ),
+        ({"chunks": 10}, "chunks=10 is above the 9 labels"),
+        ({"batch_size": 74}, "batch_size=74 is above the 73 training instances"),
+    ],
+)
+def test_bad_input(config, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load(dataclasses.replace(config, **changes))
+
+
+def test_a_folder_that_is_missing(config, tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        load(dataclasses.replace(config, data=tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("width", 0), ("epochs", 0), ("dropout", 1.0), ("head_lr", -1.0), ("head_fraction", 2.0)],
+)
+def test_fields_out_of_range(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value} is out of range"):
+        XMCConfig(**{field: value})
+
+
+def test_filter_pairs_are_struck_from_rankings(config, folder, tmp_path):
+    """A pair that the data set leaves out can neither help nor harm."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    lines = (folder / "tst_X_Y.txt").read_text().splitlines()[1:]
+    first = [line.split()[0].split(":")[0] for line in lines]
+    pairs = [f"{i} {label}" for i, label in enumerate(first)]
+    (tmp_path / "tst_filter_labels.txt").write_text("\n".join(pairs) + "\n")
+    options = {"epochs": 40, "dropout": 0.0, "precision": ("fp32",)}
+    filtered = dataclasses.replace(config, data=tmp_path, **options)
+    metrics = run(filtered, load(filtered), "fp32", 0).metrics
+    # One label is left of each text, and it is found.
+    assert metrics["P@1"] > 85
+    assert metrics["P@3"] < 34
+
+
+def test_fewer_labels_than_the_longest_ranking(config, tmp_path):
+    """Two labels: places 3 to 5 are nobody's."""
+    for part in ("trn", "tst"):
+        (tmp_path / f"{part}_X.txt").write_text("red red\nblue blue\n" * 10)
+        (tmp_path / f"{part}_X_Y.txt").write_text("20 2\n" + "0:1\n1:1\n" * 10)
+    pairs = "".join(f"{i} 0\n" for i in range(20))
+    options = {"data": tmp_path, "epochs": 20, "chunks": 1, "dropout": 0.0}
+    small = dataclasses.replace(config, **options)
+    metrics = run(small, load(small), "fp32", 0).metrics
+    assert metrics["P@1"] == 100
+    assert metrics["P@5"] == pytest.approx(20)
+    (tmp_path / "tst_filter_labels.txt").write_text(pairs)
+    metrics = run(small, load(small), "fp32", 0).metrics
+    assert metrics["P@1"] == 50
+
+
+def test_the_head_is_the_papers(config):
+    head = build_head(config, load(config), parse_precision("fp8"), 20, 0)
+    assert isinstance(head, ExtremeClassifier)
+    assert (head.rounding, head.reduction, head.table.scale) == ("stochastic", "sum", 1.0)

@@ -1,0 +1,250 @@
+"""Transformers from local folders: a tiny random BERT, made here."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from subulp import optim
+from subulp.lab.cli import main
+from subulp.lab.engine.comparison import compare
+from subulp.lab.engine.loop import run
+from subulp.lab.tasks.xmc.config import XMCConfig
+from subulp.lab.tasks.xmc.output import CONSTANTS, OUTPUT_NORM
+from subulp.lab.tasks.xmc.saved import RunName, load_model
+from subulp.lab.tasks.xmc.task import build, build_encoder, load
+from subulp.lab.tasks.xmc.transformer import TransformerReader
+
+from .support import transformer_config, write_bert
+
+transformers = pytest.importorskip("transformers")
+
+CPU = torch.device("cpu")
+HIDDEN = 16
+OPTIONS = {"max_length": 12, "pooling": "mean", "dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """Folder of a BERT with random weights that knows eight words."""
+    folder = tmp_path_factory.mktemp("bert")
+    write_bert(folder, HIDDEN)
+    return folder
+
+
+@pytest.fixture
+def config(bert, tmp_path):
+    return transformer_config(bert, tmp_path / "data")
+
+
+def pooled_by_hand(bert, text, pooling):
+    """One text alone, without padding."""
+    model = transformers.AutoModel.from_pretrained(bert).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
+    with torch.no_grad():
+        states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+    return states[0] if pooling == "cls" else states.mean(0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_padding_changes_nothing_and_the_output_is_the_bags(bert, pooling):
+    reader = TransformerReader.open(bert, **{**OPTIONS, "pooling": pooling})
+    encoder = reader.encoder(CPU).eval()
+    texts = ["red things", "new", "old big small round thing", ""]
+    with torch.no_grad():
+        x = encoder(reader.read(texts))
+    assert x.shape == (4, HIDDEN + CONSTANTS)
+    assert encoder.dim == HIDDEN + CONSTANTS
+    assert torch.equal(x[:, HIDDEN:], torch.ones(4, CONSTANTS))
+    for text, row in zip(texts, x, strict=True):
+        by_hand = torch.nn.functional.layer_norm(pooled_by_hand(bert, text, pooling), (HIDDEN,))
+        torch.testing.assert_close(
+            row[:HIDDEN], by_hand * OUTPUT_NORM / HIDDEN**0.5, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_long_texts_are_cut(bert):
+    reader = TransformerReader.open(bert, **OPTIONS)
+    tokens = reader.read(["red " * 100])
+    assert tokens.ids.shape == (1, 12)
+
+
+def test_it_trains_in_bf16_with_kahan_summation(config):
+    data = load(config)
+    encoder, optimizer = build_encoder(config, data, "fp8", 0, CPU)
+    assert {p.dtype for p in encoder.parameters()} == {torch.bfloat16}
+    assert {g["precision"] for g in optimizer.param_groups} == {"kahan"}
+    assert isinstance(optimizer, optim.AdamW)
+    # Activations are wide where there are no BF16 units.
+    assert encoder(data.reader.read(["red"])).dtype == torch.float32
+    wide, _ = build_encoder(config, data, "fp32", 0, CPU)
+    assert {p.dtype for p in wide.parameters()} == {torch.float32}
+    # Nothing that never gets a gradient is carried along.
+    encoder(data.reader.read(["red thing", "new"])).square()[:, :3].sum().backward()
+    missing = [n for n, p in encoder.named_parameters() if p.grad is None]
+    assert missing == []
+
+
+def test_narrow_weights_give_what_they_are_worth(bert, config):
+    """BF16 parameters, wide activations: the same as the FP32 model with rounded weights."""
+    reader = TransformerReader.open(bert, **OPTIONS)
+    narrow, wide = reader.encoder(CPU).eval(), reader.encoder(CPU).eval()
+    for a, b in zip(narrow.parameters(), wide.parameters(), strict=True):
+        a.data = a.data.bfloat16()
+        b.data = b.data.bfloat16().float()
+    tokens = reader.read(["red old thing", "new"])
+    with torch.no_grad():
+        torch.testing.assert_close(narrow(tokens), wide(tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_it_learns_the_words(config):
+    config = dataclasses.replace(config, epochs=60)
+    assert run(config, load(config), "fp8", 0).metrics["P@1"] > 80
+
+
+def test_the_same_seed_gives_the_same_numbers(config):
+    data = load(config)
+    results = [run(config, data, "fp8", seed) for seed in (3, 3, 4)]
+    assert results[0].metrics == results[1].metrics
+    assert results[0].train_loss == results[1].train_loss != results[2].train_loss
+
+
+def test_dropout_is_on_while_training(config):
+    work = build(config, load(config), "fp8", 0, CPU)
+    assert all(module.training for module in work.model.modules())
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp32"])
+def test_a_saved_model_needs_the_folder_no_more(config, bert, precision, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(bert, moved)
+    config = dataclasses.replace(config, encoder=str(moved), epochs=1, precision=(precision,))
+    data = load(config)
+    work = build(config, data, precision, 0, CPU)
+    work.loss(False).backward()
+    work.optimizer.step()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"task": "xmc"}')
+    work.save(tmp_path / "run" / "models" / f"{precision}-seed-0")
+    texts = ["red thing", "", "unknown"]
+    work.model.eval()
+    with torch.no_grad():
+        _, labels = work.model["head"].topk(work.model["encoder"](data.reader.read(texts)), 3)
+    shutil.rmtree(moved)
+    loaded = load_model(tmp_path / "run", RunName(precision, 0), CPU)
+    assert torch.equal(loaded.topk(texts, 3)[1], labels)
+
+
+def test_train_and_predict_from_the_command_line(config, bert, tmp_path, capfdbinary):
+    out, texts = tmp_path / "run", tmp_path / "texts.txt"
+    texts.write_text("red thing\n")
+    options = ["--data", str(config.data), "--encoder", str(bert), "--max-length=12", "--epochs=1"]
+    small = ["--batch-size=8", "--precision=bf16", "--out", str(out), "--pooling=cls"]
+    assert main(["train", "xmc", *options, *small]) == 0
+    assert json.loads((out / "config.json").read_text())["encoder_lr"] == 5e-5
+    capfdbinary.readouterr()
+    assert main(["predict", str(out), str(texts)]) == 0
+    assert len(json.loads(capfdbinary.readouterr().out)["labels"]) == 5
+
+
+def test_workers_share_the_transformer(config, tmp_path):
+    config = dataclasses.replace(config, precision=("fp32", "fp8"), epochs=1)
+    out = compare(config, out=tmp_path / "run", jobs=2).directory
+    for precision in config.precision:
+        load_model(out, RunName(precision, 0), CPU)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (shutil.rmtree, "is neither bag nor a folder"),
+        (lambda f: (f / "config.json").unlink(), "holds no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "holds no config.json that transformers"),
+        (lambda f: (f / "config.json").write_text("{}"), "holds no config.json that transformers"),
+        (
+            lambda f: (f / "vocab.txt").unlink(),
+            "holds no tokenizer: expected one of tokenizer.json",
+        ),
+    ],
+)
+def test_folders_that_cannot_be_used(bert, config, tmp_path, spoil, message):
+    folder = tmp_path / "bert"
+    shutil.copytree(bert, folder)
+    spoil(folder)
+    with pytest.raises(ValueError, match=message):
+        load(dataclasses.replace(config, encoder=str(folder)))
+
+
+@pytest.mark.parametrize(("name", "value"), [("width", 256), ("layers", 1), ("max_terms", 500_000)])
+def test_sizes_of_the_bag_contradict_a_transformer(bert, name, value, tmp_path, capsys):
+    """Even its defaults, given by hand."""
+    message = f"{name}={value} and encoder={bert} contradict each other"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        XMCConfig(encoder=str(bert), **{name: value})
+    option = f"--{name.replace('_', '-')}={value}"
+    out = tmp_path / "run"
+    assert main(["train", "xmc", "--encoder", str(bert), option, "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+    assert getattr(XMCConfig(**{name: value}), name) == value
+
+
+def test_sizes_of_the_bag_are_none_with_a_transformer(config):
+    assert (config.width, config.layers, config.max_terms) == (None, None, None)
+    again = dataclasses.replace(config, epochs=3)
+    assert again.width is None
+    # Back to the bag, they have their defaults.
+    bag = dataclasses.replace(config, encoder="bag", max_length=None, pooling=None)
+    assert (bag.width, bag.layers, bag.max_terms) == (256, 1, 500_000)
+
+
+@pytest.mark.parametrize("option", [{"max_length": 12}, {"pooling": "cls"}], ids=str)
+def test_options_of_a_transformer_contradict_the_bag(option):
+    ((name, value),) = option.items()
+    message = f"{name}={value} and encoder=bag contradict each other: {name} is of a transformer"
+    with pytest.raises(ValueError, match=message):
+        XMCConfig(**option)
+    assert getattr(XMCConfig(), name) is None
+
+
+def test_a_folder_without_weights(bert, config, tmp_path):
+    folder = tmp_path / "bert"
+    shutil.copytree(bert, folder)
+    (folder / "model.safetensors").unlink()
+    config = dataclasses.replace(config, encoder=str(folder))
+    with pytest.raises(ValueError, match="holds no transformer that transformers can read"):
+        build(config, load(config), "fp8", 0, CPU)
+
+
+def test_texts_longer_than_the_transformer_reads(config):
+    with pytest.raises(ValueError, match=r"max_length=25 is above the 24 tokens"):
+        load(dataclasses.replace(config, max_length=25))
+
+
+def test_without_the_package_the_extra_is_named(config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"pip install 'subulp\[transformers\]'"):
+        load(config)
+
+
+@pytest.mark.skipif(
+    "SUBULP_TEST_TRANSFORMER" not in os.environ,
+    reason="SUBULP_TEST_TRANSFORMER names no folder of a transformer such as all-MiniLM-L6-v2",
+)
+def test_a_real_transformer(config):
+    folder = Path(os.environ["SUBULP_TEST_TRANSFORMER"])
+    config = dataclasses.replace(config, encoder=str(folder), epochs=10, encoder_lr=5e-5)
+    reader = TransformerReader.open(folder, **OPTIONS)
+    with torch.no_grad():
+        near, same, far = reader.encoder(CPU).eval()(
+            reader.read(["a small cat", "a little kitten", "the tax law of 1923"])
+        )
+    assert torch.dot(near, same) > torch.dot(near, far)
+    summary = run(config, load(config), "fp8", 0)
+    assert summary.metrics["P@1"] > 50

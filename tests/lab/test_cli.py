@@ -1,0 +1,145 @@
+"""The real ``main``: exit codes, messages, and what goes to which stream."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from subulp import cli
+from subulp.lab.cli import main
+
+SMALL = [
+    *("--steps=4", "--batch-size=2", "--context=8", "--width=16", "--layers=1", "--heads=2"),
+    *("--eval-every=2", "--watch-every=2", "--device=cpu", "--jobs=1"),
+]
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "small.txt"
+    path.write_text("to be, or not to be: that is the question\n" * 50)
+    return path
+
+
+def test_json_is_one_object_and_the_only_output(text_file, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["--precision", "master,collage-plus", "--seeds", "0,1", "--json"]
+    code = main(["train", "lm", *SMALL, *arguments, "--data", str(text_file), "--out", str(out)])
+    captured = capsys.readouterr()
+    assert code == 0
+    printed = json.loads(captured.out)
+    assert printed == json.loads((out / "summary.json").read_text())
+    assert printed["task"] == "lm"
+    assert len(printed["runs"]) == 4
+    assert set(printed["runs"][0]) == {
+        "precision",
+        "seed",
+        "val_loss",
+        "perplexity",
+        "train_loss",
+        "bytes_per_parameter",
+        "peak_bytes",
+        "category_peak_bytes",
+        "seconds_per_step",
+        "effective_descent_quality",
+        "descent_share",
+        "lost_arithmetic",
+        "steps",
+        "skipped_steps",
+        "rollbacks",
+        "parameters",
+        "simulated",
+    }
+    assert "master, seed 1: step 4/4" in captured.err
+    assert f"wrote {out}" in captured.err
+
+
+def test_without_json_a_table_is_printed(text_file, tmp_path, capsys):
+    arguments = ["--precision", "nearest", "--data", str(text_file), "--out", str(tmp_path / "o")]
+    assert main(["train", "lm", *SMALL, *arguments]) == 0
+    assert "perplexity" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "lm", "--precision", "bf17"], "error: precision='bf17' is unknown: use one of"),
+        (["train", "lm", "--precision", "a,,b"], "error: precision is empty, or has an empty"),
+        (["train", "lm", "--seeds", "1,x"], "seeds=1,x is not a list of integers"),
+        (["train", "lm", "--steps", "0"], "error: steps=0 is out of range: give at least 2"),
+        (["train", "lm", "--steps", "many"], 'unable to convert "many" into int'),
+        (["train", "lm", "--stepz", "1"], "Unknown option: --stepz"),
+        (["train", "lm", "--dtype", "int4"], 'Choose from: "bf16", "fp16", "e4m3"'),
+        (["train", "lm", "--data", "missing.txt"], "/missing.txt does not exist"),
+        (["train", "cnn"], 'Unknown command "cnn"'),
+        (["train", "lm", "extra"], "['extra']. Each of these is one word too many: options are"),
+        (["train", "--lr", "3"], "Unknown option: --lr"),
+        (["train", "--resume", "run", "--lr", "3"], "takes only --jobs and --json"),
+        (["train", "lm", "--resume", "run"], "subulp train --resume RUN, without a task"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ")
+    assert captured.out == ""
+
+
+def test_verbose_shows_the_traceback_before_the_same_line(capsys):
+    assert main(["-v", "train", "lm", "--steps", "0"]) == 2
+    *trace, line = capsys.readouterr().err.splitlines()
+    assert trace[0] == "Traceback (most recent call last):"
+    assert line.startswith("error: steps=0 is out of range")
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch, capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subulp.lab.engine.comparison.compare", interrupted)
+    assert main(["train", "lm"]) == cli.INTERRUPTED == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_diverged_run_is_an_error_without_a_traceback(text_file, tmp_path, capsys):
+    arguments = ["--lr", "1e30", "--data", str(text_file), "--out", str(tmp_path / "out")]
+    assert main(["train", "lm", *SMALL, "--precision", "master", *arguments]) == 1
+    assert "NaN or infinite values" in capsys.readouterr().err
+
+
+def test_help_names_every_option_and_needs_no_torch(tmp_path):
+    # With -X importtime, every import would be listed on the standard error.
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "subulp", "train", "lm", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for option in (
+        "--precision",
+        "--seeds",
+        "--beta2",
+        "--out",
+        "--json",
+        "--jobs",
+        "--watch-every",
+    ):
+        assert option in result.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines()}
+    assert not {"torch", "matplotlib", "numpy"} & imported
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("task", ["lm", "xmc"])
+def test_an_imported_pydantic_leaves_defaults_alone(task, capsys):
+    import pydantic  # noqa: F401, PLC0415 - a dependency of a dependency, which others import
+
+    assert main(["train", task, "--data", "missing"]) == 2
+    assert "/missing " in capsys.readouterr().err
