@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from subulp import cli
+from subulp.lab import cli
 from subulp.lab.cli import main
 
 SMALL = [

@@ -163,7 +163,7 @@ def test_another_configuration_is_refused(stopped):
     with pytest.raises(ValueError, match=message):
         resume(stopped)
     path.write_text(json.dumps({**saved, "new_option": 1}))
-    with pytest.raises(ValueError, match=r"config\.json: new_option: unknown in a configuration"):
+    with pytest.raises(ValueError, match=r"config\.json: options of lm: unknown key new_option"):
         resume(stopped)
 
 

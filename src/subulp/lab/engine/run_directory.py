@@ -18,11 +18,11 @@ from .config_file import RECORDS
 from .config_json import config_of, plain_fields
 from .event_files import FOLDER as EVENTS
 from .files import UnwritableError, remove_unfinished, replacing
-from .json_text import read_object
 from .lock import Lock
 from .machine import describe_machine
 from .metrics import Record, Summary, to_json
 from .run_checkpoints import RunCheckpoints
+from .typed_files import read_json
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -115,7 +115,7 @@ class RunDirectory:
         if task_of_run(path) is None:
             if (path / CONFIG).is_file():
                 # If that can be read, it is of something else.
-                read_object(path / CONFIG)
+                read_json(path / CONFIG)
             raise FileNotFoundError(
                 f"resume={path} holds no run: give the run directory that `subulp train` wrote"
             )
@@ -157,7 +157,7 @@ class RunDirectory:
             ValueError: The file is damaged, or another version of subulp wrote it.
         """
         path = self.path / CONFIG
-        saved = read_object(path)
+        saved = read_json(path)
         digest = saved.get(_DIGEST)
         if not isinstance(digest, str):
             raise ValueError(f"{path} has no {_DIGEST}: this run was not begun to be resumed")
@@ -169,7 +169,7 @@ class RunDirectory:
 
     def other_versions(self) -> list[str]:
         """Packages that have another version than when the run was begun, in words."""
-        versions = read_object(self.path / CONFIG).get("versions")
+        versions = read_json(self.path / CONFIG).get("versions")
         before: dict[str, Any] = versions if isinstance(versions, dict) else {}
         return [
             f"{name} is {now}, and was {before[name]}"
@@ -205,7 +205,7 @@ class RunDirectory:
     def read_summary(self) -> dict[str, Any] | None:
         """That object; ``None`` if the comparison has not come to its end, which is the report."""
         whole = all((self.path / name).exists() for name in (SUMMARY, REPORT))
-        return read_object(self.path / SUMMARY) if whole else None
+        return read_json(self.path / SUMMARY) if whole else None
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name

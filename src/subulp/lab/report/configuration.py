@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..engine.config_file import RECORDS
-from ..engine.defaults import defaults_of
+from ..engine.config_json import defaults_of
 from .group import Group
 from .run_reader import Run
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...data.lines import Indices, TextLines
 from ...engine.files import replacing
-from ...engine.json_text import read_object
+from ...engine.typed_files import read_json
 from .config import XMCConfig
 from .encoder import BagEncoder, Bags
 from .features import PLACES, Vocabulary
@@ -235,7 +235,7 @@ def load_reader(folder: Path) -> Reader[Any]:
     """
     path = folder / SETTINGS
     try:
-        settings = read_object(path)
+        settings = read_json(path)
         kind = settings.pop("encoder")
         return _LOADERS[kind](folder, settings)
     except (TypeError, KeyError, AttributeError) as error:

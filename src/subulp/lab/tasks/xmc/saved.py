@@ -25,9 +25,9 @@ from ....numerics import Format
 from ....numerics.logistic import sigmoid
 from ...data.lines import TextLines
 from ...engine.files import replacing
-from ...engine.json_text import read_object
 from ...engine.linear_operands import Variant
 from ...engine.run_directory import MODELS, task_of_run
+from ...engine.typed_files import read_json
 from .layers import change_layers
 from .reader import SETTINGS, Reader, load_reader, save_reader, to_device
 from .readers.dataset import Texts
@@ -278,7 +278,7 @@ def _describe(head: Head) -> dict[str, Any]:
 def _described(path: Path) -> tuple[Head, Variant]:
     """What a description says: a head without rows, and the encoder's linear layers."""
     try:
-        description = read_object(path)
+        description = read_json(path)
         if description["format"] != _FORMAT:
             raise ValueError(f"its format is {description['format']!r}")
         settings, variant = description["head"], Variant(**description["encoder"])

@@ -115,9 +115,8 @@ def _first_line(path: Path) -> bytes:
 def _header(path: Path, description: Description) -> list[str]:
     raw = _first_line(path)
     values = description.values
-    separator, quote = values.get("separator", ","), values.get("quote", '"')
     try:
-        return split_line(str(separator), str(quote), raw.removeprefix(b"\xef\xbb\xbf"))
+        return split_line(values.separator, values.quote, raw.removeprefix(b"\xef\xbb\xbf"))
     except ValueError as error:
         raise ValueError(f"{path}:1: the header {shown(raw)} cannot be read: {error}") from None
 

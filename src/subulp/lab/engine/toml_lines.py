@@ -1,65 +1,20 @@
-"""TOML files that people write: what is wrong in one is told with its line."""
+"""The lines of the keys in a TOML file, which no TOML library of Python tells."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-LARGEST_FILE = 1 << 20
-"""Bytes of a file that is read: whoever names a data set by mistake is told at once."""
-
-Place = tuple[str | int, ...]
-"""Names of tables and keys from the outermost on; after that of an array of tables, the number of
-one of them, from 0."""
+from .typed_files import Place
 
 # What the last line of a value of several lines has.
 _MAY_END = re.compile(r"[\]}]|\"\"\"|'''")
 
 
-def read_bytes(path: Path, what: str) -> bytes:
-    """All bytes of a file.
-
-    Args:
-        path: The file.
-        what: It is expected to be, for the message.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is too large.
-    """
-    with path.open("rb") as file:
-        raw = file.read(LARGEST_FILE + 1)
-    if len(raw) > LARGEST_FILE:
-        raise ValueError(f"{path}: above {LARGEST_FILE:,} bytes: expected {what}")
-    return raw
-
-
-def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
-    """What the bytes of a file say.
-
-    Raises:
-        ValueError: They are no TOML; the message begins with ``file:line``.
-    """
-    try:
-        return tomllib.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: expected TOML in UTF-8, got other bytes") from None
-    except RecursionError:
-        raise ValueError(f"{path}:1: expected TOML, got values nested too deep") from None
-    except ValueError as error:
-        at = re.search(r"\(at line (\d+)", str(error))
-        line = int(at[1]) if at else raw.count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: expected TOML: {error}") from None
-
-
 def lines_of(text: str) -> dict[Place, int]:
-    """The lines, from 1, on which the tables and keys of a document stand.
-
-    What an inline table has stands where the table's key does.
+    """The line of each table and key of a document, from 1; keys of an inline table have its line.
 
     Args:
         text: TOML without errors.
@@ -79,11 +34,10 @@ def lines_of(text: str) -> dict[Place, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, bool, dict[str, Any]]]:
-    """The headers and keys with their values: the first line, whether it is a header, and what it
-    says.
+    """Headers, and keys with their values: the first line, whether it is a header, and its content.
 
-    Each is a document of its own, which a part of one is not: so they can be told from lines inside
-    a value that look like them.
+    Each is a TOML document by itself, and no part of one is: this tells them from lines inside a
+    value that look like them.
     """
     first, lines = 1, list[str]()
     for number, line in enumerate(text.split("\n"), 1):
@@ -118,7 +72,7 @@ def _header(parsed: Any, sizes: dict[Place, int]) -> Place:
 
 
 def _places(value: Any) -> Iterator[Place]:
-    """Of all tables and keys inside a value."""
+    """The places of all tables and keys inside a value."""
     if not isinstance(value, dict | list):
         return
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -127,3 +81,16 @@ def _places(value: Any) -> Iterator[Place]:
         yield (name,)
         for place in _places(inner):
             yield (name, *place)
+
+
+def line_of(lines: dict[Place, int], place: Place) -> int:
+    """The line of a place, or of the innermost table around it that has one.
+
+    A single ``[table]`` may stand where an array of tables is expected: then it has no number.
+    """
+    while place:
+        for found in (place, tuple(key for key in place if isinstance(key, str))):
+            if found in lines:
+                return lines[found]
+        place = place[:-1]
+    return 1

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from subulp.lab.engine.toml_file import lines_of
+from subulp.lab.engine.toml_lines import lines_of
 
 DOCUMENT = """\
 # a = 0
