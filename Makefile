@@ -69,7 +69,7 @@ $(VENV)/.package: $(VENV)/.torch $(SOURCES)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.package
-	$(PIP) install --constraint constraints.txt '.[test]'
+	$(PIP) install --constraint constraints.txt '.[lab,test]'
 	@touch $@
 
 clean:

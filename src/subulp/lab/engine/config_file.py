@@ -27,7 +27,7 @@ RECORDS = ("task", "versions", "machine", "data_digest")
 
 @dataclass(frozen=True)
 class Option:
-    """What a key may set.
+    """An option that a key may set.
 
     Attributes:
         names: Its names, the first one for messages; dashes and underscores are the same.
@@ -92,7 +92,7 @@ def _takes_list(type_: Any) -> bool:
 
 
 Found = tuple[dict[str, Any], Callable[[Place], str]]
-"""What a file says, and where in it a place is."""
+"""Keys and values of a file, and the function that names a place in it."""
 
 
 def _of_toml(raw: bytes, path: Path) -> Found:

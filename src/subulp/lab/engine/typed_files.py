@@ -83,7 +83,7 @@ def parse_json(raw: bytes, path: Path, line: int = 1) -> dict[str, Any]:
 
 
 def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
-    """What a TOML file says.
+    """The contents of a TOML file.
 
     Raises:
         ValueError: The bytes are not TOML; the message begins with ``file:line``.
