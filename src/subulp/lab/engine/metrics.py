@@ -123,8 +123,8 @@ class Summary:
         simulated: The storage is wider than the format that it stands for: memory and time mean
             nothing.
         seconds_per_epoch: Training time of one pass over the training part, without evaluations:
-            the mean of the steps that measured nothing else, times the steps of a pass. ``None`` where
-            there are no such passes.
+            the mean of the steps that measured nothing else, times the steps of a pass. ``None``
+            where there are no such passes.
         variant: Name of the run among those of its seed, where the precision alone does not tell
             them apart.
         settings: Settings of the variant beside the precision.
