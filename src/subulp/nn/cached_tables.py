@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,10 @@ from torch.autograd.function import once_differentiable
 
 from ..ops.embedding import calls
 from ..ops.embedding.job import Lookups, Table, TableUpdate
+from ..ops.row_protocols import RowRule
 from .cached_table import CachedTable, CacheMemory, EmbeddingTable
 
 _MASK = 0xFFFFFFFF
-
-
-class RowOptimizer(Protocol):
-    """What a module that updates its own rows asks its optimizer."""
-
-    def group_of(self, rows: Tensor) -> dict[str, Any]:
-        """The options of a table."""
-
-    def accumulator(self, rows: Tensor) -> Tensor | None:
-        """What it keeps of a table's gradients, FP32 ``(rows,)`` or ``(rows, dim)``."""
 
 
 class CachedTables(nn.Module):
@@ -61,7 +52,7 @@ class CachedTables(nn.Module):
         if not 0 <= seed <= _MASK:
             raise ValueError(f"seed={seed} is out of range: from 0 to 2**32 - 1")
         self.seed, self.steps = seed, 0
-        self.row_optimizer: RowOptimizer | None = None
+        self.row_optimizer: RowRule | None = None
         self._features = list(features)
         self.tables = nn.ModuleList(CachedTable(config, device) for config in configs)
         count = len(self.tables)
@@ -134,7 +125,7 @@ class CachedTables(nn.Module):
         )
         self.steps += 1
 
-    def _update_of(self, optimizer: RowOptimizer, stream: int) -> TableUpdate:
+    def _update_of(self, optimizer: RowRule, stream: int) -> TableUpdate:
         table = self._tables()[stream]
         rows = table.table.codes
         group, device = optimizer.group_of(rows), rows.device
