@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from subulp import diagnostics, optim
 from subulp.optim.backward.handle import WAITING_BYTES
 
-from .support import BF16, E4M3, FP16, FP32, same_bits
+from ..support import BF16, E4M3, FP16, FP32, same_bits
 from .twins import MAKERS, assert_same, batches, loss_of, twins
 
 BETA1, BETA2, LR, EPS = 0.9, 0.95, 0.01, 1e-8

@@ -13,7 +13,7 @@ from subulp import optim
 from subulp.optim.backward import handle as handle_module
 from subulp.optim.parameters import Bucket
 
-from .support import BF16, FP32, same_bits
+from ..support import BF16, FP32, same_bits
 from .twins import MAKERS, assert_same, batches, loss_of, twins
 
 
