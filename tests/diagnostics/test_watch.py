@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from subulp import diagnostics, optim
-from subulp.optim import fused_backward
+from subulp.optim.backward import handle as handle_module
 
 PRECISIONS = (
     "nearest",
@@ -212,7 +212,7 @@ def test_steps_of_a_gradient_scaler(fused: bool) -> None:
 
 def test_a_pass_that_failed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it had updated by then does not count with the next step."""
-    monkeypatch.setattr(fused_backward, "_WAITING_BYTES", 0)
+    monkeypatch.setattr(handle_module, "WAITING_BYTES", 0)
     model = small_model(torch.float32)
     optimizer = optim.SGD(model.parameters(), lr=1.0)
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from subulp import optim
 from subulp.optim import loss_scaling
 
+from .backward.twins import HALVES, MAKERS, Model, assert_same, batches, loss_of, twins
 from .support import BF16, E4M3, FP16, Case, Run, gradient, unchanged
 from .support import assert_same as assert_same_runs
 from .support import cases as all_cases
-from .twins import HALVES, MAKERS, Model, assert_same, batches, loss_of, twins
 
 
 def new_scaler(**options: Any) -> torch.amp.GradScaler:
@@ -71,7 +71,7 @@ def test_a_scale_that_is_no_power_of_two_rounds_once() -> None:
 def test_unscaled_gradients_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_scaling, "_UNSCALED_BYTES", 299)
     scaled, plain = (Case("adamw", "collage-plus", FP16).fresh() for _ in range(2))
-    sizes, update = [], optim.AdamW._update
+    sizes, update = [], optim.AdamW.update
 
     def count(self: optim.AdamW, bucket: Any) -> None:
         sizes.append(bucket.nbytes)
@@ -80,7 +80,7 @@ def test_unscaled_gradients_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     scaler = new_scaler()
     scaler.scale(scaled_loss(scaled, 1)).backward()
     with monkeypatch.context() as patch:
-        patch.setattr(optim.AdamW, "_update", count)
+        patch.setattr(optim.AdamW, "update", count)
         scaler.step(scaled.optimizer)
     # (6, 7); (33,), () and (0, 3).
     assert sizes == [4 * 42, 4 * (33 + 1)]

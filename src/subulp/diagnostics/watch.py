@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..optim.base import Optimizer
-from ..optim.bucket import Bucket
+from ..optim.parameters import Bucket
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Watch:
         return self.total.lost_arithmetic if self.total else float("nan")
 
     def __enter__(self) -> Self:
-        self._optimizer._observers = (*self._optimizer._observers, self)
+        self._optimizer.observers = (*self._optimizer.observers, self)
         return self
 
     def __exit__(
@@ -111,8 +111,8 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        others = (each for each in self._optimizer._observers if each is not self)
-        self._optimizer._observers = tuple(others)
+        others = (each for each in self._optimizer.observers if each is not self)
+        self._optimizer.observers = tuple(others)
         self._before.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Watch:
             self.total = Descent(**{name: last[name] for name in names})
             self.groups = [Descent(**group) for group in last["groups"]]
 
-    # What the optimizer tells, see subulp.optim.base.StepObserver ------------------------------
+    # What the optimizer tells, see subulp.optim.observers.StepObserver -------------------------
 
     def begin_step(self) -> None:
         """Count the step, and forget one that was not finished."""

@@ -1,16 +1,14 @@
 """Layers whose parameters stay narrow while the arithmetic is wide."""
 
-from .batch_norm import BatchNorm2d
-from .cached_embedding_bag import CachedEmbeddingBag
-from .cached_embedding_bags import CachedEmbeddingBags
+from .cached_embedding_bag import CachedEmbeddingBag, CachedEmbeddingBags
 from .cached_table import CacheMemory, EmbeddingTable
 from .conv import Conv2d, narrow_conv2d
 from .embedding import Embedding, narrow_embedding
 from .extreme_classifier import ExtremeClassifier
-from .layer_norm import LayerNorm
 from .linear import Linear, narrow_linear
 from .mor import MoR
 from .mor_linear import MoRLinear, convert_to_mor, mor_linear
+from .normalization import BatchNorm2d, LayerNorm
 from .refine import refine
 from .row_table import RowTable
 

@@ -14,8 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .autocast import autocast_operands, without_autocast
-from .linear import ACTIVATION_DTYPES, NATIVE_ON_GPU, gradient_dtype
+from .narrow import (
+    ACTIVATION_DTYPES,
+    NATIVE_ON_GPU,
+    autocast_operands,
+    gradient_dtype,
+    without_autocast,
+)
 
 _Pair = tuple[int, int]
 

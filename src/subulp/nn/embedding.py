@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .linear import gradient_dtype
+from .narrow import gradient_dtype
 
 
 def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:

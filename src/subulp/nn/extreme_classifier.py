@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +17,14 @@ from torch.autograd.function import once_differentiable
 
 from ..numerics import E4M3
 from ..numerics.int_rows import IntFormat
-from ..ops.head import HeadJob, RandomAddress, Rounding, fp8, head_step
-from ..ops.head import Products as JobProducts
+from ..ops.head import HeadJob, Products, RandomAddress, Rounding, fp8, head_step
+from ..ops.row_protocols import RowRule
 from .row_table import RowTable, Storage, parse_storage
 from .top_k import TopK
 
 Reduction = Literal["mean", "sum"]
 Scale = Literal["table"] | float | None
-Products = Literal["auto", "fp32", "fp8"]
-
-
-class RowOptimizer(Protocol):
-    """What a module that updates its own rows asks its optimizer."""
-
-    def group_of(self, rows: Tensor) -> dict[str, Any]:
-        """The options of a table."""
-
-    def next_step(self, rows: Tensor) -> int:
-        """Count one more update of a table, from 1."""
+ProductsChoice = Literal["auto", Products]
 
 
 class ExtremeClassifier(nn.Module):
@@ -90,6 +80,7 @@ class ExtremeClassifier(nn.Module):
     Attributes:
         table: The rows, in storage order: precise ones first.
         row_optimizer: Set by :class:`subulp.optim.RowSGD`.
+        steps: Updates so far, which random bits are counted by; in the state dict, with the seed.
 
     Raises:
         ValueError: An argument is out of range or does not fit the others.
@@ -111,7 +102,7 @@ class ExtremeClassifier(nn.Module):
         rounding: Rounding = "stochastic",
         scale: Scale = None,
         reduction: Reduction = "mean",
-        products: Products = "auto",
+        products: ProductsChoice = "auto",
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -127,7 +118,8 @@ class ExtremeClassifier(nn.Module):
         self.products = _checked_products(products, storage, self._e4m3)
         self.chunks, self.dropout, self.head_fraction = chunks, dropout, head_fraction
         self.rounding, self.reduction = rounding, reduction
-        self.row_optimizer: RowOptimizer | None = None
+        self.row_optimizer: RowRule | None = None
+        self.steps = 0
         if seed is None:
             initial = torch.initial_seed()
             seed = (initial ^ (initial >> 32)) & 0xFFFFFFFF
@@ -155,7 +147,7 @@ class ExtremeClassifier(nn.Module):
         return self.table.rows
 
     @property
-    def chosen_products(self) -> JobProducts:
+    def chosen_products(self) -> Products:
         """``products``, with ``"auto"`` resolved for the device of the rows."""
         if self.products != "auto":
             return self.products
@@ -376,6 +368,18 @@ class ExtremeClassifier(nn.Module):
                 setattr(self, name, torch.empty_like(saved, device=self.table.codes.device))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._needs_counts &= self.label_of is None
+        # State dicts had no extra state while the optimizer counted the updates; it brings them.
+        missing = args[2]
+        if f"{prefix}_extra_state" in missing:
+            missing.remove(f"{prefix}_extra_state")
+
+    def get_extra_state(self) -> Tensor:
+        """Seed and number of updates."""
+        return torch.tensor([self.seed, self.steps])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take seed and number of updates from a state dict."""
+        self.seed, self.steps = (int(number) for number in state)
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
@@ -397,11 +401,11 @@ class _TrainStep(torch.autograd.Function):
     ) -> Tensor:
         assert head.row_optimizer is not None
         group = head.row_optimizer.group_of(head.table.codes)
-        number = head.row_optimizer.next_step(head.table.codes)
+        head.steps += 1
         step = {
             "lr": float(group["lr"]),
             "weight_decay": float(group["weight_decay"]),
-            "number": number,
+            "number": head.steps,
             "loss": loss,
         }
         value, grad_x = head._visit(embeddings.detach().float(), instances, labels, step)
@@ -415,9 +419,9 @@ class _TrainStep(torch.autograd.Function):
         return grad_x * grad.to(grad_x.dtype), None, None, None, None
 
 
-def _checked_products(products: Products, storage: Storage, e4m3: bool) -> Products:
-    if products not in get_args(Products):
-        choices = " or ".join(map(repr, get_args(Products)))
+def _checked_products(products: ProductsChoice, storage: Storage, e4m3: bool) -> ProductsChoice:
+    if products not in get_args(ProductsChoice):
+        choices = " or ".join(map(repr, get_args(ProductsChoice)))
         raise ValueError(f"products={products!r} is unknown: use {choices}")
     if products == "fp8" and not e4m3:
         raise ValueError(

@@ -16,14 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .autocast import autocast_operands, without_autocast
+from .narrow import (
+    ACTIVATION_DTYPES,
+    NATIVE_ON_GPU,
+    autocast_operands,
+    gradient_dtype,
+    without_autocast,
+)
 
 # Half of a 1 MiB second-level cache. Measured against one untiled FP32 product (1024 x 1024 and
 # 4096 x 1024 weights): 512 KiB costs nothing, 128 KiB costs 15 %.
 TILE_BYTES = 512 * 1024
-
-ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NATIVE_ON_GPU = (torch.bfloat16, torch.float16)
 
 
 def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -69,13 +72,6 @@ class Linear(torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """``(..., in_features)`` to ``(..., out_features)``, in the dtype of the input."""
         return narrow_linear(input, self.weight, self.bias)
-
-
-def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """Storage dtype of the gradient of ``parameter``: its ``grad_dtype``, else its own dtype."""
-    # Only leaves have a grad_dtype: torch raises RuntimeError for the others.
-    declared = getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None
-    return declared or parameter.dtype
 
 
 class _NarrowLinear(torch.autograd.Function):

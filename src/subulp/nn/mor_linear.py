@@ -16,9 +16,9 @@ from torch.autograd.function import once_differentiable
 from ..numerics.mixture import Mixture, Summary
 from ..ops.mixture.operand import Operand
 from ..ops.mixture.product import product
-from .autocast import autocast_operands, without_autocast
-from .linear import ACTIVATION_DTYPES, Linear, check_linear, gradient_dtype, narrow_linear
+from .linear import Linear, check_linear, narrow_linear
 from .mor import MoR
+from .narrow import ACTIVATION_DTYPES, autocast_operands, gradient_dtype, without_autocast
 
 ROLES = ("input", "weight", "output gradient")
 """What is quantised; with " transposed" after it where that has blocks of its own."""

@@ -81,20 +81,16 @@ def refine(
 
 @dataclass
 class _Options:
-    """What a classifier asks its optimizer."""
+    """The options of all rows, as a classifier asks for them."""
 
     lr: float
     weight_decay: float
-    steps: int = 0
 
     def group_of(self, rows: Tensor) -> dict[str, Any]:
-        """The options of all rows."""
         return {"lr": self.lr, "weight_decay": self.weight_decay}
 
-    def next_step(self, rows: Tensor) -> int:
-        """Count a step."""
-        self.steps += 1
-        return self.steps
+    def accumulator(self, rows: Tensor) -> None:
+        return None
 
 
 def _train(
@@ -119,7 +115,7 @@ def _train(
             inside = (cols >= start) & (cols < start + part.num_labels)
             with torch.enable_grad():
                 part(embeddings.detach(), rows[inside], cols[inside] - start)
-    if not options.steps:
+    if not part.steps:
         raise ValueError("batches is empty: give the features and labels to train on")
 
 

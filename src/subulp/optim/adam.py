@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar, Literal, SupportsFloat
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,9 +10,9 @@ from torch import Tensor
 from ..ops import adam as op
 from ..ops.adam import reference
 from ..ops.job import StepJob
-from .base import NonFinite, Optimizer, Params
-from .bucket import Bucket
-from .precision import AUTO, ExtraBits
+from .base import Optimizer
+from .options import AUTO, Arithmetic, ExtraBits, NonFinite, check_number, check_rate
+from .parameters import Bucket, Params
 
 # Odd, so that multiples of it are distinct seeds; 2**32 over the golden ratio, so that they are far
 # from those that people choose.
@@ -41,7 +40,7 @@ class Adam(Optimizer):
         *,
         maximize: bool = False,
         precision: str | ExtraBits = AUTO,
-        arithmetic: Literal["wide", "strict"] = "wide",
+        arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,
     ) -> None:
@@ -107,7 +106,7 @@ class Adam(Optimizer):
         return job
 
     @torch.no_grad()
-    def _fold(self, bucket: Bucket, number: int) -> None:
+    def fold(self, bucket: Bucket, number: int) -> None:
         """Take one of several gradients of the coming step into the moments.
 
         Plain PyTorch; the fused step takes the last gradient, and weight decay with it.
@@ -189,7 +188,7 @@ class AdamW(Adam):
         *,
         maximize: bool = False,
         precision: str | ExtraBits = AUTO,
-        arithmetic: Literal["wide", "strict"] = "wide",
+        arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,
     ) -> None:
@@ -205,23 +204,3 @@ class AdamW(Adam):
             nonfinite=nonfinite,
             seed=seed,
         )
-
-
-def check_rate(lr: float | Tensor) -> None:
-    """Raise ValueError unless ``lr`` is a non-negative number or a tensor with one element."""
-    if isinstance(lr, torch.Tensor):
-        if lr.numel() != 1:
-            raise ValueError(
-                f"lr has shape {tuple(lr.shape)}: a tensor learning rate has one element; for "
-                "several rates make several groups"
-            )
-        lr = float(lr.item())
-    check_number("lr", lr)
-
-
-def check_number(name: str, value: object) -> None:
-    """Raise ValueError unless ``value`` is a finite number, 0 or more."""
-    if isinstance(value, str) or not isinstance(value, SupportsFloat):
-        raise ValueError(f"{name}={value!r} is not a number: use 0 or more")
-    if not 0.0 <= float(value) < math.inf:
-        raise ValueError(f"{name}={value} is out of range: use a finite number, 0 or more")

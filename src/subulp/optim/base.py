@@ -1,67 +1,46 @@
-"""What all optimizers share: groups, states, and the step's batching."""
+"""The optimizer as ``torch.optim`` knows one, over parameters that are stored in components."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    cast,
-    get_args,
-    overload,
-)
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from ..numerics import format_of
 from ..ops import all_finite, backend, storage
-from ..ops.job import StepJob, is_strict
+from ..ops.job import StepJob
 from ..ops.strategy import Strategy
-from . import full_precision, loss_scaling
-from .bucket import Bucket, Buckets, Place
-from .layout import in_layout_of, is_dense, repack, same_layout, storage_view
-from .precision import parse_precision, strategy_for
-from .state_dict import SCALAR_STATES, check_state_dict, restore_components, use_row_major_words
+from . import components, full_precision, loss_scaling, options, parameters
+from .components import States, beside, follow_layout, in_layout_of, new_state, storage_view
+from .observers import FusedStep, StepObserver
+from .options import parse_precision, strategy_for
+from .parameters import Bucket, Buckets, Params
+from .state_dict import Expected, check_state_dict, restore_components, use_row_major_words
 
-if TYPE_CHECKING:
-    from .fused_backward import FusedBackward
-
-NonFinite = Literal["raise", "skip", "propagate"]
-Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-States = tuple[tuple[str, Literal["fast", "slow"]], ...]
-"""Names of state tensors and their roles; the role decides the format."""
 Role = Callable[[str | None], list[Tensor]]
 """The state tensors of a name, one for each parameter of a bucket; empty if there is none."""
 
 
-class StepObserver(Protocol):
-    """Is told of every step, inside the backward pass or after it; may change nothing."""
-
-    def begin_step(self) -> None:
-        """A step begins; it may still be left out."""
-
-    def begin_update(self, bucket: Bucket) -> None:
-        """A bucket is about to be updated."""
-
-    def end_update(self, bucket: Bucket) -> None:
-        """It has been."""
-
-    def end_step(self) -> None:
-        """All parameters with a gradient have been updated."""
-
-
 class Optimizer(torch.optim.Optimizer):
-    """Base of subulp's optimizers; see :class:`AdamW` for the arguments they share."""
+    """Base of subulp's optimizers; see :class:`AdamW` for the arguments they share.
 
+    A step can also be taken bucket by bucket, as the fused backward pass does::
+
+        optimizer.begin_step()
+        for bucket in buckets:
+            optimizer.step_bucket(bucket)
+        optimizer.end_step()
+
+    Attributes:
+        fused: What steps the parameters in the backward pass instead of :meth:`step`, or ``None``.
+        observers: Who is told of every step. Neither is pickled or copied.
+    """
+
+    fused: FusedStep | None = None
+    observers: tuple[StepObserver, ...] = ()
     _is_out_of_graphs: ClassVar[bool] = False
-    #: The handle that steps the parameters instead, and who watches; neither is pickled or copied.
-    _fused: FusedBackward | None = None
-    _observers: tuple[StepObserver, ...] = ()
     #: torch.amp.GradScaler leaves unscaling to :meth:`step`, see loss_scaling.py.
     _step_supports_amp_scaling: ClassVar[bool] = True
     #: State tensors of the size of the parameter.
@@ -88,7 +67,7 @@ class Optimizer(torch.optim.Optimizer):
                 its dtype, layout, or a complex or sparse value.
             RuntimeError: The step is fused into the backward pass.
         """
-        if self._fused is not None:
+        if self.fused is not None:
             raise RuntimeError(
                 "add_param_group while the step is fused into the backward pass: remove the "
                 "handle, add the group, and fuse again"
@@ -107,41 +86,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         self._check_all_options(group)
-        for i, p in enumerate(group["params"]):
-            where = _name(group, i)
-            if p.is_complex():
-                raise ValueError(
-                    f"{where} is complex ({p.dtype}): narrow formats are real; optimize "
-                    "torch.view_as_real of it"
-                )
-            if p.layout != torch.strided:
-                raise ValueError(
-                    f"{where} has layout {p.layout}: only dense ones are updated; use to_dense()"
-                )
-            if not is_dense(p):
-                raise ValueError(
-                    f"{where} has strides {p.stride()} for shape {tuple(p.shape)}: its elements do "
-                    "not fill one run of memory; use a contiguous parameter"
-                )
-            try:
-                strategy = strategy_for(group["precision"], p.dtype)
-                is_strict(group["arithmetic"], strategy, p.dtype)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
+        parameters.check_parameters(group)
 
-    def _check_all_options(self, options: dict[str, Any]) -> None:
-        self._check_options(options)
-        for name, choices in (
-            ("nonfinite", get_args(NonFinite)),
-            ("arithmetic", ("wide", "strict")),
-        ):
-            if options[name] not in choices:
-                raise ValueError(
-                    f"{name}={options[name]!r} is unknown: use {' or '.join(map(repr, choices))}"
-                )
-        seed = options["seed"]
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-            raise ValueError(f"seed={seed!r} is out of range: use an integer from 0 to 2**32 - 1")
+    def _check_all_options(self, group: dict[str, Any]) -> None:
+        self._check_options(group)
+        options.check_shared(group)
 
     def _check_options(self, options: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -157,40 +106,16 @@ class Optimizer(torch.optim.Optimizer):
         # torch.optim adds an option of its own to defaults when it restores an optimizer.
         return set(self.defaults) - {"differentiable"}
 
-    # ------------------------------------------------------------------------------ states
-
-    def _strategy(self, group: dict[str, Any], p: Tensor) -> Strategy:
-        return strategy_for(group["precision"], p.dtype)
-
-    def _new_state(
-        self, group: dict[str, Any], p: Tensor, states: States | None = None
-    ) -> dict[str, Tensor]:
-        """Fresh state of a parameter: zeros, and its wide value its own value."""
-        strategy = self._strategy(group, p)
-        # On the CPU whatever torch.set_default_device says: the step's scalars are computed there.
-        state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
-        for name, role in self._states_of(group) if states is None else states:
-            fmt = strategy.fast_format(p.dtype) if role == "fast" else strategy.slow_format(p.dtype)
-            state[name] = torch.zeros_like(p, dtype=fmt.dtype, requires_grad=False)
-            if role == "slow" and strategy.slow_state == "expansion":
-                state[f"{name}_low"] = torch.zeros_like(state[name])
-        extra = storage.new_extra(strategy, p.detach())
-        if extra is not None:
-            assert strategy.extra_name is not None
-            state[strategy.extra_name] = extra
-        if not strategy.wide_states and p.dtype.itemsize == 1:
-            state["gradient_amax"] = torch.zeros((), dtype=torch.float32, device=p.device)
-        return state
-
     def _states_of(self, group: dict[str, Any]) -> States:
         return self._states
 
     def _state_of(self, group: dict[str, Any], strategy: Strategy, p: Tensor) -> dict[str, Tensor]:
         state = cast("dict[str, Tensor]", self.state[p])
+        states = self._states_of(group)
         # A state may join later: schedulers raise SGD's momentum from zero.
-        if not state or any(name not in state for name, _ in self._states_of(group)):
-            state.update({**self._new_state(group, p), **state})
-        _follow_layout(strategy, state, p)
+        if not state or any(name not in state for name, _ in states):
+            state.update({**new_state(strategy, p, states), **state})
+        follow_layout(strategy, state, p)
         return state
 
     # ------------------------------------------------------------------------------ the step
@@ -221,10 +146,10 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._fused is None:
+        if self.fused is None:
             self._step_outside_graphs()
         elif hasattr(self, "grad_scale"):
-            self._fused.check_scaled()
+            self.fused.check_scaled()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -233,35 +158,48 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             set_to_none: Free gradients instead of filling them with zeros (default: ``True``).
         """
-        if self._fused is None:
+        if self.fused is None:
             super().zero_grad(set_to_none)
 
     def _step_outside_graphs(self) -> None:
-        buckets = self._buckets()
-        self._begin_step()
+        buckets = parameters.buckets_of(self.param_groups)
+        self.begin_step()
         if not self._admits(buckets):
             return
+        scale = getattr(self, "grad_scale", None)
         for bucket in buckets:
-            for part in loss_scaling.unscaled(self, bucket):
-                self._observed_update(part)
-        self._end_step()
+            for part in loss_scaling.unscaled(bucket, scale):
+                self.step_bucket(part)
+        self.end_step()
 
-    def _begin_step(self) -> None:
-        for observer in self._observers:
+    def begin_step(self) -> None:
+        """Tell observers that a step begins."""
+        for observer in self.observers:
             observer.begin_step()
 
-    def _end_step(self) -> None:
-        for observer in self._observers:
-            observer.end_step()
-
-    def _observed_update(self, bucket: Bucket) -> None:
-        for observer in self._observers:
+    def step_bucket(self, bucket: Bucket) -> None:
+        """Update the parameters of a bucket with its gradients, which nothing checks any more."""
+        for observer in self.observers:
             observer.begin_update(bucket)
-        self._update(bucket)
-        for observer in self._observers:
+        self.update(bucket)
+        for observer in self.observers:
             observer.end_update(bucket)
 
-    def _update(self, bucket: Bucket) -> None:
+    def end_step(self) -> None:
+        """Tell observers, and schedulers, that a step has been made."""
+        for observer in self.observers:
+            observer.end_step()
+        # Or schedulers warn that they come before the first step.
+        self._opt_called = True
+
+    def skip_step(self) -> None:
+        """Count a step that was left out."""
+        # One policy leaves the whole step out, so every group has skipped it.
+        for group in self.param_groups:
+            group["skipped_steps"] += 1
+
+    def update(self, bucket: Bucket) -> None:
+        """The arithmetic of :meth:`step_bucket`; no observer is told."""
         arguments = self._arguments(bucket)
         amaxes = arguments["amaxes"]
         saved = [amax.clone() for amax in amaxes]
@@ -278,64 +216,17 @@ class Optimizer(torch.optim.Optimizer):
         # A backward pass that still needs an old value must notice.
         torch.autograd.graph.increment_version(bucket.params)
 
-    def _buckets(self) -> list[Bucket]:
-        """The parameters that have a gradient."""
-        buckets: Buckets = {}
-        stream = 0
-        for g, group in enumerate(self.param_groups):
-            for i, p in enumerate(group["params"]):
-                if p.grad is not None:
-                    self._sort_in(buckets, Place(g, i, stream), p, p.grad)
-                stream += 1
-        return list(buckets.values())
-
-    def _sort_in(
-        self, buckets: Buckets, place: Place, p: Tensor, grad: Tensor, *, folded: bool = False
-    ) -> None:
-        """Put a parameter and its gradient into the bucket of those that one call can update.
-
-        Raises:
-            ValueError: The gradient is sparse, complex or of a dtype that is no format.
-        """
-        if grad.layout != torch.strided:
-            raise ValueError(
-                f"{self._gradient_name(place)} has layout {grad.layout}: only dense gradients are "
-                "taken (for embeddings, sparse=False)"
-            )
-        key = (place.group, p.dtype, grad.dtype, p.device, folded)
-        bucket = buckets.get(key)
-        if bucket is None:
-            self._check_gradient_dtype(place, grad.dtype)
-            group = self.param_groups[place.group]
-            bucket = buckets[key] = Bucket(group, self._strategy(group, p), folded=folded)
-        bucket.params.append(p)
-        bucket.grads.append(grad)
-        bucket.streams.append(place.stream)
-
-    def _check_gradient_dtype(self, place: Place, dtype: torch.dtype) -> None:
-        where = self._gradient_name(place)
-        if dtype.is_complex:
-            raise ValueError(f"{where} is complex ({dtype}): narrow formats are real")
-        try:
-            format_of(dtype)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-
-    def _gradient_name(self, place: Place) -> str:
-        name = _name(self.param_groups[place.group], place.index)
-        return f"the gradient of {name} of group {place.group}"
-
-    def _admits(self, buckets: list[Bucket]) -> bool:
+    def _admits(self, buckets: Buckets) -> bool:
         """Whether the step may happen, asked before anything is updated."""
-        found_inf = loss_scaling.found_inf(self)
+        found_inf = getattr(self, "found_inf", None)
         if found_inf is None:
             return self._gradients_admit(buckets)
         # A gradient scaler has looked at all gradients, and leaves steps out on purpose.
         if found_inf:
-            self._count_skipped_step()
+            self.skip_step()
         return not found_inf
 
-    def _gradients_admit(self, buckets: list[Bucket]) -> bool:
+    def _gradients_admit(self, buckets: Buckets) -> bool:
         """Apply the groups' ``nonfinite`` policies before anything is updated."""
         guarded = [b for b in buckets if b.group["nonfinite"] != "propagate"]
         found = [b for b in guarded if not bool(all_finite(b.grads))]
@@ -346,22 +237,9 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             pairs = zip(bucket.params, bucket.grads, strict=True)
             bad = next(p for p, grad in pairs if not bool(all_finite([grad])))
-            raise self._nonfinite_error(bad)
-        self._count_skipped_step()
+            raise parameters.nonfinite_error(self.param_groups, bad)
+        self.skip_step()
         return False
-
-    def _nonfinite_error(self, p: Tensor) -> FloatingPointError:
-        return FloatingPointError(
-            f"{self._gradient_name(self._places()[id(p)])} (shape {tuple(p.shape)}) has NaN or "
-            "infinite values; nothing was updated. Lower the learning rate or scale the loss, or "
-            "pass nonfinite='skip' to leave such steps out or nonfinite='propagate' to let them "
-            "through"
-        )
-
-    def _count_skipped_step(self) -> None:
-        # One policy leaves the whole step out, so every group has skipped it.
-        for each in self.param_groups:
-            each["skipped_steps"] += 1
 
     #: Name of the fused step, and what makes a job for it of ``_arguments``.
     _op: ClassVar[str]
@@ -381,7 +259,7 @@ class Optimizer(torch.optim.Optimizer):
         def role(name: str | None) -> list[Tensor]:
             if name is None or name not in states[0]:
                 return []
-            return [_beside(s[name], p) for s, p in zip(states, params, strict=True)]
+            return [beside(s[name], p) for s, p in zip(states, params, strict=True)]
 
         common = {
             "params": [storage_view(p.detach(), p) for p in params],
@@ -444,11 +322,10 @@ class Optimizer(torch.optim.Optimizer):
         return self._wide_value(self._group_of(p), p)
 
     def _wide_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        strategy, state = self._strategy(group, p), self.state.get(p)
-        if strategy.extra_name is None or not state:
-            return p.detach().to(torch.float32)
-        _follow_layout(strategy, state, p)
-        return full_precision.decode(strategy, p.detach(), state[strategy.extra_name])
+        strategy, state = strategy_for(group["precision"], p.dtype), self.state.get(p)
+        if state:
+            follow_layout(strategy, state, p)
+        return components.wide_value(strategy, p, state)
 
     def bytes_per_parameter(self) -> dict[str, float]:
         """Bytes of elementwise storage per parameter, from the live tensors (Collage, Table 2).
@@ -460,21 +337,16 @@ class Optimizer(torch.optim.Optimizer):
             Bytes by tensor name (``"parameter"``, ``"gradient"``, ``"exp_avg"``, ...) and
             ``"total"``, averaged over all parameters.
         """
-        totals: dict[str, int] = {"parameter": 0, "gradient": 0}
-        count = 0
-        for group in self.param_groups:
-            for p in group["params"]:
-                count += p.numel()
-                totals["parameter"] += p.nbytes
-                dtype = p.grad.dtype if p.grad is not None else getattr(p, "grad_dtype", None)
-                totals["gradient"] += p.numel() * (dtype or p.dtype).itemsize
-                state = self.state.get(p) or self._new_state(group, p.detach().to("meta"))
-                for name, value in state.items():
-                    if value.dim() > 0 or (p.dim() == 0 and name not in SCALAR_STATES):
-                        totals[name] = totals.get(name, 0) + value.nbytes
-        result = {name: total / max(count, 1) for name, total in totals.items()}
-        result["total"] = sum(result.values())
-        return result
+
+        def states(group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+            strategy = strategy_for(group["precision"], p.dtype)
+            return self.state.get(p) or new_state(
+                strategy, p.detach().to("meta"), self._states_of(group)
+            )
+
+        return components.bytes_per_parameter(
+            (p, states(group, p)) for group in self.param_groups for p in group["params"]
+        )
 
     # -------------------------------------------------------------------------- state dicts
 
@@ -487,7 +359,7 @@ class Optimizer(torch.optim.Optimizer):
 
         # Before the user's hooks, which may give the dict any form.
         def convert(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-            use_row_major_words(self, state_dict)
+            use_row_major_words(self.param_groups, state_dict)
 
         handle = self.register_state_dict_post_hook(convert, prepend=True)
         try:
@@ -506,13 +378,20 @@ class Optimizer(torch.optim.Optimizer):
                 dtype do not fit; nothing was changed.
         """
         final: dict[str, Any] = {}
+        expected = Expected(
+            type(self).__name__,
+            self._options(),
+            self._check_all_options,
+            self._states,
+            self._states_of,
+        )
 
         def check(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-            check_state_dict(self, state_dict)
+            check_state_dict(expected, self.param_groups, state_dict)
             final.update(state_dict)
 
         def restore(_: torch.optim.Optimizer) -> None:
-            restore_components(self, final)
+            restore_components(self.param_groups, self.state, final)
 
         # Checks see what the user's hooks before loading made of the dict; the hooks after loading
         # see the components as they were saved.
@@ -540,7 +419,12 @@ class Optimizer(torch.optim.Optimizer):
             Names as in ``model.state_dict()``; floating-point parameters in FP32, buffers as they
             are. The tensors are copies.
         """
-        return full_precision.state_dict(self, model)
+        places = parameters.places(self.param_groups)
+
+        def value(p: Tensor) -> Tensor:
+            return self._wide_value(self.param_groups[places[id(p)].group], p)
+
+        return full_precision.state_dict(model, places, value)
 
     def load_full_precision_state_dict(
         self, model: nn.Module, state_dict: Mapping[str, Tensor]
@@ -558,14 +442,16 @@ class Optimizer(torch.optim.Optimizer):
             ValueError: Names or shapes differ, or a value is no tensor of real numbers; nothing was
                 changed.
         """
-        full_precision.load_state_dict(self, model, state_dict)
+        places = parameters.places(self.param_groups)
 
-    def _places(self) -> dict[int, Place]:
-        """Places of all parameters, by their id."""
-        pairs = [
-            (g, i, p) for g, c in enumerate(self.param_groups) for i, p in enumerate(c["params"])
-        ]
-        return {id(p): Place(g, i, stream) for stream, (g, i, p) in enumerate(pairs)}
+        def store(p: Tensor, wide: Tensor) -> None:
+            place = places[id(p)]
+            group = self.param_groups[place.group]
+            strategy = strategy_for(group["precision"], p.dtype)
+            state = self._state_of(group, strategy, p)
+            components.store_wide(strategy, p, state, wide, seed=group["seed"], stream=place.stream)
+
+        full_precision.load_state_dict(model, state_dict, places, store)
 
 
 def _keep_out_of_graphs() -> None:
@@ -581,30 +467,3 @@ def _keep_out_of_graphs() -> None:
         Optimizer._step_outside_graphs = disable(  # type: ignore[method-assign]
             Optimizer._step_outside_graphs, reason="the fused step is one op"
         )
-
-
-def _follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> None:
-    """Lay states out as their parameter, which ``model.to(memory_format=...)`` may have changed."""
-    stride = p.stride()
-    for name, value in state.items():
-        if value.stride() == stride or name in SCALAR_STATES or name == "extra_bits":
-            continue
-        if same_layout(value, p):
-            continue
-        if "extra_bits" in state:
-            state["extra_bits"] = repack(state["extra_bits"], strategy.tail_width, value, p)
-            # Only the first state that differs still tells the order that the words had.
-            state.update({n: in_layout_of(v, p) for n, v in state.items() if v.shape == p.shape})
-            return
-        state[name] = in_layout_of(value, p)
-
-
-def _beside(value: Tensor, p: Tensor) -> Tensor:
-    """A state in the storage order of its parameter; packed words and scalars have no other."""
-    return value if value.dim() != p.dim() else storage_view(value, p)
-
-
-def _name(group: dict[str, Any], index: int) -> str:
-    """A parameter as errors call it: by name where the user gave names."""
-    names = group.get("param_names")
-    return f"parameter {names[index]!r}" if names else f"parameter {index}"

@@ -12,28 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .base import Optimizer
-    from .bucket import Bucket
+from .parameters import Bucket
 
 # FP32 gradients that are alive at a time, unless a single one is larger.
 _UNSCALED_BYTES = 1024 * 1024
 
 
-def found_inf(optimizer: Optimizer) -> bool | None:
-    """Whether the scaler that calls ``step`` found a gradient not finite; ``None`` without one."""
-    found = getattr(optimizer, "found_inf", None)
-    return None if found is None else bool(found)
-
-
-def unscaled(optimizer: Optimizer, bucket: Bucket) -> Iterator[Bucket]:
-    """A bucket as it is, or in parts with unscaled FP32 gradients if a scaler calls ``step``."""
-    scale = getattr(optimizer, "grad_scale", None)
+def unscaled(bucket: Bucket, scale: Tensor | float | None) -> Iterator[Bucket]:
+    """A bucket in parts with unscaled FP32 gradients; as it is if there is no ``scale``."""
     if scale is None:
         yield bucket
         return

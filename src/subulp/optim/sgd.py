@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from ..ops import sgd as op
 from ..ops.job import StepJob
 from ..ops.sgd import reference
-from .adam import check_number, check_rate
-from .base import NonFinite, Optimizer, Params, States
-from .bucket import Bucket
-from .precision import AUTO, ExtraBits
+from .base import Optimizer
+from .components import States
+from .options import AUTO, Arithmetic, ExtraBits, NonFinite, check_number, check_rate
+from .parameters import Bucket, Params
 
 
 class SGD(Optimizer):
@@ -53,7 +53,7 @@ class SGD(Optimizer):
         *,
         maximize: bool = False,
         precision: str | ExtraBits = AUTO,
-        arithmetic: Literal["wide", "strict"] = "wide",
+        arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...optim.base import Optimizer
-from ...optim.row_optimizer import RowOptimizer
+from ...optim.rows.base import RowOptimizer
 from .config import RunConfig
 from .metrics import Metric
 

@@ -144,9 +144,6 @@ def test_renee_is_the_dense_gradient_with_momentum():
         def group_of(self, rows):
             return {"lr": 0.1, "weight_decay": 0.01}
 
-        def next_step(self, rows):
-            return 1
-
     head.row_optimizer = Options()
     weight, momentum = head.weight.clone(), torch.zeros(30, 12)
     rows, cols = torch.tensor([0, 1, 1, 3]), torch.tensor([5, 7, 29, 0])
@@ -173,9 +170,6 @@ def test_renee_leaves_out_a_step_that_overflows_and_halves_the_factor(monkeypatc
     class Options:
         def group_of(self, rows):
             return {"lr": 0.1, "weight_decay": 0.0}
-
-        def next_step(self, rows):
-            return 1
 
     head.row_optimizer = Options()
     head.loss_scale.fill_(2.0**17)

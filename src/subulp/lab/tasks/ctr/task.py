@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .... import optim
 from ....nn import CachedEmbeddingBags
-from ....optim.row_optimizer import RowOptimizer
+from ....optim.rows.base import RowOptimizer
 from ...engine.metrics import Metric
 from ...engine.run_directory import ACCESS_PLOT, COMPRESSION_PLOT, LOSS_PLOT
 from ...engine.schedule import one_cycle

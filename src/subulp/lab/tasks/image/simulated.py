@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from .... import optim
 from ....numerics import E5M2, extra_bits, round_to
-from ....optim.base import Params
-from ....optim.bucket import Bucket
+from ....optim.parameters import Bucket, Params
 
 _NAME = re.compile(r"e5m2(?:\+(\d+))?")
 
@@ -63,8 +62,9 @@ class SimulatedSGD(optim.SGD):
             simulated["extra_bits"] = self._bits / 8
         return {**simulated, "total": sum(simulated.values())}
 
-    def _update(self, bucket: Bucket) -> None:
-        super()._update(bucket)
+    def update(self, bucket: Bucket) -> None:
+        """As for any optimizer; then the master weights lose what is not stored."""
+        super().update(bucket)
         self._cut(bucket.params)
 
     @torch.no_grad()

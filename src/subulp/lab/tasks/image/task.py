@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .... import optim
-from ....optim.precision import strategy_for
+from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
 from ...engine.metrics import Metric
 from ...engine.schedule import one_cycle

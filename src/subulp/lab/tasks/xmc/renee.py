@@ -44,6 +44,7 @@ class ReneeClassifier(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.register_buffer("momentum", torch.zeros_like(weight))
         self.row_optimizer: Any = None
+        self.steps = 0
         self.register_buffer("loss_scale", torch.tensor(INITIAL_LOSS_SCALE))
         self.register_buffer("finite_steps", torch.tensor(0))
         self.register_buffer("skipped_steps", torch.tensor(0))
@@ -106,7 +107,7 @@ class _Step(torch.autograd.Function):
         grad_weight = _product(gradient.t(), narrow).float().div_(scale)
         finite = bool(torch.isfinite(grad_weight).all() and torch.isfinite(grad_x).all())
         group = head.row_optimizer.group_of(head.weight)
-        head.row_optimizer.next_step(head.weight)
+        head.steps += 1
         head.count(finite)
         if finite:
             grad_weight.add_(head.weight, alpha=group["weight_decay"])

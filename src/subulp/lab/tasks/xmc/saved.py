@@ -38,7 +38,13 @@ LABELS = "labels.jsonl"
 _FORMAT = "subulp xmc model 2"
 _NAME = re.compile(r"(.+)-seed-(\d+)\.json")
 # What only training needs.
-_LEFT_OUT = ("head.momentum", "head.loss_scale", "head.finite_steps", "head.skipped_steps")
+_LEFT_OUT = (
+    "head.momentum",
+    "head.loss_scale",
+    "head.finite_steps",
+    "head.skipped_steps",
+    "head._extra_state",
+)
 
 Head = ExtremeClassifier | ReneeClassifier
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .... import optim
 from ....nn import ExtremeClassifier
-from ....optim.row_sgd import RowSGD
+from ....optim import RowSGD
 from ...data.digest import digest as digest_of
 from ...engine.linear_operands import TORCHAO
 from ...engine.metrics import Metric

@@ -9,27 +9,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
-from . import loss_scaling
+from .. import loss_scaling
+from ..base import Optimizer
+from ..loss_scaling import ScalerLink
+from ..parameters import Buckets, nonfinite_error, places
 from .accumulation import Accumulator
-from .base import Optimizer
-from .bucket import Buckets
 from .clipping import Clipping, scaled
 from .look_ahead import LookAhead
-from .loss_scaling import ScalerLink
-from .moments import Moments
 from .reduction import Reduction
 
 # Small gradients wait for company: a call in the middle of a backward pass takes a third of a
 # millisecond, for the caches have forgotten its code; stepping as many parameters as fit here takes
 # less. A fixed number, for what waits is alive beside the next gradient, which may be the largest.
-_WAITING_BYTES = 512 * 1024
+WAITING_BYTES = 512 * 1024
 
 _Roots = tuple[Sequence[Tensor], Sequence[Tensor | None] | None]
 """Losses, and their own gradients."""
@@ -61,14 +60,13 @@ class FusedBackward:
         self._ahead: LookAhead | None = None
         self._inside = False
         self._completed: set[int] = set()
-        self._waiting: Buckets = {}
-        self._waiting_bytes = 0
-        self._places = optimizer._places()
+        self._waiting = Buckets()
+        self._places = places(optimizer.param_groups)
         ours = {id(p) for p in model.parameters()}
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
         accumulator.check(self._params)
         self._check_policies()
-        optimizer._fused = self
+        optimizer.fused = self
         self._hooks = [_hook(p, self._complete) for p in self._params]
 
     # ------------------------------------------------------------------------------ use
@@ -96,7 +94,7 @@ class FusedBackward:
                 last step; nothing was updated.
             ValueError: There is no loss.
         """
-        if self._optimizer._fused is not self:
+        if self._optimizer.fused is not self:
             raise RuntimeError("the handle was removed: fuse again, or call loss.backward()")
         losses = (loss,) if isinstance(loss, Tensor) else tuple(loss)
         if not losses:
@@ -118,13 +116,13 @@ class FusedBackward:
 
         With ``accumulate_in="adam-moments"`` it stays in the moments.
         """
-        if self._optimizer._fused is not self:
+        if self._optimizer.fused is not self:
             return
         for hook in self._hooks:
             hook.remove()
-        self._forget_waiting()
+        self._waiting.clear()
         self._accumulator.release(self._params)
-        self._optimizer._fused = None
+        self._optimizer.fused = None
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +159,7 @@ class FusedBackward:
         return self._clipping.max_norm is not None or self._scaling is not None or self._guarding
 
     def _check_policies(self) -> None:
-        if isinstance(self._accumulator, Moments) and self._guarding:
+        if self._guarding and not self._accumulator.revocable:
             raise ValueError(
                 "nonfinite='raise' and 'skip' are not available with accumulate_in='adam-moments': "
                 "the moments cannot give a gradient back; use nonfinite='propagate'"
@@ -175,7 +173,7 @@ class FusedBackward:
             torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
             self._end()
         except BaseException:
-            self._forget_waiting()
+            self._waiting.clear()
             raise
         finally:
             self._inside = False
@@ -211,7 +209,7 @@ class FusedBackward:
             self._reduction.begin([p for p in reversed(self._params) if p.requires_grad])
         # Of two passes, the step begins with the first.
         if self._ahead is not None or not self._looks_ahead:
-            self._optimizer._begin_step()
+            self._optimizer.begin_step()
 
     def _complete(self, p: Tensor) -> None:
         """Called by autograd when a parameter's gradient of this pass is complete."""
@@ -244,11 +242,9 @@ class FusedBackward:
         if self._ahead is not None:
             return
         while self._waiting:
-            self._flush()
+            self._optimizer.step_bucket(self._waiting.pop_largest())
         if self._accumulator.last:
-            self._optimizer._end_step()
-            # Or schedulers warn that they come before the first step.
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]
+            self._optimizer.end_step()
         self._accumulator.advance()
 
     def _finish_untouched(self) -> None:
@@ -283,22 +279,14 @@ class FusedBackward:
         grad = self._clipping.alone(grad)
         if self._coefficient is not None:
             grad = scaled(grad, self._coefficient)
-        folded = self._accumulator.folded(p)
-        self._optimizer._sort_in(self._waiting, self._places[id(p)], p, grad, folded=folded)
-        self._waiting_bytes += grad.nbytes
-        if self._waiting_bytes >= _WAITING_BYTES:
-            self._flush()
+        place, folded = self._places[id(p)], self._accumulator.folded(p)
+        self._waiting.add(self._group_of(p), place, p, grad, folded=folded)
+        if self._waiting.nbytes >= WAITING_BYTES:
+            # The small ones go on waiting.
+            self._optimizer.step_bucket(self._waiting.pop_largest())
 
-    def _flush(self) -> None:
-        """Update the largest bucket: the small ones go on waiting."""
-        key = max(self._waiting, key=lambda key: self._waiting[key].nbytes)
-        bucket = self._waiting.pop(key)
-        self._waiting_bytes -= bucket.nbytes
-        self._optimizer._observed_update(bucket)
-
-    def _forget_waiting(self) -> None:
-        self._waiting.clear()
-        self._waiting_bytes = 0
+    def _group_of(self, p: Tensor) -> dict[str, Any]:
+        return self._optimizer.param_groups[self._places[id(p)].group]
 
     # -------------------------------------------------------------------- looking ahead
 
@@ -321,17 +309,15 @@ class FusedBackward:
         return True
 
     def _is_guarded(self, p: Tensor) -> bool:
-        group = self._optimizer.param_groups[self._places[id(p)].group]
-        return self._scaling is not None or group["nonfinite"] != "propagate"
+        return self._scaling is not None or self._group_of(p)["nonfinite"] != "propagate"
 
     def _leave_out(self, bad: Sequence[Tensor]) -> None:
         """Raise if a group with a gradient that is not finite says so, else count the step."""
-        groups = self._optimizer.param_groups
         for p in bad:
             # A scaler looks for overflows on purpose: no error.
-            if self._scaling is None and groups[self._places[id(p)].group]["nonfinite"] == "raise":
-                raise self._optimizer._nonfinite_error(p)
-        self._optimizer._count_skipped_step()
+            if self._scaling is None and self._group_of(p)["nonfinite"] == "raise":
+                raise nonfinite_error(self._optimizer.param_groups, p)
+        self._optimizer.skip_step()
 
 
 def _hook(p: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:

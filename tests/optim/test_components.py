@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from subulp.numerics import extra_bits
-from subulp.optim.layout import in_layout_of, is_dense, repack, storage_view
+from subulp.optim.components import in_layout_of, is_dense, repack, storage_view
 
 from .support import BF16, SOME, Case, Run, assert_same, cases, gradient, patterns, same_bits
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from subulp import optim
 
-from .support import BF16, FP32
+from ..support import BF16, FP32
 from .twins import MAKERS, assert_same, batches, loss_of, twins
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...ops.row_protocols import RowModule
 
-class RowModule(Protocol):
-    """A module whose rows an optimizer of this kind updates."""
-
-    row_optimizer: Any
-
-    @property
-    def row_parameters(self) -> Sequence[nn.Parameter]:
-        """The stored rows, one tensor a table."""
+Modules = RowModule | Sequence[RowModule] | Sequence[dict[str, Any]]
+"""One module, several, or a list of groups ``{"modules": [...], "lr": ...}``."""
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -33,19 +28,18 @@ class RowOptimizer(torch.optim.Optimizer):
         ValueError: A number is out of range, or a module has no rows or another optimizer.
     """
 
-    def __init__(
-        self,
-        modules: RowModule | Sequence[RowModule] | Sequence[dict[str, Any]],
-        defaults: dict[str, Any],
-    ) -> None:
-        self._modules: list[RowModule] = []
+    # Not copied or pickled, as nothing of torch.optim's optimizers but their groups and states is.
+    _modules: Sequence[RowModule] = ()
+
+    def __init__(self, modules: Modules, defaults: dict[str, Any]) -> None:
+        self._modules = []
         given = list(modules) if isinstance(modules, Sequence) else [modules]
         groups = [g if isinstance(g, dict) else {"modules": [g]} for g in given]
         super().__init__([self._group(group) for group in groups], defaults)
         for group in self.param_groups:
             for name in defaults:
                 if not group[name] >= 0:
-                    raise ValueError(f"{name}={group[name]} is out of range: give at least 0")
+                    raise ValueError(f"{name}={group[name]} is out of range: use 0 or more")
         for module in self._modules:
             module.row_optimizer = self
 
@@ -54,7 +48,7 @@ class RowOptimizer(torch.optim.Optimizer):
         parameters: list[nn.Parameter] = []
         for module in group["modules"]:
             self._check_module(module)
-            self._modules.append(module)
+            self._modules = [*self._modules, module]
             parameters += module.row_parameters
         return {**options, "params": parameters}
 
@@ -67,6 +61,38 @@ class RowOptimizer(torch.optim.Optimizer):
             )
         if module.row_optimizer is not None:
             raise ValueError("a module has an optimizer already: give each to one")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the options; the modules restore their rows and their number of updates.
+
+        A state dict that counts the updates of its tables itself, as those of RowSGD once did,
+        hands the count to the modules.
+
+        Raises:
+            ValueError: Groups or tables differ, or this is a copy that lacks the modules.
+        """
+        state, counts = {}, {}
+        for index, saved in state_dict["state"].items():
+            state[index] = {name: value for name, value in saved.items() if name != "step"}
+            if "step" in saved:
+                counts[index] = int(saved["step"])
+        super().load_state_dict({**state_dict, "state": {i: s for i, s in state.items() if s}})
+        indices = (i for group in state_dict["param_groups"] for i in group["params"])
+        for index, rows in zip(indices, self._rows(), strict=True):
+            if index in counts:
+                self._module_of(rows).steps = counts[index]
+
+    def _rows(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _module_of(self, rows: Tensor) -> RowModule:
+        for module in self._modules:
+            if any(p is rows for p in module.row_parameters):
+                return module
+        raise ValueError(
+            "state_dict counts the updates of its tables, and this copy of an optimizer knows no "
+            "modules: load it into the optimizer that was made for them"
+        )
 
     def group_of(self, rows: Tensor) -> dict[str, Any]:
         """The group that a table's stored rows belong to, as it is now."""

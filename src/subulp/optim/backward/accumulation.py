@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..numerics import expansion, format_of
+from ...numerics import expansion, format_of
 
 BufferFormat = Literal["param", "fp32", "expansion"]
 
@@ -19,24 +19,31 @@ class Accumulator(ABC):
 
     Args:
         passes: Backward passes to a step.
+
+    Attributes:
+        passes: Backward passes to a step.
+        done: Those of the current step that are over.
+        revocable: Whether a step can still be left out when its last gradient has come.
     """
 
+    revocable = True
+
     def __init__(self, passes: int) -> None:
-        self._passes = passes
-        self._done = 0
+        self.passes = passes
+        self.done = 0
 
     @property
     def last(self) -> bool:
         """Whether the current pass completes a step."""
-        return self._done == self._passes - 1
+        return self.done == self.passes - 1
 
     def advance(self) -> None:
         """The pass is over."""
-        self._done = (self._done + 1) % self._passes
+        self.done = (self.done + 1) % self.passes
 
     def reset(self) -> None:
         """Forget all passes since the last step."""
-        self._done = 0
+        self.done = 0
 
     def folded(self, p: Tensor) -> bool:
         """Whether the optimizer's moments hold the earlier gradients of a parameter."""
@@ -73,7 +80,7 @@ class Accumulator(ABC):
         """Give back what can be given back, as ``p.grad``."""
 
 
-class Buffers(Accumulator):
+class BufferAccumulator(Accumulator):
     """One buffer a parameter holds the sum, in a chosen format.
 
     ``"param"`` adds in the parameter's dtype, as autograd does in ``p.grad``; ``"fp32"`` in FP32.
@@ -93,7 +100,7 @@ class Buffers(Accumulator):
 
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise ValueError if a parameter cannot have the format."""
-        if self._passes == 1 or self._form == "fp32":
+        if self.passes == 1 or self._form == "fp32":
             return
         for p in params:
             if self._form == "param" and p.dtype.itemsize == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +13,13 @@ from torch.autograd.function import once_differentiable
 
 from ..ops.embedding import calls
 from ..ops.embedding.job import Lookups, Table, TableUpdate
+from ..ops.row_protocols import RowRule
 from .cached_table import CachedTable, CacheMemory, EmbeddingTable
 
 _MASK = 0xFFFFFFFF
 
 
-class RowOptimizer(Protocol):
-    """What a module that updates its own rows asks its optimizer."""
-
-    def group_of(self, rows: Tensor) -> dict[str, Any]:
-        """The options of a table."""
-
-    def accumulator(self, rows: Tensor) -> Tensor | None:
-        """What it keeps of a table's gradients, FP32 ``(rows,)`` or ``(rows, dim)``."""
-
-
-class CachedTables(nn.Module):
+class CachedLookup(nn.Module):
     """Tables that are looked up and updated in one call.
 
     Args:
@@ -61,7 +52,7 @@ class CachedTables(nn.Module):
         if not 0 <= seed <= _MASK:
             raise ValueError(f"seed={seed} is out of range: from 0 to 2**32 - 1")
         self.seed, self.steps = seed, 0
-        self.row_optimizer: RowOptimizer | None = None
+        self.row_optimizer: RowRule | None = None
         self._features = list(features)
         self.tables = nn.ModuleList(CachedTable(config, device) for config in configs)
         count = len(self.tables)
@@ -134,7 +125,7 @@ class CachedTables(nn.Module):
         )
         self.steps += 1
 
-    def _update_of(self, optimizer: RowOptimizer, stream: int) -> TableUpdate:
+    def _update_of(self, optimizer: RowRule, stream: int) -> TableUpdate:
         table = self._tables()[stream]
         rows = table.table.codes
         group, device = optimizer.group_of(rows), rows.device
@@ -211,6 +202,35 @@ class CachedTables(nn.Module):
         self.seed, self.steps = (int(number) for number in state)
 
 
+def integers(name: str, index: Tensor, dims: tuple[int, ...] = (1,)) -> Tensor:
+    """``index`` as int64.
+
+    Raises:
+        ValueError: Its dtype is not int32 or int64, or it has another number of dimensions.
+    """
+    if index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} has dtype {index.dtype}: expected int32 or int64")
+    if index.dim() not in dims:
+        expected = " or ".join(map(str, dims))
+        raise ValueError(f"{name} has {index.dim()} dimensions: expected {expected}")
+    return index.to(torch.int64)
+
+
+def check_weights(weights: Tensor | None, values: Tensor, mode: str | None) -> None:
+    """Raise ValueError unless there are no weights, or they fit."""
+    if weights is None:
+        return
+    if mode != "sum":
+        raise ValueError(f"per_sample_weights go with mode='sum', not with mode={mode!r}")
+    if weights.shape != values.shape:
+        raise ValueError(
+            f"per_sample_weights have shape {tuple(weights.shape)}, the row numbers "
+            f"{tuple(values.shape)}"
+        )
+    if weights.dtype != torch.float32:
+        raise ValueError(f"per_sample_weights have dtype {weights.dtype}: expected FP32")
+
+
 # Row numbers have no gradient; this makes what is looked up have one.
 @cache
 def _anchor(device: torch.device) -> Tensor:
@@ -228,7 +248,7 @@ class _Lookup(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor | None,
         weights: Tensor | None,
-        module: CachedTables,
+        module: CachedLookup,
         values: Tensor,
         offsets: Tensor,
         update: bool,

@@ -1,9 +1,12 @@
-"""``torch.autocast`` for layers that do their own arithmetic."""
+"""What layers with narrow weights share: their dtypes, and ``torch.autocast``."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NATIVE_ON_GPU = (torch.bfloat16, torch.float16)
 
 
 def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -22,3 +25,10 @@ def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
 def without_autocast(tensor: Tensor) -> torch.autocast:
     """Context in which arithmetic on the device of ``tensor`` has the dtype that is written."""
     return torch.autocast(tensor.device.type, enabled=False)
+
+
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """Storage dtype of the gradient of ``parameter``: its ``grad_dtype``, else its own dtype."""
+    # Only leaves have a grad_dtype: torch raises RuntimeError for the others.
+    declared = getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None
+    return declared or parameter.dtype

@@ -7,45 +7,40 @@ the second takes the sum of the squares instead of the square of the sum, which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from .accumulation import Accumulator
-from .adam import Adam
-from .bucket import Buckets
+
+Fold = Callable[[Tensor, Tensor, bool, int], None]
+"""Takes a parameter, its gradient, whether its moments have decayed in this step already, and the
+number of the gradient in the step, from 0."""
 
 
-class Moments(Accumulator):
+class MomentAccumulator(Accumulator):
     """Folds gradients into the moments of Adam or AdamW, which decay once a step.
 
     Args:
         passes: Backward passes to a step.
-        optimizer: Whose moments.
+        fold: Takes a gradient into the moments of its parameter.
     """
 
-    def __init__(self, passes: int, optimizer: Adam) -> None:
+    revocable = False
+
+    def __init__(self, passes: int, fold: Fold) -> None:
         super().__init__(passes)
-        self._optimizer = optimizer
-        self._places = optimizer._places()
+        self._fold = fold
         self._folded: set[Tensor] = set()
 
     def check(self, params: Sequence[Tensor]) -> None:
-        """Raise ValueError under strict arithmetic, which has no such step."""
-        if any(group["arithmetic"] == "strict" for group in self._optimizer.param_groups):
-            raise ValueError(
-                "accumulate_in='adam-moments' is not available with arithmetic='strict': use "
-                "'wide', or accumulate in 'param' or 'fp32'"
-            )
+        """Moments take the gradients of every parameter."""
 
     def add(self, p: Tensor) -> None:
         """Fold the gradient into the moments."""
         grad, p.grad = p.grad, None
         assert grad is not None
-        bucket: Buckets = {}
-        self._optimizer._sort_in(bucket, self._places[id(p)], p, grad, folded=p in self._folded)
-        for each in bucket.values():
-            self._optimizer._fold(each, self._done)
+        self._fold(p, grad, p in self._folded, self.done)
         self._folded.add(p)
 
     def folded(self, p: Tensor) -> bool:
@@ -65,7 +60,7 @@ class Moments(Accumulator):
     def advance(self) -> None:
         """The pass is over; after the last one, moments are whole again."""
         super().advance()
-        if self._done == 0:
+        if self.done == 0:
             self._folded.clear()
 
     def reset(self) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .accumulation import Accumulator, BufferFormat, Buffers
-from .adam import Adam
-from .base import Optimizer
+from ..adam import Adam
+from ..base import Optimizer
+from ..loss_scaling import ScalerLink
+from ..parameters import Buckets, places
+from .accumulation import Accumulator, BufferAccumulator, BufferFormat
 from .clipping import Clipping
-from .fused_backward import FusedBackward
-from .loss_scaling import ScalerLink
-from .moments import Moments
+from .handle import FusedBackward
+from .moments import Fold, MomentAccumulator
 from .reduction import Reduce, Reduction
 
 AccumulateIn = Literal[BufferFormat, "adam-moments"]
@@ -81,7 +82,7 @@ def fuse_backward(
     accumulator = _accumulator(optimizer, accumulate, accumulate_in)
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise ValueError(f"scaler is {type(scaler).__name__}: pass a torch.amp.GradScaler or None")
-    if isinstance(accumulator, Moments):
+    if isinstance(accumulator, MomentAccumulator):
         _check_moments(clipping, scaler, reduce)
     return FusedBackward(
         model,
@@ -99,7 +100,7 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
             f"optimizer is {type(optimizer).__name__}: only optimizers of subulp.optim can step "
             "one parameter at a time"
         )
-    if optimizer._fused is not None:
+    if optimizer.fused is not None:
         raise ValueError("the optimizer is fused already: remove its handle first")
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
@@ -107,7 +108,7 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
             "of its own, after they have stepped here: replicas would drift apart. Pass the module "
             "without the wrapper, and reduce= with an all-reduce of one gradient"
         )
-    mine = optimizer._places()
+    mine = places(optimizer.param_groups)
     shared = [p for p in model.parameters() if id(p) in mine]
     if not shared:
         raise ValueError(
@@ -129,13 +130,29 @@ def _accumulator(optimizer: Optimizer, passes: int, form: AccumulateIn) -> Accum
             f"accumulate_in={form!r} is unknown: use 'param', 'fp32', 'expansion' or 'adam-moments'"
         )
     if form != "adam-moments":
-        return Buffers(passes, form)
+        return BufferAccumulator(passes, form)
     if not isinstance(optimizer, Adam):
         raise ValueError(
             f"accumulate_in='adam-moments' is not available for {type(optimizer).__name__}: it "
             "has no such moments; use 'param', 'fp32' or 'expansion'"
         )
-    return Moments(passes, optimizer)
+    if any(group["arithmetic"] == "strict" for group in optimizer.param_groups):
+        raise ValueError(
+            "accumulate_in='adam-moments' is not available with arithmetic='strict': use 'wide', "
+            "or accumulate in 'param' or 'fp32'"
+        )
+    return MomentAccumulator(passes, _folding(optimizer))
+
+
+def _folding(optimizer: Adam) -> Fold:
+    place_of = places(optimizer.param_groups)
+
+    def fold(p: Tensor, grad: Tensor, folded: bool, number: int) -> None:
+        buckets, place = Buckets(), place_of[id(p)]
+        buckets.add(optimizer.param_groups[place.group], place, p, grad, folded=folded)
+        optimizer.fold(buckets.pop_largest(), number)
+
+    return fold
 
 
 def _check_moments(clipping: Clipping, scaler: object, reduce: object) -> None:

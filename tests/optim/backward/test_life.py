@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from subulp import optim
-from subulp.optim import fused_backward
-from subulp.optim.bucket import Bucket
+from subulp.optim.backward import handle as handle_module
+from subulp.optim.parameters import Bucket
 
-from .support import BF16, FP32, same_bits
+from ..support import BF16, FP32, same_bits
 from .twins import MAKERS, assert_same, batches, loss_of, twins
 
 
@@ -254,7 +254,7 @@ def test_a_pass_that_failed_leaves_no_gradient_behind() -> None:
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with groups that wait apart, of which only the largest is stepped at the limit."""
     limit = 2000
-    monkeypatch.setattr(fused_backward, "_WAITING_BYTES", limit)
+    monkeypatch.setattr(handle_module, "WAITING_BYTES", limit)
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(60)])
     matrices = [p for p in model.parameters() if p.dim() == 2]
@@ -267,13 +267,13 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def begin_update(self, bucket: Bucket) -> None:
             flushed.append(bucket)
-            waiting.append(bucket.nbytes + sum(b.nbytes for b in handle._waiting.values()))
+            waiting.append(bucket.nbytes + sum(b.nbytes for b in handle._waiting))
 
         def end_update(self, bucket: Bucket) -> None: ...
 
         def end_step(self) -> None: ...
 
-    optimizer._observers = (Observer(),)
+    optimizer.observers = (Observer(),)
     with optim.fuse_backward(model, optimizer) as handle:
         model(torch.ones(1, 6)).sum().backward()
     largest = 6 * 6 * 4

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from subulp import optim
 
-from .support import same_bits
+from ..support import same_bits
 
 HALVES = (
     "nearest",

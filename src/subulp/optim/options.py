@@ -1,13 +1,19 @@
-"""The ``precision=`` argument of the optimizers."""
+"""The options of the optimizers: ``precision=``, and the checks of numbers and choices."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any, Literal, SupportsFloat, get_args
 
 import torch
+from torch import Tensor
 
 from ..numerics.extra_bits import TailRounding, tail_width
 from ..ops.strategy import Strategy, parse_strategy
+
+NonFinite = Literal["raise", "skip", "propagate"]
+Arithmetic = Literal["wide", "strict"]
 
 AUTO = "auto"
 """``"fp32"`` for FP32 parameters, ``"collage-plus"`` for narrow ones."""
@@ -67,3 +73,36 @@ def strategy_for(precision: str, dtype: torch.dtype) -> Strategy:
     strategy = parse_strategy(precision)
     strategy.check_dtype(dtype)
     return strategy
+
+
+def check_shared(options: dict[str, Any]) -> None:
+    """Raise ValueError unless the options that all optimizers share are in range."""
+    for name, choices in (("nonfinite", NonFinite), ("arithmetic", Arithmetic)):
+        if options[name] not in get_args(choices):
+            raise ValueError(
+                f"{name}={options[name]!r} is unknown: use "
+                f"{' or '.join(map(repr, get_args(choices)))}"
+            )
+    seed = options["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed!r} is out of range: use an integer from 0 to 2**32 - 1")
+
+
+def check_rate(lr: float | Tensor) -> None:
+    """Raise ValueError unless ``lr`` is a non-negative number or a tensor with one element."""
+    if isinstance(lr, torch.Tensor):
+        if lr.numel() != 1:
+            raise ValueError(
+                f"lr has shape {tuple(lr.shape)}: a tensor learning rate has one element; for "
+                "several rates make several groups"
+            )
+        lr = float(lr.item())
+    check_number("lr", lr)
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise ValueError unless ``value`` is a finite number, 0 or more."""
+    if isinstance(value, str) or not isinstance(value, SupportsFloat):
+        raise ValueError(f"{name}={value!r} is not a number: use 0 or more")
+    if not 0.0 <= float(value) < math.inf:
+        raise ValueError(f"{name}={value} is out of range: use a finite number, 0 or more")

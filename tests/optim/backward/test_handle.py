@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from subulp import diagnostics, optim
-from subulp.optim import fused_backward
+from subulp.optim.backward.handle import WAITING_BYTES
 
 from .twins import HALVES, MAKERS, assert_same, batches, loss_of, twins
 
@@ -142,7 +142,7 @@ def test_at_most_one_large_gradient_is_alive() -> None:
     largest = 192 * 192 * 4
     assert peaks[False] == 12 * (largest + 192 * 4)
     # The largest, and small ones that wait.
-    assert peaks[True] <= largest + fused_backward._WAITING_BYTES
+    assert peaks[True] <= largest + WAITING_BYTES
     assert peaks[True] < peaks[False] / 2
 
 

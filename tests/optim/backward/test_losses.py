@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subulp import optim
 
-from .support import BF16
+from ..support import BF16
 from .twins import MAKERS, Model, assert_same, batches, loss_of, twins
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from subulp import optim
 
-from .support import BF16, same_bits
+from ..support import BF16, same_bits
 from .twins import MAKERS, assert_same, batches, loss_of, twins
 
 

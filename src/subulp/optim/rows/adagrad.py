@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ops.big_memory import full
-from .row_optimizer import RowModule, RowOptimizer
+from ...ops.big_memory import full
+from ...ops.row_protocols import RowModule
+from .base import Modules, RowOptimizer
 
 
 class RowAdagrad(RowOptimizer):
@@ -33,7 +33,7 @@ class RowAdagrad(RowOptimizer):
 
     def __init__(
         self,
-        modules: RowModule | Sequence[RowModule] | Sequence[dict[str, Any]],
+        modules: Modules,
         lr: float = 0.01,
         eps: float = 1e-10,
         weight_decay: float = 0.0,
@@ -59,9 +59,6 @@ class RowAdagrad(RowOptimizer):
                 torch.float32,
                 rows.device,
             )
-
-    def _rows(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
 
     def _check_module(self, module: RowModule) -> None:
         super()._check_module(module)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..ops import all_finite
-from . import loss_scaling
+from ...ops import all_finite
+from .. import loss_scaling
 from .clipping import Clipping
 
 

@@ -1,0 +1,41 @@
+"""What a module that updates its own rows and the optimizer of its rows ask of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class RowRule(Protocol):
+    """The rule by which rows are updated: the options of a table, and what is kept beside it."""
+
+    def group_of(self, rows: Tensor) -> dict[str, Any]:
+        """The options of a table as they are now: ``lr``, ``weight_decay``, and ``eps`` if any.
+
+        Args:
+            rows: The table's stored rows.
+        """
+
+    def accumulator(self, rows: Tensor) -> Tensor | None:
+        """What is kept of a table's gradients: FP32 ``(rows,)`` or ``(rows, dim)``; or nothing."""
+
+
+class RowModule(Protocol):
+    """A module that updates its own rows, in its forward or backward pass.
+
+    It counts its updates itself: random bits and LRU's time stamps are counted by them, so they
+    belong to the rows and outlive a change of the optimizer.
+
+    Attributes:
+        row_optimizer: The rule, set by the optimizer that is made for the module.
+        steps: Updates so far, saved in the module's state dict.
+    """
+
+    row_optimizer: RowRule | None
+    steps: int
+
+    @property
+    def row_parameters(self) -> Sequence[nn.Parameter]:
+        """The stored rows, one tensor a table."""

@@ -1,0 +1,189 @@
+"""The tensors that a parameter is stored in: their memory order, fresh ones, and their value.
+
+Elementwise passes see every tensor in storage order: as one dense run of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..numerics import extra_bits
+from ..ops import storage
+from ..ops.strategy import Strategy, parse_strategy
+
+States = tuple[tuple[str, Literal["fast", "slow"]], ...]
+"""Names of state tensors and their roles; the role decides the format."""
+
+SCALAR_STATES = ("step", "gradient_amax")
+"""States of one number a tensor."""
+
+# ------------------------------------------------------------------------------- storage order
+
+
+def storage_view(tensor: Tensor, like: Tensor) -> Tensor:
+    """``tensor`` as a contiguous view, its dimensions in the memory order of ``like``.
+
+    The same permutation serves a parameter and all that is stored beside it, so elements stay
+    paired; for a contiguous parameter it is the tensor itself.
+    """
+    if like.is_contiguous():
+        return tensor
+    order = sorted(range(like.dim()), key=like.stride, reverse=True)
+    return tensor.permute(order)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one run of memory without gaps or overlaps."""
+    return storage_view(tensor, tensor).is_contiguous()
+
+
+def same_layout(tensor: Tensor, like: Tensor) -> bool:
+    """Whether two tensors of one shape, ``like`` dense, keep their elements in the same order."""
+    return tensor.stride() == like.stride() or (tensor.is_contiguous() and like.is_contiguous())
+
+
+def in_layout_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """``tensor`` with the memory layout of ``like``, copied only if it has another one."""
+    if same_layout(tensor, like):
+        return tensor
+    return torch.empty_like(like, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def repack(words: Tensor, width: int, before: Tensor, after: Tensor) -> Tensor:
+    """Packed tails in the storage order of ``after`` instead of that of ``before``.
+
+    Args:
+        words: From :func:`subulp.numerics.extra_bits.pack`.
+        width: Bits of one tail.
+        before: Dense tensor of the parameter's shape, only its strides matter.
+        after: The same.
+
+    Returns:
+        Words of the same length; ``words`` itself if the orders agree.
+    """
+    if same_layout(before, after):
+        return words
+    tails = torch.empty_like(before, dtype=torch.int32, device=words.device)
+    ordered = storage_view(tails, before)
+    ordered.copy_(extra_bits.unpack(words, tails.numel(), width).view(ordered.shape))
+    return extra_bits.pack(storage_view(in_layout_of(tails, after), after).reshape(-1), width)
+
+
+def beside(value: Tensor, p: Tensor) -> Tensor:
+    """A state in the storage order of its parameter; packed words and scalars have no other."""
+    return value if value.dim() != p.dim() else storage_view(value, p)
+
+
+def follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> None:
+    """Lay states out as their parameter, which ``model.to(memory_format=...)`` may have changed."""
+    stride = p.stride()
+    for name, value in state.items():
+        if value.stride() == stride or name in SCALAR_STATES or name == "extra_bits":
+            continue
+        if same_layout(value, p):
+            continue
+        if "extra_bits" in state:
+            state["extra_bits"] = repack(state["extra_bits"], strategy.tail_width, value, p)
+            # Only the first state that differs still tells the order that the words had.
+            state.update({n: in_layout_of(v, p) for n, v in state.items() if v.shape == p.shape})
+            return
+        state[name] = in_layout_of(value, p)
+
+
+# -------------------------------------------------------------------------------------- states
+
+
+def new_state(strategy: Strategy, p: Tensor, states: States) -> dict[str, Tensor]:
+    """Fresh state of a parameter: zeros, and its wide value its own value."""
+    # On the CPU whatever torch.set_default_device says: the step's scalars are computed there.
+    state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
+    for name, role in states:
+        fmt = strategy.fast_format(p.dtype) if role == "fast" else strategy.slow_format(p.dtype)
+        state[name] = torch.zeros_like(p, dtype=fmt.dtype, requires_grad=False)
+        if role == "slow" and strategy.slow_state == "expansion":
+            state[f"{name}_low"] = torch.zeros_like(state[name])
+    extra = storage.new_extra(strategy, p.detach())
+    if extra is not None:
+        assert strategy.extra_name is not None
+        state[strategy.extra_name] = extra
+    if not strategy.wide_states and p.dtype.itemsize == 1:
+        state["gradient_amax"] = torch.zeros((), dtype=torch.float32, device=p.device)
+    return state
+
+
+def bytes_per_parameter(stored: Iterable[tuple[Tensor, dict[str, Any]]]) -> dict[str, float]:
+    """Bytes of elementwise storage, from parameters and their states; see the optimizers' method.
+
+    Returns:
+        Bytes by tensor name and ``"total"``, averaged over all parameters.
+    """
+    totals: dict[str, int] = {"parameter": 0, "gradient": 0}
+    count = 0
+    for p, state in stored:
+        count += p.numel()
+        totals["parameter"] += p.nbytes
+        dtype = p.grad.dtype if p.grad is not None else getattr(p, "grad_dtype", None)
+        totals["gradient"] += p.numel() * (dtype or p.dtype).itemsize
+        for name, value in state.items():
+            if value.dim() > 0 or (p.dim() == 0 and name not in SCALAR_STATES):
+                totals[name] = totals.get(name, 0) + value.nbytes
+    result = {name: total / max(count, 1) for name, total in totals.items()}
+    result["total"] = sum(result.values())
+    return result
+
+
+# ---------------------------------------------------------------------------------- wide value
+
+
+def wide_value(strategy: Strategy, p: Tensor, state: dict[str, Tensor] | None) -> Tensor:
+    """The FP32 value that the stored components of a parameter stand for, in its own layout.
+
+    Args:
+        strategy: How it is stored.
+        p: The parameter.
+        state: Its state, laid out as it is; empty or ``None`` before the first step.
+    """
+    if strategy.extra_name is None or not state:
+        return p.detach().to(torch.float32)
+    p, extra = p.detach(), state[strategy.extra_name]
+    dense = storage.decode_parameter(strategy, storage_view(p, p), beside(extra, p))
+    return (
+        storage_view(torch.empty_like(p, dtype=torch.float32), p)
+        .copy_(dense)
+        .as_strided(p.shape, p.stride())
+    )
+
+
+def store_wide(
+    strategy: Strategy, p: Tensor, state: dict[str, Tensor], wide: Tensor, *, seed: int, stream: int
+) -> None:
+    """Let the components of a parameter stand for given FP32 values, as nearly as they can.
+
+    Args:
+        strategy: How it is stored.
+        p: The parameter, written to.
+        state: Its state, laid out as it is; written to.
+        wide: FP32 values of its shape.
+        seed: Philox key word.
+        stream: Philox key word of the parameter.
+    """
+    extra = state.get(strategy.extra_name) if strategy.extra_name else None
+    target = storage_view(p.detach(), p)
+    if strategy.weight == "stochastic":
+        # A given weight is best kept by its nearest neighbour; only updates need be unbiased.
+        strategy = parse_strategy("nearest")
+    bits = storage.draw_bits(
+        strategy, target, seed=seed, stream=stream, step=int(state["step"].item()), offset=0
+    )
+    aligned = torch.empty_like(p, dtype=torch.float32).copy_(wide)
+    storage.encode_parameter(
+        strategy,
+        storage_view(aligned, p),
+        target,
+        None if extra is None else beside(extra, p),
+        bits,
+    )

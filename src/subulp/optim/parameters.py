@@ -1,0 +1,198 @@
+"""Parameters as an optimizer finds them: their places, and the buckets that one call updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..numerics import format_of
+from ..ops.job import is_strict
+from ..ops.strategy import Strategy
+from .components import is_dense
+from .options import strategy_for
+
+Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a parameter stands in an optimizer.
+
+    Attributes:
+        group: Number of its group.
+        index: Its position in the group.
+        stream: Its position among all parameters, the key of its random bits.
+    """
+
+    group: int
+    index: int
+    stream: int
+
+
+def places(groups: list[dict[str, Any]]) -> dict[int, Place]:
+    """The places of all parameters of an optimizer's groups, by their id."""
+    pairs = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"])]
+    return {id(p): Place(g, i, stream) for stream, (g, i, p) in enumerate(pairs)}
+
+
+def check_parameters(group: dict[str, Any]) -> None:
+    """Raise ValueError unless every parameter of a group can have the group's precision."""
+    for i, p in enumerate(group["params"]):
+        where = _name(group, i)
+        if p.is_complex():
+            raise ValueError(
+                f"{where} is complex ({p.dtype}): narrow formats are real; optimize "
+                "torch.view_as_real of it"
+            )
+        if p.layout != torch.strided:
+            raise ValueError(
+                f"{where} has layout {p.layout}: only dense ones are updated; use to_dense()"
+            )
+        if not is_dense(p):
+            raise ValueError(
+                f"{where} has strides {p.stride()} for shape {tuple(p.shape)}: its elements do "
+                "not fill one run of memory; use a contiguous parameter"
+            )
+        try:
+            strategy = strategy_for(group["precision"], p.dtype)
+            is_strict(group["arithmetic"], strategy, p.dtype)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+@dataclass
+class Bucket:
+    """Parameters of one group, dtype and device, and their gradients, of one dtype.
+
+    Attributes:
+        group: The group.
+        strategy: Its strategy for these parameters.
+        params: The parameters.
+        grads: Their gradients.
+        streams: Their positions among all parameters.
+        folded: The moments have decayed in this step already, and hold earlier gradients of it.
+    """
+
+    group: dict[str, Any]
+    strategy: Strategy
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    folded: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradients."""
+        return sum(grad.nbytes for grad in self.grads)
+
+
+class Buckets:
+    """Parameters and gradients, gathered by what one call can update.
+
+    Attributes:
+        nbytes: Bytes of all gradients.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[Any, ...], Bucket] = {}
+        self.nbytes = 0
+
+    def add(
+        self, group: dict[str, Any], place: Place, p: Tensor, grad: Tensor, *, folded: bool = False
+    ) -> None:
+        """Put a parameter and its gradient into the bucket of those that one call can update.
+
+        Args:
+            group: The parameter's group.
+            place: Its place.
+            p: The parameter.
+            grad: The gradient that it steps with, of its shape.
+            folded: See :class:`Bucket` (default: ``False``).
+
+        Raises:
+            ValueError: The gradient is sparse, complex or of a dtype that is no format.
+        """
+        if grad.layout != torch.strided:
+            raise ValueError(
+                f"{gradient_name(group, place)} has layout {grad.layout}: only dense gradients are "
+                "taken (for embeddings, sparse=False)"
+            )
+        key = (place.group, p.dtype, grad.dtype, p.device, folded)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            _check_gradient_dtype(group, place, grad.dtype)
+            strategy = strategy_for(group["precision"], p.dtype)
+            bucket = self._buckets[key] = Bucket(group, strategy, folded=folded)
+        bucket.params.append(p)
+        bucket.grads.append(grad)
+        bucket.streams.append(place.stream)
+        self.nbytes += grad.nbytes
+
+    def pop_largest(self) -> Bucket:
+        """Take out the bucket with the most bytes of gradients."""
+        key = max(self._buckets, key=lambda key: self._buckets[key].nbytes)
+        bucket = self._buckets.pop(key)
+        self.nbytes -= bucket.nbytes
+        return bucket
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._buckets.clear()
+        self.nbytes = 0
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(self._buckets.values())
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+
+def buckets_of(groups: list[dict[str, Any]]) -> Buckets:
+    """The parameters of all groups that have a gradient.
+
+    Raises:
+        ValueError: As of :meth:`Buckets.add`.
+    """
+    buckets, stream = Buckets(), 0
+    for g, group in enumerate(groups):
+        for i, p in enumerate(group["params"]):
+            if p.grad is not None:
+                buckets.add(group, Place(g, i, stream), p, p.grad)
+            stream += 1
+    return buckets
+
+
+def nonfinite_error(groups: list[dict[str, Any]], p: Tensor) -> FloatingPointError:
+    """The error of a gradient that is not finite, under ``nonfinite="raise"``."""
+    place = places(groups)[id(p)]
+    return FloatingPointError(
+        f"{gradient_name(groups[place.group], place)} (shape {tuple(p.shape)}) has NaN or "
+        "infinite values; nothing was updated. Lower the learning rate or scale the loss, or "
+        "pass nonfinite='skip' to leave such steps out or nonfinite='propagate' to let them "
+        "through"
+    )
+
+
+def gradient_name(group: dict[str, Any], place: Place) -> str:
+    """A gradient as errors call it."""
+    return f"the gradient of {_name(group, place.index)} of group {place.group}"
+
+
+def _check_gradient_dtype(group: dict[str, Any], place: Place, dtype: torch.dtype) -> None:
+    where = gradient_name(group, place)
+    if dtype.is_complex:
+        raise ValueError(f"{where} is complex ({dtype}): narrow formats are real")
+    try:
+        format_of(dtype)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _name(group: dict[str, Any], index: int) -> str:
+    """A parameter as errors call it: by name where the user gave names."""
+    names = group.get("param_names")
+    return f"parameter {names[index]!r}" if names else f"parameter {index}"

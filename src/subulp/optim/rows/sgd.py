@@ -1,0 +1,27 @@
+"""SGD for tables of rows that update themselves in their own backward pass."""
+
+from __future__ import annotations
+
+from .base import Modules, RowOptimizer
+
+
+class RowSGD(RowOptimizer):
+    """Plain SGD for :class:`subulp.nn.ExtremeClassifier` and :class:`subulp.nn.CachedEmbeddingBag`.
+
+    There is no momentum, no gradient and no copy of the rows. The module updates them while it
+    computes their gradient; this object holds what the update reads: learning rate and weight decay
+    of each group. :meth:`step` does nothing, so that training loops and schedulers of torch work as
+    with any optimizer. ELMO, section 4.2.
+
+    Args:
+        modules: One module, several, or a list of groups ``{"modules": [...], "lr": ...}``.
+        lr: Learning rate (default: 0.05).
+        weight_decay: Weight decay of the rows, times the learning rate; embeddings decay the rows
+            that are looked up (default: 0).
+
+    Raises:
+        ValueError: A number is out of range, or a module has no rows or another optimizer.
+    """
+
+    def __init__(self, modules: Modules, lr: float = 0.05, weight_decay: float = 0.0) -> None:
+        super().__init__(modules, {"lr": lr, "weight_decay": weight_decay})
