@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from subulp.ops import adam_step, native, parse_strategy, sgd_step, storage
+from subulp.ops import adam_step, facts, native, parse_strategy, sgd_step
+from subulp.ops.step import storage
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -161,7 +162,7 @@ def threads(count: int) -> Iterator[None]:
 
 def isas() -> list[str]:
     """Instruction sets whose kernels run here."""
-    return [name for name, code in native.ISAS.items() if native.library().subulp_has_isa(code)]
+    return [name for name, code in facts.ISAS.items() if native.library().subulp_has_isa(code)]
 
 
 def arguments(

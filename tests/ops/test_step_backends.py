@@ -179,7 +179,7 @@ def test_triton_offsets(setup):
 @pytest.mark.parametrize("setup", SOME, ids=str)
 def test_triton_many_blocks_in_one_program(setup, device, monkeypatch):
     """Few programs: each works through several blocks, and packed words stay with their owner."""
-    triton_launch = pytest.importorskip("subulp.ops.triton_launch")
+    triton_launch = pytest.importorskip("subulp.ops.triton.launch")
     monkeypatch.setattr(triton_launch, "_PROGRAMS", 2)
     check_triton(setup, (3100, 40), steps=1, device=device)
 

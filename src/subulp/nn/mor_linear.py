@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..numerics.mixture import Mixture, Summary
-from ..ops.mixture.operand import Operand
-from ..ops.mixture.product import product
+from ..ops.mixture.product import Operand, product
 from .autocast import autocast_operands, without_autocast
 from .linear import ACTIVATION_DTYPES, Linear, check_linear, gradient_dtype, narrow_linear
 from .mor import MoR

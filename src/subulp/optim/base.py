@@ -18,9 +18,10 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from ..numerics import format_of
-from ..ops import all_finite, backend, storage
-from ..ops.job import StepJob, is_strict
+from ..numerics import format_of, random_bits
+from ..ops import all_finite
+from ..ops.step import storage
+from ..ops.step.job import StepJob, is_strict
 from ..ops.strategy import Strategy
 from . import full_precision, loss_scaling
 from .bucket import Bucket, Buckets, Place
@@ -70,9 +71,7 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         defaults["precision"] = parse_precision(defaults["precision"])
         if defaults["seed"] is None:
-            # Follows torch.manual_seed; folded, because Philox keys are words of 32 bits.
-            initial = torch.initial_seed()
-            defaults["seed"] = (initial ^ (initial >> 32)) & 0xFFFFFFFF
+            defaults["seed"] = random_bits.fold_seed(torch.initial_seed())
         self._check_all_options(defaults)
         defaults["skipped_steps"] = 0
         super().__init__(cast(Any, params), defaults)
@@ -267,8 +266,7 @@ class Optimizer(torch.optim.Optimizer):
         saved = [amax.clone() for amax in amaxes]
         torch._foreach_add_(arguments["steps"], 1.0)
         try:
-            # Without PyTorch's dispatcher, which takes a tenth of a millisecond a call.
-            backend.run(self._op, self._job(bucket, arguments))
+            self._run_step(**arguments)
         except Exception:
             # A backend that cannot run fails before it touches a parameter: so do the counters.
             torch._foreach_add_(arguments["steps"], -1.0)
@@ -363,12 +361,9 @@ class Optimizer(torch.optim.Optimizer):
         for each in self.param_groups:
             each["skipped_steps"] += 1
 
-    #: Name of the fused step, and what makes a job for it of ``_arguments``.
-    _op: ClassVar[str]
+    #: The fused step, and its job for diagnostics; both take ``_arguments``.
+    _run_step: Callable[..., None]
     _make_job: Callable[..., StepJob]
-
-    def _job(self, bucket: Bucket, arguments: dict[str, Any]) -> StepJob:
-        return self._make_job(**arguments)
 
     def _arguments(self, bucket: Bucket) -> dict[str, Any]:
         raise NotImplementedError
@@ -423,7 +418,7 @@ class Optimizer(torch.optim.Optimizer):
         arguments["steps"] = [step + 1 for step in arguments["steps"]]
         arguments["amaxes"] = [amax.clone() for amax in arguments["amaxes"]]
         arguments["arithmetic"] = "wide"
-        job = self._job(bucket, arguments)
+        job = self._make_job(**arguments)
         for i, p in enumerate(bucket.params):
             theta = storage.decode_parameter(job.strategy, job.params[i], job.role(job.extras, i))
             yield p, theta, -self._reference_update(job, i, theta)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import storage
+from ..ops.step import storage
 from ..ops.strategy import Strategy, parse_strategy
 from .layout import storage_view
 from .state_dict import kind

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..ops import sgd as op
-from ..ops.job import StepJob
 from ..ops.sgd import reference
+from ..ops.step.job import StepJob
 from .adam import check_number, check_rate
 from .base import NonFinite, Optimizer, Params, States
 from .bucket import Bucket
@@ -39,7 +39,7 @@ class SGD(Optimizer):
     """
 
     _states = (("momentum_buffer", "slow"),)
-    _op = "sgd"
+    _run_step = staticmethod(op.step)
     _make_job = staticmethod(op.make_job)
 
     def __init__(
