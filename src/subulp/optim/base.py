@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..numerics import random_bits
 from ..ops import all_finite
+from ..ops.graph_breaks import between_graphs
 from ..ops.step import storage
 from ..ops.step.job import StepJob
 from ..ops.strategy import Strategy
@@ -42,7 +43,6 @@ class Optimizer(torch.optim.Optimizer):
 
     fused: FusedStep | None = None
     observers: tuple[StepObserver, ...] = ()
-    _is_out_of_graphs: ClassVar[bool] = False
     #: torch.amp.GradScaler leaves unscaling to :meth:`step`, see loss_scaling.py.
     _step_supports_amp_scaling: ClassVar[bool] = True
     #: State tensors of the size of the parameter.
@@ -55,7 +55,6 @@ class Optimizer(torch.optim.Optimizer):
         self._check_all_options(defaults)
         defaults["skipped_steps"] = 0
         super().__init__(cast(Any, params), defaults)
-        _keep_out_of_graphs()
 
     # ------------------------------------------------------------------------------ groups
 
@@ -97,7 +96,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        _keep_out_of_graphs()
         for group in self.param_groups:
             for key in self._options():
                 group.setdefault(key, self.defaults[key])
@@ -147,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.fused is None:
-            self._step_outside_graphs()
+            self._step_between_graphs()
         elif hasattr(self, "grad_scale"):
             self.fused.check_scaled()
         return loss
@@ -161,7 +159,11 @@ class Optimizer(torch.optim.Optimizer):
         if self.fused is None:
             super().zero_grad(set_to_none)
 
-    def _step_outside_graphs(self) -> None:
+    # Traced, a step would be one opaque op in a graph that guards on every tensor, compiles again
+    # for every new learning rate, and copies what the op mutates wherever the compiler cannot prove
+    # that it need not.
+    @between_graphs
+    def _step_between_graphs(self) -> None:
         buckets = parameters.buckets_of(self.param_groups)
         self.begin_step()
         if not self._admits(buckets):
@@ -448,18 +450,3 @@ class Optimizer(torch.optim.Optimizer):
             components.store_wide(strategy, p, state, wide, seed=group["seed"], stream=place.stream)
 
         full_precision.load_state_dict(model, state_dict, places, store)
-
-
-def _keep_out_of_graphs() -> None:
-    """Let compiled training steps call the optimizer between their graphs.
-
-    Traced, it would be one opaque op in a graph that guards on every tensor, compiles again for
-    every new learning rate, and copies what the op mutates wherever the compiler cannot prove that
-    it need not. Done with the first optimizer, for it imports all of Dynamo.
-    """
-    if not Optimizer._is_out_of_graphs:
-        Optimizer._is_out_of_graphs = True
-        disable = cast("Callable[..., Any]", torch.compiler.disable)
-        Optimizer._step_outside_graphs = disable(  # type: ignore[method-assign]
-            Optimizer._step_outside_graphs, reason="the fused step is one op"
-        )
