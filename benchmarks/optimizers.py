@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from subulp import optim
-from subulp.ops import native
+from subulp.ops import facts, native
 
 Step = Callable[[], object]
 
@@ -209,7 +209,7 @@ def measure(numel: int, rounds: int, slow_rounds: int, peers: Sequence[str]) -> 
         for row in rows
         if row.name in BOUND_STRATEGIES and row.share_of_bound is not None
     ]
-    isa = next(name for name, code in native.ISAS.items() if code == native.isa())
+    isa = next(name for name, code in facts.ISAS.items() if code == native.isa())
     return {
         "benchmark": "optimizers",
         "machine": machine,

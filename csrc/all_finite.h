@@ -51,11 +51,11 @@ inline uint32_t largest_code(const void* data, int64_t n, int threads) {
 
 inline bool tensor_is_finite(int dtype, const void* data, int64_t n, int threads) {
   switch (dtype) {
-    case SUBULP_FP32: return largest_code<4>(data, n, threads) < 0x7F800000;
-    case SUBULP_BF16: return largest_code<2>(data, n, threads) < 0x7F80;
-    case SUBULP_FP16: return largest_code<2>(data, n, threads) < 0x7C00;
-    case SUBULP_E4M3: return largest_code<1>(data, n, threads) < 0x7F;
-    default: return largest_code<1>(data, n, threads) < 0x7C;
+#define SUBULP_CASE(code, name, Format) \
+  case SUBULP_##code: return largest_code<Format::bytes>(data, n, threads) <= Format::max_code;
+    SUBULP_FLOATS(SUBULP_CASE)
+#undef SUBULP_CASE
+    default: return false;
   }
 }
 

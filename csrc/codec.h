@@ -31,6 +31,7 @@ SUBULP_FLAT U magnitude(F x) { return and_(as_u32(x), u32(MAGNITUDE)); }
 // FP32 itself, so that a pass can be written once.
 struct Fp32 {
   static constexpr int bytes = 4;
+  static constexpr uint32_t max_code = 0x7F7FFFFF;
   static SUBULP_FLAT F load(const char* p) { return load_f32(p); }
   static SUBULP_FLAT void store(char* p, F x) { store_f32(p, x); }
 };

@@ -70,11 +70,10 @@ inline int encode_all(const float* from, char* to, int64_t n, float scale, int t
 inline int run_encode(int dtype, const float* from, void* to, int64_t n, float scale, int threads) {
   char* const bytes = static_cast<char*>(to);
   switch (dtype) {
-    case SUBULP_FP32: return encode_all<Fp32>(from, bytes, n, scale, threads);
-    case SUBULP_BF16: return encode_all<Bf16>(from, bytes, n, scale, threads);
-    case SUBULP_FP16: return encode_all<Fp16>(from, bytes, n, scale, threads);
-    case SUBULP_E4M3: return encode_all<E4m3>(from, bytes, n, scale, threads);
-    case SUBULP_E5M2: return encode_all<E5m2>(from, bytes, n, scale, threads);
+#define SUBULP_CASE(code, name, Format) \
+  case SUBULP_##code: return encode_all<Format>(from, bytes, n, scale, threads);
+    SUBULP_FLOATS(SUBULP_CASE)
+#undef SUBULP_CASE
     default: return -1;
   }
 }
@@ -82,11 +81,10 @@ inline int run_encode(int dtype, const float* from, void* to, int64_t n, float s
 inline int run_decode(int dtype, const void* from, float* to, int64_t n, float scale, int threads) {
   const char* const bytes = static_cast<const char*>(from);
   switch (dtype) {
-    case SUBULP_FP32: return decode_all<Fp32>(bytes, to, n, scale, threads);
-    case SUBULP_BF16: return decode_all<Bf16>(bytes, to, n, scale, threads);
-    case SUBULP_FP16: return decode_all<Fp16>(bytes, to, n, scale, threads);
-    case SUBULP_E4M3: return decode_all<E4m3>(bytes, to, n, scale, threads);
-    case SUBULP_E5M2: return decode_all<E5m2>(bytes, to, n, scale, threads);
+#define SUBULP_CASE(code, name, Format) \
+  case SUBULP_##code: return decode_all<Format>(bytes, to, n, scale, threads);
+    SUBULP_FLOATS(SUBULP_CASE)
+#undef SUBULP_CASE
     default: return -1;
   }
 }

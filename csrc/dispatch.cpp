@@ -33,10 +33,6 @@ const subulp_kernels* kernels(int isa) {
 extern "C" {
 
 int subulp_abi(void) { return SUBULP_ABI; }
-int64_t subulp_sizeof_step(void) { return sizeof(subulp_step); }
-int64_t subulp_sizeof_scalars(void) { return sizeof(subulp_scalars); }
-int64_t subulp_sizeof_table(void) { return sizeof(subulp_table); }
-int64_t subulp_sizeof_mixture(void) { return sizeof(subulp_mixture); }
 
 int subulp_best_isa(void) {
   return runs(SUBULP_AVX512) ? SUBULP_AVX512 : runs(SUBULP_AVX2) ? SUBULP_AVX2 : SUBULP_PLAIN;

@@ -3,6 +3,7 @@
 // their way.
 #pragma once
 
+#include "mix.h"
 #include "rows.h"
 
 namespace simd {
@@ -26,11 +27,7 @@ inline void prefetch(const void* p, int64_t bytes) {
 }
 
 inline int64_t set_of(const subulp_table& t, uint32_t row) {
-  if (t.mixed) {
-    row = (row ^ row >> 16) * 0x85EBCA6Bu;
-    row = (row ^ row >> 13) * 0xC2B2AE35u;
-    row ^= row >> 16;
-  }
+  if (t.mixed) row = subulp_mix(row);
   return row % static_cast<uint32_t>(t.sets);
 }
 

@@ -14,10 +14,6 @@
 namespace simd {
 
 constexpr int64_t GRADIENTS_AHEAD = 8;
-constexpr uint32_t EVICT_SLOT = 1;  // rounding of a row that is evicted before its own turn
-
-constexpr uint32_t COUNT_LIMIT = 0x7FFFFFFF;
-
 // Looked-up rows of a thread, as row << 32 | position, ascending.
 class RowOrder {
  public:
@@ -167,14 +163,14 @@ class TableUpdate {
   void update(int64_t row, uint32_t lookups) {
     if (t_.counts) {
       const uint32_t total = static_cast<uint32_t>(t_.counts[row]) + lookups;
-      t_.counts[row] = static_cast<int32_t>(std::min(total, COUNT_LIMIT));
+      t_.counts[row] = static_cast<int32_t>(std::min<uint32_t>(total, SUBULP_COUNT_LIMIT));
     }
     if (t_.sets) {
       const int64_t set = set_of(t_, static_cast<uint32_t>(row)), first = set * t_.ways;
       const int32_t* const tags = t_.tags + first;
       int way = find_tag(tags, t_.ways, static_cast<int32_t>(row));
       if (way >= 0) return keep(first + way, row, FloatRow<Fp32>::Reader(cached(first + way)));
-      way = find_tag(tags, t_.ways, -1);
+      way = find_tag(tags, t_.ways, SUBULP_EMPTY);
       if (way < 0) {
         way = loser(set, row);
         if (way >= 0) evict(first + way, row);
@@ -185,7 +181,7 @@ class TableUpdate {
       }
     }
     optimize(row, typename Row::Reader(stored_row(t_, row)), x_);
-    encode(row, x_, 0);
+    encode(row, x_, SUBULP_BYPASS_SLOT);
   }
 
   // The way that has to be left to `row`, or -1: the row bypasses the cache.
@@ -219,7 +215,7 @@ class TableUpdate {
       leaving = leaving_;
     }
     const int64_t evicted = t_.tags[place];
-    encode(evicted, leaving, evicted > row ? EVICT_SLOT : 0);
+    encode(evicted, leaving, evicted > row ? SUBULP_EVICT_SLOT : SUBULP_BYPASS_SLOT);
     ++evictions;
   }
 

@@ -61,9 +61,10 @@ inline int encode_int_rows(const float* from, char* to, int64_t rows, int64_t di
 inline int run_decode_rows(int bits, const void* from, float* to, int64_t rows, int64_t dim, int threads) {
   const char* const stored = static_cast<const char*>(from);
   switch (bits) {
-    case 8: return decode_int_rows<8>(stored, to, rows, dim, threads);
-    case 4: return decode_int_rows<4>(stored, to, rows, dim, threads);
-    case 2: return decode_int_rows<2>(stored, to, rows, dim, threads);
+#define SUBULP_CASE(code, name, bits) \
+  case bits: return decode_int_rows<bits>(stored, to, rows, dim, threads);
+    SUBULP_INTEGERS(SUBULP_CASE)
+#undef SUBULP_CASE
     default: return -1;
   }
 }
@@ -72,9 +73,10 @@ inline int encode_all_rows(int bits, const float* from, void* to, int64_t rows, 
                            int threads) {
   char* const stored = static_cast<char*>(to);
   switch (bits) {
-    case 8: return encode_int_rows<8>(from, stored, rows, dim, random, threads);
-    case 4: return encode_int_rows<4>(from, stored, rows, dim, random, threads);
-    case 2: return encode_int_rows<2>(from, stored, rows, dim, random, threads);
+#define SUBULP_CASE(code, name, bits) \
+  case bits: return encode_int_rows<bits>(from, stored, rows, dim, random, threads);
+    SUBULP_INTEGERS(SUBULP_CASE)
+#undef SUBULP_CASE
     default: return -1;
   }
 }

@@ -113,9 +113,7 @@ inline void encode_bf16(const Strip& s, int b, const char* x, uint8_t* codes, ui
   }
 }
 
-enum Recipe { TENSOR_RECIPE, TWO_WAY, THREE_WAY };
-
-inline uint8_t wide_type(int recipe) { return recipe == THREE_WAY ? 2 : 1; }
+inline uint8_t wide_type(int recipe) { return recipe == SUBULP_THREE_WAY ? 2 : 1; }
 
 // Types of up to W blocks; `counts` are at least 1.
 inline U decide(int recipe, U amax, U smallest, F counts, F e4m3_sums, F e5m2_sums) {
@@ -123,7 +121,7 @@ inline U decide(int recipe, U amax, U smallest, F counts, F e4m3_sums, F e5m2_su
   // Errors are not negative: their order is that of their bits.
   const U e4m3 = as_u32(div(e4m3_sums, counts)), e5m2 = as_u32(div(e5m2_sums, counts));
   U type;
-  if (recipe == THREE_WAY) {
+  if (recipe == SUBULP_THREE_WAY) {
     // E5M2's largest value over its smallest normal one.
     const U span = as_u32(div(as_f32(amax), as_f32(smallest)));
     const U other = select(greater(span, u32(bits_of(939524096.0f))), wide, u32(1));
@@ -159,7 +157,7 @@ inline int64_t encode_mixture(const subulp_mixture& m, int threads) {
   const Grid g(m);
   const char* const x = static_cast<const char*>(m.x);
   const int64_t blocks = g.blocks(), tiles = g.tiles();
-  const bool whole = m.recipe == TENSOR_RECIPE, single = g.one_tile_each();
+  const bool whole = m.recipe == SUBULP_TENSOR, single = g.one_tile_each();
   const uint8_t wide = wide_type(m.recipe);
 
   Evidence<uint32_t> of_tiles(tiles);
@@ -254,7 +252,7 @@ inline void wide_offsets(const subulp_mixture& m, const Grid& g, Buffer<int64_t>
   int64_t next = 0;
   for (int64_t b = 0; b < g.blocks(); ++b) {
     offsets[b] = next;
-    if (m.types[m.recipe == TENSOR_RECIPE ? 0 : b] == wide_type(m.recipe)) next += g.height(b) * g.width(b);
+    if (m.types[m.recipe == SUBULP_TENSOR ? 0 : b] == wide_type(m.recipe)) next += g.height(b) * g.width(b);
   }
 }
 
@@ -265,7 +263,7 @@ inline int encode_wide(const subulp_mixture& m, uint8_t* wide, int threads) {
   wide_offsets(m, g, offsets);
   each_strip(g, threads, [&](const Strip& s) {
     for (int b = 0; b < s.n; ++b)
-      if (m.types[m.recipe == TENSOR_RECIPE ? 0 : s.block + b] == wide_type(m.recipe))
+      if (m.types[m.recipe == SUBULP_TENSOR ? 0 : s.block + b] == wide_type(m.recipe))
         encode_bf16<Format>(s, b, static_cast<const char*>(m.x), m.codes, wide + offsets[s.block + b]);
   });
   return 0;
@@ -302,7 +300,7 @@ inline void decode_tile(const Strip& s, const Tile& t, const uint8_t* codes, flo
 
 inline int run_mixture_decode(const subulp_mixture& m, const uint8_t* wide, float* to, int threads) {
   const Grid g(m);
-  const bool whole = m.recipe == TENSOR_RECIPE;
+  const bool whole = m.recipe == SUBULP_TENSOR;
   const uint8_t last = wide_type(m.recipe);
   const Mantissas mantissas{m, g};
   const int64_t groups = mantissas.groups();

@@ -5,8 +5,6 @@
 
 namespace simd {
 
-enum Scaling { GAM, AMAX, E8M0 };
-
 inline float float_of(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
@@ -66,14 +64,14 @@ struct Mantissas {
   const Grid& g;
 
   int64_t group_of(int64_t block) const {
-    if (m.scaling == AMAX) return block;
-    if (m.scaling == E8M0) return 0;
+    if (m.scaling == SUBULP_AMAX) return block;
+    if (m.scaling == SUBULP_E8M0) return 0;
     const int64_t groups_across = Grid::parts(g.across, m.group_columns);
     return block / g.across / m.group_rows * groups_across + block % g.across / m.group_columns;
   }
   int64_t groups() const {
-    if (m.scaling == AMAX) return g.blocks();
-    if (m.scaling == E8M0) return 1;
+    if (m.scaling == SUBULP_AMAX) return g.blocks();
+    if (m.scaling == SUBULP_E8M0) return 1;
     return Grid::parts(g.down, m.group_rows) * Grid::parts(g.across, m.group_columns);
   }
 
@@ -86,7 +84,7 @@ struct Mantissas {
   }
 
   void compute(const Buffer<uint32_t>& amax) const {
-    if (m.scaling == E8M0) {
+    if (m.scaling == SUBULP_E8M0) {
       m.mantissa[0] = 1.0f;
       return;
     }

@@ -10,7 +10,7 @@
 
 namespace simd {
 
-constexpr int ROW_LANES = 16;  // the lanes that a row is summed in, see ops/embedding/row_sum.py
+constexpr int ROW_LANES = SUBULP_LANES;  // the lanes that a row is summed in, see numerics/metrics.py
 constexpr int PARTS = ROW_LANES / W;
 
 inline int64_t padded(int64_t dim) { return (dim + ROW_LANES - 1) / ROW_LANES * ROW_LANES; }
@@ -146,7 +146,7 @@ template <int bits>
 struct IntRow {
   static constexpr uint32_t top = (1u << bits) - 1;
   static constexpr int per_byte = 8 / bits;
-  static constexpr int parameters = 8;
+  static constexpr int parameters = SUBULP_PARAMETER_BYTES;
   static int64_t packed(int64_t dim) { return (dim * bits + 7) / 8; }
   static int64_t bytes(int64_t dim) { return parameters + packed(dim); }
 
@@ -236,15 +236,16 @@ struct IntRow {
 
 // Work on rows with the type of their storage; false if there is none.
 template <class Work>
-inline bool with_row_type(int dtype, Work work) {
-  switch (dtype) {
-    case SUBULP_FP32: work(FloatRow<Fp32>{}); return true;
-    case SUBULP_BF16: work(FloatRow<Bf16>{}); return true;
-    case SUBULP_FP16: work(FloatRow<Fp16>{}); return true;
-    case SUBULP_E4M3: work(FloatRow<E4m3>{}); return true;
-    case SUBULP_INT8: work(IntRow<8>{}); return true;
-    case SUBULP_INT4: work(IntRow<4>{}); return true;
-    case SUBULP_INT2: work(IntRow<2>{}); return true;
+inline bool with_row_type(int format, Work work) {
+  switch (format) {
+#define SUBULP_FLOAT_ROWS(code, name, Format) \
+  case SUBULP_##code: work(FloatRow<Format>{}); return true;
+#define SUBULP_INTEGER_ROWS(code, name, bits) \
+  case SUBULP_##code: work(IntRow<bits>{}); return true;
+    SUBULP_FLOATS(SUBULP_FLOAT_ROWS)
+    SUBULP_INTEGERS(SUBULP_INTEGER_ROWS)
+#undef SUBULP_FLOAT_ROWS
+#undef SUBULP_INTEGER_ROWS
     default: return false;
   }
 }

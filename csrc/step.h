@@ -21,34 +21,56 @@ namespace simd {
 
 // ---------------------------------------------------------------------------- what is stored how
 
-// FP8 has three mantissa bits: a weight below 2^-5 already lies where the grid stops getting finer,
-// and so would its second component. Stored four bits up, the component keeps its precision there.
-template <class Format> constexpr float low_scale = 1.0f;
-template <> inline constexpr float low_scale<E4m3> = 16.0f;
+// See low_scale in src/subulp/ops/strategy.py.
+template <class Format> constexpr float low_scale = std::is_same_v<Format, E4m3> ? SUBULP_E4M3_LOW_SCALE : 1.0f;
+
+enum class Weight { plain, stochastic, kahan, expansion, master, extra_bits };
+enum class State { plain, stochastic, expansion };
+// Sets of parameter dtypes, by their bytes.
+struct Bytes { int least, most; };
+namespace dtypes { constexpr Bytes whole = {4, 4}, halves = {2, 2}, narrow = {1, 2}; }
+
+// A strategy, as csrc/subulp.h's table has it.
+template <subulp_strategy> struct Strategy;
+#define SUBULP_STRATEGY(code, name, weight_, slow_, wide, random_, dtypes_)   \
+  template <> struct Strategy<SUBULP_##code> {                                \
+    static constexpr Weight weight = Weight::weight_;                         \
+    static constexpr State slow = State::slow_;                                 \
+    static constexpr bool wide_states = wide, random = random_;               \
+    template <class Format> static constexpr bool has =                       \
+        dtypes::dtypes_.least <= Format::bytes && Format::bytes <= dtypes::dtypes_.most; \
+  };
+SUBULP_STRATEGIES(SUBULP_STRATEGY)
+#undef SUBULP_STRATEGY
 
 // FP8 states: the slow state is E5M2, because a second moment spans twice the exponents of a first.
 template <class P> struct SlowFormat { using type = P; };
 template <> struct SlowFormat<Consecutive<E4m3>> { using type = Consecutive<E5m2>; };
 
-constexpr bool wide_states(subulp_strategy s) {
-  return s == SUBULP_WHOLE || s == SUBULP_FP32_STATES || s == SUBULP_MASTER || s == SUBULP_EXTRA_TRUNCATE ||
-         s == SUBULP_EXTRA_STOCHASTIC;
-}
+// How a narrow format lies in pairs of vectors; FP32 states are in order, and so is what goes with them.
+template <class Format> struct Narrow { using type = Consecutive<Format>; };
+template <> struct Narrow<Bf16> { using type = SplitBf16; };
 
-// The formats of a strategy's streams, for parameters of the pair format P.
-template <subulp_strategy S, class P>
+// The formats of a strategy's streams, for parameters of a format.
+template <subulp_strategy S, class Format>
 struct Layout {
-  static constexpr bool expansion = S == SUBULP_LIGHT || S == SUBULP_PLUS;
-  static constexpr bool tails = S == SUBULP_EXTRA_TRUNCATE || S == SUBULP_EXTRA_STOCHASTIC;
-  static constexpr bool random_parameter = S == SUBULP_STOCHASTIC || S == SUBULP_EXTRA_STOCHASTIC;
-  static constexpr bool random_slow = S == SUBULP_STOCHASTIC;
-  static constexpr bool scaled_states = std::is_same_v<typename P::Base, E4m3>;
+  using Kept = Strategy<S>;
+  static constexpr Weight weight = Kept::weight;
+  static constexpr bool wide_states = Kept::wide_states;
+  static constexpr bool expansion = weight == Weight::expansion;
+  static constexpr bool slow_expansion = Kept::slow == State::expansion;
+  static constexpr bool tails = weight == Weight::extra_bits;
+  static constexpr bool random_parameter = Kept::random;
+  static constexpr bool random_slow = Kept::slow == State::stochastic;
+  static constexpr bool scaled_states = std::is_same_v<Format, E4m3>;
   using Wide = Consecutive<Fp32>;
-  using Fast = std::conditional_t<wide_states(S), Wide, P>;
-  using Slow = std::conditional_t<wide_states(S), Wide, typename SlowFormat<P>::type>;
+  using Param = std::conditional_t<wide_states, Consecutive<Format>, typename Narrow<Format>::type>;
+  using Fast = std::conditional_t<wide_states, Wide, Param>;
+  using Slow = std::conditional_t<wide_states, Wide, typename SlowFormat<Param>::type>;
   // Bytes of the role `extra` for one element; packed bits are moved group by group.
-  static constexpr int extra_bytes = S == SUBULP_MASTER ? 4 : S == SUBULP_KAHAN || expansion ? P::bytes : 0;
-  static constexpr int low_bytes = S == SUBULP_PLUS ? Slow::bytes : 0;
+  static constexpr int extra_bytes =
+      weight == Weight::master ? 4 : weight == Weight::kahan || expansion ? Format::bytes : 0;
+  static constexpr int low_bytes = slow_expansion ? Slow::bytes : 0;
 };
 
 struct Pointers {
@@ -158,21 +180,28 @@ inline void decode_block(const char* from, float* to) {
   for (int i = 0; i < BLOCK; i += W) store_f32(to + i, Format::load(from + i * Format::bytes));
 }
 
-inline int dtype_bytes(int dtype) { return dtype == SUBULP_FP32 ? 4 : dtype == SUBULP_BF16 || dtype == SUBULP_FP16 ? 2 : 1; }
-
-inline void decode_gradient(int dtype, const char* from, float* to) {
-  switch (dtype) {
-    case SUBULP_BF16: return decode_block<Bf16>(from, to);
-    case SUBULP_FP16: return decode_block<Fp16>(from, to);
-    case SUBULP_E4M3: return decode_block<E4m3>(from, to);
-    default: return decode_block<E5m2>(from, to);
+inline int format_bytes(int format) {
+  switch (format) {
+#define SUBULP_CASE(code, name, Format) case SUBULP_##code: return Format::bytes;
+    SUBULP_FLOATS(SUBULP_CASE)
+#undef SUBULP_CASE
+    default: return 0;
   }
 }
 
-template <subulp_strategy S, class P, class Rule>
+inline void decode_gradient(int format, const char* from, float* to) {
+  switch (format) {
+#define SUBULP_CASE(code, name, Format) case SUBULP_##code: return decode_block<Format>(from, to);
+    SUBULP_FLOATS(SUBULP_CASE)
+#undef SUBULP_CASE
+    default: return;
+  }
+}
+
+template <subulp_strategy S, class Base, class Rule>
 class Pass {
-  using Base = typename P::Base;
-  using L = Layout<S, P>;
+  using L = Layout<S, Base>;
+  using P = typename L::Param;
   using Fast = typename L::Fast;
   using Slow = typename L::Slow;
 
@@ -216,12 +245,12 @@ class Pass {
         base_{role(s.param, i), const_cast<char*>(static_cast<const char*>(s.grad[i])), role(s.fast, i),
               role(s.slow, i), role(s.extra, i), role(s.slow_low, i)},
         grad_dtype_(s.grad_dtype),
-        grad_bytes_(dtype_bytes(s.grad_dtype)),
+        grad_bytes_(format_bytes(s.grad_dtype)),
         same_grad_(s.grad_dtype == s.param_dtype),
         narrow_grad_(!same_grad_ && s.grad_dtype != SUBULP_FP32),
         maximize_(s.maximize != 0),
         has_slow_(s.slow != nullptr),
-        tail_width_(s.extra_bits + (S == SUBULP_EXTRA_STOCHASTIC)),
+        tail_width_(s.extra_bits + (L::tails && L::random_parameter)),
         k_(u32(static_cast<uint32_t>(s.extra_bits))),
         work_{{s.seed, scalars_.stream, scalars_.step, scalars_.offset}, {}, {}} {}
 
@@ -285,7 +314,7 @@ class Pass {
     // Copies on the stack: stores through the streams' pointers cannot change them.
     const float* const wide_grad = narrow_grad_ ? work_.grad : reinterpret_cast<const float*>(p.grad);
     const Context c = {rule_, p, wide_grad, same_grad_, maximize_, Rule::has_fast || has_slow_};
-    for (int64_t i = 0; i < n; i += W2) lanes<!P::has_ordinary || wide_states(S)>(c, i);
+    for (int64_t i = 0; i < n; i += W2) lanes<!P::has_ordinary || L::wide_states>(c, i);
   }
 
   struct Context {
@@ -306,7 +335,7 @@ class Pass {
     if constexpr (Rule::has_fast) m = scaled(Fast::load(p.fast + i * Fast::bytes), scalars_.fast_decode);
     if (c.has_slow) {
       v = Slow::load(p.slow + i * Slow::bytes);
-      if constexpr (S == SUBULP_PLUS) v = add(v, Slow::load(p.low + i * Slow::bytes));
+      if constexpr (L::slow_expansion) v = add(v, Slow::load(p.low + i * Slow::bytes));
       v = scaled(v, scalars_.slow_decode);
     }
     const F2 delta = {c.rule(theta.a, g.a, &m.a, &v.a), c.rule(theta.b, g.b, &m.b, &v.b)};
@@ -314,13 +343,13 @@ class Pass {
     v = scaled(v, scalars_.slow_encode);
 
     F2 change = {};
-    if constexpr (S == SUBULP_KAHAN) change = sub(P::load(p.extra + i * P::bytes), delta);
-    const F2 wide = S == SUBULP_KAHAN ? add(theta, change) : sub(theta, delta);
+    if constexpr (L::weight == Weight::kahan) change = sub(P::load(p.extra + i * P::bytes), delta);
+    const F2 wide = L::weight == Weight::kahan ? add(theta, change) : sub(theta, delta);
     if constexpr (!careful) {
       // A first moment needs no look: it is no larger than the largest value when it was stored or
       // the gradient, and a gradient beyond 2^69, infinite or NaN shows in the second moment.
       U worst = c.has_slow ? worse(v, wide) : max(worse(wide), worse(g));
-      if constexpr (S == SUBULP_KAHAN) worst = max(worst, worse(change));
+      if constexpr (L::weight == Weight::kahan) worst = max(worst, worse(change));
       if (__builtin_expect(any_at_least(worst, P::ordinary_bound), 0)) return careful_lanes(c, i);
     }
 
@@ -339,7 +368,7 @@ class Pass {
   SUBULP_INLINE F2 decode_parameter(const Pointers& p, int64_t i) const {
     const char* const param = p.param + i * P::bytes;
     const char* const extra = p.extra + i * L::extra_bytes;
-    if constexpr (S == SUBULP_MASTER) {
+    if constexpr (L::weight == Weight::master) {
       return L::Wide::load(extra);
     } else if constexpr (L::expansion) {
       F2 low = P::load(extra);
@@ -361,7 +390,7 @@ class Pass {
       Slow::template store_stochastic<careful>(slow, v, Slow::swapped(random_at(i)));
     } else {
       const F2 hi = Slow::template store_nearest<careful>(slow, v);
-      if constexpr (S == SUBULP_PLUS)
+      if constexpr (L::slow_expansion)
         Slow::template store_nearest<careful>(p.low + i * Slow::bytes, remainder<careful>(sub(v, hi)));
     }
   }
@@ -381,13 +410,13 @@ class Pass {
       P::template store_stochastic<careful>(param, wide, P::random(random_at(i)));
     } else {
       const F2 hi = P::template store_nearest<careful>(param, wide);
-      if constexpr (S == SUBULP_MASTER) {
+      if constexpr (L::weight == Weight::master) {
         L::Wide::template store_nearest<careful>(extra, wide);
       } else if constexpr (L::expansion) {
         F2 low = sub(wide, hi);
         if constexpr (low_scale<Base> != 1.0f) low = mul(low, f32(low_scale<Base>));
         P::template store_nearest<careful>(extra, remainder<careful>(low));
-      } else if constexpr (S == SUBULP_KAHAN) {
+      } else if constexpr (L::weight == Weight::kahan) {
         P::template store_nearest<careful>(extra, remainder<careful>(sub(change, sub(hi, theta))));
       }
     }
@@ -416,42 +445,27 @@ class Pass {
 // ---------------------------------------------------------------------------- which passes exist
 
 template <class Rule, class Format>
-int run_wide_states(const subulp_step& s) {
-  using P = Consecutive<Format>;
+int run_format(const subulp_step& s) {
   switch (s.strategy) {
-    case SUBULP_FP32_STATES: return Pass<SUBULP_FP32_STATES, P, Rule>::run(s);
-    case SUBULP_MASTER: return Pass<SUBULP_MASTER, P, Rule>::run(s);
-    case SUBULP_EXTRA_TRUNCATE: return Pass<SUBULP_EXTRA_TRUNCATE, P, Rule>::run(s);
-    case SUBULP_EXTRA_STOCHASTIC: return Pass<SUBULP_EXTRA_STOCHASTIC, P, Rule>::run(s);
+#define SUBULP_CASE(code, ...)                                                                       \
+  case SUBULP_##code:                                                                                \
+    if constexpr (Strategy<SUBULP_##code>::template has<Format>)                                     \
+      return Pass<SUBULP_##code, Format, Rule>::run(s);                                              \
+    else return -1;
+    SUBULP_STRATEGIES(SUBULP_CASE)
+#undef SUBULP_CASE
     default: return -1;
   }
 }
 
-template <class Rule, class P>
-int run_narrow(const subulp_step& s) {
-  switch (s.strategy) {
-    case SUBULP_NEAREST: return Pass<SUBULP_NEAREST, P, Rule>::run(s);
-    case SUBULP_STOCHASTIC: return Pass<SUBULP_STOCHASTIC, P, Rule>::run(s);
-    case SUBULP_LIGHT: return Pass<SUBULP_LIGHT, P, Rule>::run(s);
-    case SUBULP_PLUS: return Pass<SUBULP_PLUS, P, Rule>::run(s);
-    default: break;
-  }
-  if constexpr (P::bytes == 2) {
-    if (s.strategy == SUBULP_KAHAN) return Pass<SUBULP_KAHAN, P, Rule>::run(s);
-    return run_wide_states<Rule, typename P::Base>(s);
-  } else {
-    return -1;
-  }
-}
-
+// E5M2 holds gradients and states, no parameters.
 template <class Rule>
 int run_step(const subulp_step& s) {
   switch (s.param_dtype) {
-    case SUBULP_FP32:
-      return s.strategy == SUBULP_WHOLE ? Pass<SUBULP_WHOLE, Consecutive<Fp32>, Rule>::run(s) : -1;
-    case SUBULP_BF16: return run_narrow<Rule, SplitBf16>(s);
-    case SUBULP_FP16: return run_narrow<Rule, Consecutive<Fp16>>(s);
-    case SUBULP_E4M3: return run_narrow<Rule, Consecutive<E4m3>>(s);
+    case SUBULP_FP32: return run_format<Rule, Fp32>(s);
+    case SUBULP_BF16: return run_format<Rule, Bf16>(s);
+    case SUBULP_FP16: return run_format<Rule, Fp16>(s);
+    case SUBULP_E4M3: return run_format<Rule, E4m3>(s);
     default: return -1;
   }
 }

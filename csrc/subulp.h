@@ -1,13 +1,14 @@
-/* The C interface of subulp's CPU kernels: plain C, no framework header, so that one build serves
- * every PyTorch. src/subulp/ops/native.py mirrors the types below, once; bump SUBULP_ABI whenever
- * they change.
+/* The C interface of subulp's CPU kernels: plain C, no framework header, so that one build serves every
+ * PyTorch. src/subulp/ops/native.py mirrors the types and functions; bump SUBULP_ABI whenever they change.
+ * The tables are copies of what src/subulp/ops/facts.py derives from their sources: subulp_facts() spells
+ * them out, and the library is refused if they differ.
  */
 #ifndef SUBULP_H
 #define SUBULP_H
 
 #include <stdint.h>
 
-#define SUBULP_ABI 6
+#define SUBULP_ABI 7
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -19,48 +20,66 @@
 extern "C" {
 #endif
 
-enum subulp_isa { SUBULP_PLAIN = 0, SUBULP_AVX2 = 1, SUBULP_AVX512 = 2, SUBULP_BEST = -1 };
+/* Rows of a table: name of the code, name in Python, and what C++ makes of it. */
+#define SUBULP_CODE(code, ...) SUBULP_##code,
 
-/* The last three: rows of integers with an FP32 scale and bias each, see csrc/rows.h. */
-enum subulp_dtype {
-  SUBULP_FP32,
-  SUBULP_BF16,
-  SUBULP_FP16,
-  SUBULP_E4M3,
-  SUBULP_E5M2,
-  SUBULP_INT8,
-  SUBULP_INT4,
-  SUBULP_INT2,
-};
+#define SUBULP_ISAS(X) X(PLAIN, "plain") X(AVX2, "avx2") X(AVX512, "avx512")
+enum subulp_isa { SUBULP_ISAS(SUBULP_CODE) SUBULP_BEST = -1 };
 
-enum subulp_rule { SUBULP_ROW_SGD, SUBULP_ADAGRAD, SUBULP_ROWWISE_ADAGRAD };
+/* Floating-point formats with their type in csrc/codec.h, and rows of integers of so many bits, each with an
+ * FP32 scale and bias (csrc/rows.h). */
+#define SUBULP_FLOATS(X) \
+  X(FP32, "fp32", Fp32) X(BF16, "bf16", Bf16) X(FP16, "fp16", Fp16) X(E4M3, "e4m3", E4m3) X(E5M2, "e5m2", E5m2)
+#define SUBULP_INTEGERS(X) X(INT8, "int8", 8) X(INT4, "int4", 4) X(INT2, "int2", 2)
+enum subulp_format { SUBULP_FLOATS(SUBULP_CODE) SUBULP_INTEGERS(SUBULP_CODE) };
 
-/* How a step stores what it updates; see src/subulp/ops/strategy.py. */
-enum subulp_strategy {
-  SUBULP_WHOLE,       /* fp32 */
-  SUBULP_NEAREST,
-  SUBULP_STOCHASTIC,
-  SUBULP_KAHAN,
-  SUBULP_LIGHT,
-  SUBULP_PLUS,
-  SUBULP_FP32_STATES,
-  SUBULP_MASTER,
-  SUBULP_EXTRA_TRUNCATE,
-  SUBULP_EXTRA_STOCHASTIC,
-};
+#define SUBULP_RULES(X) X(ROW_SGD, "sgd") X(ADAGRAD, "adagrad") X(ROWWISE_ADAGRAD, "rowwise-adagrad")
+enum subulp_rule { SUBULP_RULES(SUBULP_CODE) };
 
-/* Numbers of one tensor, rounded to FP32 once by the caller. */
-typedef struct {
-  float step_size;      /* Adam: lr / (1 - beta1^t). SGD: lr */
-  float inv_sqrt_bias2; /* Adam: 1 / sqrt(1 - beta2^t) */
-  float decay;          /* decoupled weight decay: lr * weight_decay */
-  float fast_decode, fast_encode; /* powers of two around the stored states (FP8), else 1 */
-  float slow_decode, slow_encode;
-  float slow_floor; /* Adam with FP8 states: the least second moment that the update believes */
-  uint32_t step;   /* Philox counter word; SGD starts its momentum at 1 */
-  uint32_t stream; /* Philox key word */
-  uint64_t offset; /* index of the first element in the unsharded tensor */
-} subulp_scalars;
+#define SUBULP_RECIPES(X) X(TENSOR, "tensor") X(TWO_WAY, "subtensor-2way") X(THREE_WAY, "subtensor-3way")
+enum subulp_recipe { SUBULP_RECIPES(SUBULP_CODE) };
+
+#define SUBULP_SCALINGS(X) X(GAM, "gam") X(AMAX, "amax") X(E8M0, "e8m0")
+enum subulp_scaling { SUBULP_SCALINGS(SUBULP_CODE) };
+
+/* How a step stores what it updates, the table of src/subulp/ops/strategy.py: code, name, how the parameter is
+ * kept, how the slow state is kept, whether states are FP32, whether random bits are drawn, parameter dtypes. */
+#define SUBULP_STRATEGIES(X)                                                            \
+  X(WHOLE, "fp32", plain, plain, true, false, whole)                                    \
+  X(NEAREST, "nearest", plain, plain, false, false, narrow)                             \
+  X(STOCHASTIC, "stochastic", stochastic, stochastic, false, true, narrow)              \
+  X(KAHAN, "kahan", kahan, plain, false, false, halves)                                 \
+  X(LIGHT, "collage-light", expansion, plain, false, false, narrow)                     \
+  X(PLUS, "collage-plus", expansion, expansion, false, false, narrow)                   \
+  X(FP32_STATES, "fp32-states", plain, plain, true, false, halves)                      \
+  X(MASTER, "master", master, plain, true, false, halves)                               \
+  X(EXTRA_TRUNCATE, "extra-bits-K", extra_bits, plain, true, false, halves)             \
+  X(EXTRA_STOCHASTIC, "extra-bits-K-stochastic", extra_bits, plain, true, true, halves)
+enum subulp_strategy { SUBULP_STRATEGIES(SUBULP_CODE) };
+
+#define SUBULP_CONSTANTS(X)                                                                        \
+  X(BAD_OFFSETS, -2) X(BAD_GRADIENT, -2) X(BAD_WEIGHTS, -3)                                        \
+  X(E4M3_LOW_SCALE, 16)         /* of a parameter's second component, strategy.low_scale */        \
+  X(LANES, 16)                  /* of a sum in its fixed order, numerics/metrics.py */             \
+  X(PARAMETER_BYTES, 8)         /* scale and bias of a row of integers, numerics/int_rows.py */    \
+  X(COUNT_LIMIT, 0x7FFFFFFF)    /* and the next three: ops/embedding/job.py */                     \
+  X(EMPTY, -1) X(BYPASS_SLOT, 0) X(EVICT_SLOT, 1)
+#define SUBULP_VALUE(name, value) SUBULP_##name = value,
+enum subulp_constant { SUBULP_CONSTANTS(SUBULP_VALUE) };
+
+/* Numbers of one tensor, rounded to FP32 once by the caller; SCALARS of src/subulp/ops/step/job.py. */
+#define SUBULP_SCALARS(X)                                                                          \
+  X(float, step_size)      /* Adam: lr / (1 - beta1^t). SGD: lr */                                 \
+  X(float, inv_sqrt_bias2) /* Adam: 1 / sqrt(1 - beta2^t) */                                       \
+  X(float, decay)          /* decoupled weight decay: lr * weight_decay */                         \
+  X(float, fast_decode)    /* and the next three: powers of two around stored FP8 states, else 1 */ \
+  X(float, fast_encode) X(float, slow_decode) X(float, slow_encode)                                \
+  X(float, slow_floor)     /* Adam with FP8 states: the least second moment the update believes */ \
+  X(uint32_t, step)        /* Philox counter word; SGD starts its momentum at 1 */                 \
+  X(uint32_t, stream)      /* Philox key word */                                                   \
+  X(uint64_t, offset)      /* index of the first element in the unsharded tensor */
+#define SUBULP_MEMBER(type, name) type name;
+typedef struct { SUBULP_SCALARS(SUBULP_MEMBER) } subulp_scalars;
 
 /* One fused optimizer step over a list of tensors. Every pointer array has `count` entries; the
  * arrays of roles that the strategy does not have are null. */
@@ -114,10 +133,6 @@ typedef struct {
   int32_t reserved;
 } subulp_table;
 
-#define SUBULP_BAD_OFFSETS (-2)
-#define SUBULP_BAD_GRADIENT (-2)
-#define SUBULP_BAD_WEIGHTS (-3)
-
 /* Bags of rows, feature by feature. */
 typedef struct {
   int64_t features;
@@ -143,18 +158,16 @@ typedef struct {
   int8_t* exponents;
   double* numbers; /* of a summary */
   int32_t dtype;
-  int32_t recipe;  /* 0: tensor, 1: two-way, 2: three-way */
-  int32_t scaling; /* 0: group amax mantissa, 1: a mantissa for each block, 2: powers of two */
+  int32_t recipe;
+  int32_t scaling;
   float threshold;
   int32_t threads;
   int32_t isa;
 } subulp_mixture;
 
 SUBULP_EXPORT int subulp_abi(void);
-SUBULP_EXPORT int64_t subulp_sizeof_step(void);
-SUBULP_EXPORT int64_t subulp_sizeof_scalars(void);
-SUBULP_EXPORT int64_t subulp_sizeof_table(void);
-SUBULP_EXPORT int64_t subulp_sizeof_mixture(void);
+/* The tables above, the sizes of the structures and samples of the row hash, a line each. */
+SUBULP_EXPORT const char* subulp_facts(void);
 
 /* The widest instruction set that this build and this processor share. */
 SUBULP_EXPORT int subulp_best_isa(void);

@@ -2,29 +2,65 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from subulp.diagnostics import doctor
+from subulp.diagnostics.self_check import Check, self_check
 from subulp.ops import native
-from subulp.ops.adam import cpu
+from subulp.ops.backend import OPS
 
 
 def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = doctor.run(), capsys.readouterr().out
     assert code == 0
     assert torch.__version__ in text
-    assert "ok: same bits in 23 cases" in text
+    assert text.count("ok: same bits in") == len(OPS)
     assert "FAILED" not in text
 
 
-def test_a_kernel_that_differs_is_found(
+def spoil(result: Any) -> None:
+    """Change the first number of what an op wrote or returned."""
+    result.view(-1).view(torch.uint8)[:1] ^= 1
+
+
+WRITTEN: dict[str, Callable[[Any, Any], Tensor]] = {
+    "adam": lambda job, _: job.params[0],
+    "sgd": lambda job, _: job.params[0],
+    "all_finite": lambda _, result: result,
+    "head": lambda job, _: job.rows,
+    "embedding": lambda job, result: job.tables[0].codes if result is None else result,
+    "mixture": lambda _, result: result[0],
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_kernel_that_differs_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = importlib.import_module(f"subulp.ops.{op}.cpu")
+    run = kernel.run
+
+    def spoilt(job: Any) -> Any:
+        result = run(job)
+        spoil(WRITTEN[op](job, result))
+        return result
+
+    assert self_check(op, "cpu").error is None
+    monkeypatch.setattr(kernel, "run", spoilt)
+    assert "differs from its reference" in str(self_check(op, "cpu").error)
+
+
+def test_what_differs_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cpu, "run", lambda job: job.params[0].zero_())
-    code, text = doctor.run(), capsys.readouterr().out
-    assert code == 1
-    assert "FAILED: fp32 with torch.float32 differs from its reference" in text
+    found = Check("head", 3, "fp32 differs from its reference")
+    monkeypatch.setattr(doctor, "self_check", lambda op, device: found)
+    assert doctor.run() == 1
+    assert "FAILED: fp32 differs from its reference" in capsys.readouterr().out
 
 
 def test_a_missing_library_names_the_remedy(

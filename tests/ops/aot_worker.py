@@ -43,8 +43,8 @@ def compile_step(setup: Setup, capability: int, whole: bool) -> Compiled:
     grad = param.to(setup.grad_dtype or setup.dtype)
     args = arguments(setup, fresh_state(setup, [param]), [grad], 1)
     if setup.op == "adam":
-        return _inspect(adam_triton.compile_for(capability, adam.make_job(*args), whole=whole))
-    return _inspect(sgd_triton.compile_for(capability, sgd.make_job(*args), whole=whole))
+        return _inspect(adam_triton.compile_for(capability, adam.make_job(**args), whole=whole))
+    return _inspect(sgd_triton.compile_for(capability, sgd.make_job(**args), whole=whole))
 
 
 def compile_all_finite(dtype: torch.dtype, capability: int, whole: bool) -> Compiled:

@@ -6,27 +6,19 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from subulp.ops import adam_step, native, parse_strategy, sgd_step, storage
+from subulp.ops import adam_step, facts, native, parse_strategy, sgd_step
+from subulp.ops.step import storage
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 DTYPES = (FP32, BF16, FP16, E4M3, E5M2)
-FIXED = (
-    "fp32",
-    "nearest",
-    "stochastic",
-    "kahan",
-    "collage-light",
-    "collage-plus",
-    "fp32-states",
-    "master",
-)
 SIZES = (0, 1, 31, 33, 127, 128, 129, 5000)
 
 interpreted = pytest.mark.skipif(
@@ -55,6 +47,10 @@ class Setup:
     momentum: float | None = 0.9
     nesterov: bool = False
     lr: float = 3e-3
+
+    @property
+    def operator(self):
+        return {"adam": adam_step, "sgd": sgd_step}[self.op]
 
     @property
     def strategy(self):
@@ -161,36 +157,52 @@ def threads(count: int) -> Iterator[None]:
 
 def isas() -> list[str]:
     """Instruction sets whose kernels run here."""
-    return [name for name, code in native.ISAS.items() if native.library().subulp_has_isa(code)]
+    return [name for name, code in facts.ISAS.items() if native.library().subulp_has_isa(code)]
 
 
 def arguments(
     setup: Setup, state: State, grads: list[Tensor], t: int, offsets: Sequence[int] | None = None
-) -> tuple:
+) -> dict[str, Any]:
     """Arguments of the op for step ``t``."""
     count = len(grads)
-    steps = [torch.tensor(float(t)) for _ in grads]
-    lr = torch.tensor(setup.lr, dtype=torch.float64)
-    address = (7, list(range(count)), list(offsets or [0] * count))
+    common = {
+        "params": state.params,
+        "grads": grads,
+        "extras": state.extras,
+        "amaxes": state.amaxes,
+        "steps": [torch.tensor(float(t)) for _ in grads],
+        "lr": torch.tensor(setup.lr, dtype=torch.float64),
+        "weight_decay": setup.weight_decay,
+        "maximize": setup.maximize,
+        "precision": setup.precision,
+        "arithmetic": "wide",
+        "seed": 7,
+        "streams": list(range(count)),
+        "offsets": list(offsets or [0] * count),
+    }
     if setup.op == "adam":
-        return (
-            *(state.params, grads, state.fast, state.slow, state.extras, state.lows, state.amaxes),
-            *(steps, lr, 0.9, 0.999, 1e-8, setup.weight_decay, setup.decoupled, setup.maximize),
-            *(setup.precision, "wide", *address),
-        )
-    momentum = setup.momentum or 0.0
-    return (
-        *(state.params, grads, state.slow, state.extras, state.lows, state.amaxes, steps, lr),
-        *(momentum, 0.1, setup.weight_decay, setup.nesterov, setup.maximize),
-        *(setup.precision, "wide", *address),
-    )
+        return common | {
+            "exp_avgs": state.fast,
+            "exp_avg_sqs": state.slow,
+            "exp_avg_sq_lows": state.lows,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "eps": 1e-8,
+            "decoupled": setup.decoupled,
+        }
+    return common | {
+        "momentum_buffers": state.slow,
+        "momentum_lows": state.lows,
+        "momentum": setup.momentum or 0.0,
+        "dampening": 0.1,
+        "nesterov": setup.nesterov,
+    }
 
 
 def take_step(setup: Setup, *args, backend: str, **kwargs) -> None:
-    op = adam_step if setup.op == "adam" else sgd_step
     # The interpreter computes in numpy, which warns of NaN.
     with environment(SUBULP_BACKEND=backend), np.errstate(all="ignore"):
-        op(*arguments(setup, *args, **kwargs))
+        setup.operator(**arguments(setup, *args, **kwargs))
 
 
 def train(

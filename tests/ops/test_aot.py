@@ -9,16 +9,16 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from .support import BF16, DTYPES, E4M3, FIXED, FP16, FP32, Setup, environment, setups, short
+from subulp.ops.strategy import all_names
+
+from .support import BF16, DTYPES, E4M3, FP16, FP32, Setup, environment, setups, short
 
 aot_worker = pytest.importorskip("tests.ops.aot_worker", reason="Triton is not installed")
 
 # Words of one, an odd number of and many bits; one that fills a half-word, and one beyond it.
-EXTRA_BITS = tuple(
-    f"extra-bits-{k}{rounding}" for k in (1, 7, 8, 16) for rounding in ("", "-stochastic")
-)
+WIDTHS = (1, 7, 8, 16)
 # Without the tails that differ from Adam's in a few multiplications.
-ALL = [s for s in setups(FIXED + EXTRA_BITS) if s.op == "adam" or s.strategy.k in (0, 8)]
+ALL = [s for s in setups(all_names(*WIDTHS)) if s.op == "adam" or s.strategy.k in (0, 8)]
 REPRESENTATIVE = (
     Setup("adam", "fp32", FP32),
     Setup("adam", "stochastic", BF16),

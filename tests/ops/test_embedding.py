@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from subulp.numerics import int_rows as numerics
-from subulp.ops import big_memory, int_rows
+from subulp.ops import big_memory, rows
 from subulp.ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
-from subulp.ops.embedding.row_sum import row_sum
+from subulp.ops.embedding.rows import row_sum
 
 from .embedding_jobs import STORAGES, batch, make, train
 from .support import environment, interpreted, isas, patterns, threads
@@ -116,8 +116,8 @@ def test_rows_are_converted_as_numerics_says(bits, dim, isa):
         x[11, 0] *= -1
     expected = numerics.to_bytes(numerics.encode(x, bits))
     with environment(SUBULP_BACKEND="cpu", SUBULP_ISA=isa):
-        stored = int_rows.encode_rows(x, torch.empty_like(expected), bits)
-        values = int_rows.decode_rows(stored, torch.empty_like(x), bits)
+        stored = rows.encode_rows(x, torch.empty_like(expected), bits)
+        values = rows.decode_rows(stored, torch.empty_like(x), bits)
     assert torch.equal(stored, expected)
     want = numerics.decode(numerics.from_bytes(expected, bits, dim))
     assert np.array_equal(patterns(values), patterns(want))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
-from subulp.ops import adam_step, backend, sgd_step
+from subulp.ops import backend
 
 from .support import (
     BF16,
@@ -24,121 +25,108 @@ from .support import (
 )
 
 SIZES = (40, 7)
-# Positions of arguments of both ops.
-PARAMS, GRADS = 0, 1
 
 
-def call(setup: Setup) -> list:
+def call(setup: Setup) -> dict[str, Any]:
     state = fresh_state(setup, parameters(setup, SIZES))
-    return list(arguments(setup, state, gradients(setup, SIZES, 1), 1))
+    return arguments(setup, state, gradients(setup, SIZES, 1), 1)
 
 
-def refused(setup: Setup, args: list, message: str) -> None:
-    before = [p.clone() for p in args[PARAMS] if isinstance(p, torch.Tensor)]
-    op = adam_step if setup.op == "adam" else sgd_step
+def refused(setup: Setup, args: dict[str, Any], message: str) -> None:
+    before = [p.clone() for p in args["params"]]
     with pytest.raises(ValueError, match=message):
-        op(*args)
-    for old, new in zip(before, args[PARAMS], strict=True):
+        setup.operator(**args)
+    for old, new in zip(before, args["params"], strict=True):
         assert torch.equal(old.float(), new.float())
 
 
 ADAM = Setup("adam", "collage-plus", BF16)
 SGD = Setup("sgd", "kahan", FP16)
-ADAM_ROLES = {
-    "params": 0,
-    "grads": 1,
-    "exp_avgs": 2,
-    "exp_avg_sqs": 3,
-    "extras": 4,
-    "exp_avg_sq_lows": 5,
-}
-SGD_ROLES = {"params": 0, "grads": 1, "momentum_buffers": 2, "extras": 3}
-ROLES = [
-    *(pytest.param(ADAM, i, name, id=f"adam-{name}") for name, i in ADAM_ROLES.items()),
-    *(pytest.param(SGD, i, name, id=f"sgd-{name}") for name, i in SGD_ROLES.items()),
+STATES = [
+    *((ADAM, name) for name in ("exp_avgs", "exp_avg_sqs", "extras", "exp_avg_sq_lows")),
+    *((SGD, name) for name in ("momentum_buffers", "extras")),
 ]
-BESIDE = [case for case in ROLES if case.values[1] > GRADS]
+TENSORS = [*((setup, name) for setup in (ADAM, SGD) for name in ("params", "grads")), *STATES]
 
 
-@pytest.mark.parametrize(("setup", "role", "name"), ROLES)
-def test_shape(setup, role, name):
+@pytest.mark.parametrize(("setup", "name"), TENSORS, ids=str)
+def test_shape(setup, name):
     args = call(setup)
-    args[role][1] = args[role][1][:-1].contiguous()
-    if name == "params":
-        name = "grads"
-    refused(setup, args, rf"{name}\[1\] has shape")
+    args[name][1] = args[name][1][:-1].contiguous()
+    # Shapes are those of the parameters: it is the gradient that does not fit them.
+    found = "grads" if name == "params" else name
+    refused(setup, args, rf"{found}\[1\] has shape")
 
 
-@pytest.mark.parametrize(("setup", "role", "name"), ROLES)
-def test_strides(setup, role, name):
+@pytest.mark.parametrize(("setup", "name"), TENSORS, ids=str)
+def test_strides(setup, name):
     args = call(setup)
-    args[role][1] = torch.cat([args[role][1]] * 2)[::2]
+    args[name][1] = torch.cat([args[name][1]] * 2)[::2]
     refused(setup, args, rf"{name}\[1\] has strides \(2,\): pass contiguous")
 
 
-@pytest.mark.parametrize(("setup", "role", "name"), ROLES)
-def test_dtype(setup, role, name):
+@pytest.mark.parametrize(("setup", "name"), TENSORS, ids=str)
+def test_dtype(setup, name):
     args = call(setup)
-    args[role][1] = args[role][1].to(FP32)
+    args[name][1] = args[name][1].to(FP32)
     refused(setup, args, rf"{name}\[1\] is torch.float32 on cpu: expected torch")
 
 
-@pytest.mark.parametrize(("setup", "role", "name"), BESIDE)
-def test_missing_tensor(setup, role, name):
+@pytest.mark.parametrize(("setup", "name"), STATES, ids=str)
+def test_missing_tensor(setup, name):
     args = call(setup)
-    args[role].pop()
+    args[name].pop()
     refused(setup, args, f"{name} has 1 tensors: .* takes 2")
 
 
 @pytest.mark.parametrize(
-    ("setup", "role", "name"), [case for case in BESIDE if case.values[2] != "momentum_buffers"]
+    ("setup", "name"), [case for case in STATES if case[1] != "momentum_buffers"], ids=str
 )
-def test_missing_role(setup, role, name):
+def test_missing_role(setup, name):
     args = call(setup)
-    args[role] = []
+    args[name] = []
     refused(setup, args, f"{name} has 0 tensors: .* takes 2")
 
 
 @pytest.mark.parametrize("setup", [Setup("adam", "nearest", BF16), Setup("sgd", "nearest", BF16)])
 def test_roles_that_the_strategy_lacks(setup):
     args = call(setup)
-    extras = ADAM_ROLES["extras"] if setup.op == "adam" else SGD_ROLES["extras"]
-    args[extras] = [p.clone() for p in args[PARAMS]]
+    args["extras"] = [p.clone() for p in args["params"]]
     refused(setup, args, "extras has 2 tensors: precision='nearest' takes 0")
 
 
 def test_momentum_lows_without_momentum():
     setup = Setup("sgd", "collage-plus", BF16)
     args = call(setup)
-    args[SGD_ROLES["momentum_buffers"]] = []
+    args["momentum_buffers"] = []
     refused(setup, args, "momentum_lows are given without momentum_buffers")
 
 
 def test_packed_words():
     setup = Setup("adam", "extra-bits-8", BF16)
     args = call(setup)
-    args[ADAM_ROLES["extras"]][0] = torch.zeros(40, dtype=torch.int32)
+    args["extras"][0] = torch.zeros(40, dtype=torch.int32)
     refused(setup, args, r"extras\[0\] has shape \(40,\): expected \(16,\)")
 
 
 def test_no_parameters():
     args = call(ADAM)
-    for role in ADAM_ROLES.values():
-        args[role] = []
+    for name in ("params", "grads", *(name for setup, name in STATES if setup == ADAM)):
+        args[name] = []
     refused(ADAM, args, "params is empty")
 
 
 @pytest.mark.parametrize("setup", [ADAM, SGD], ids=str)
-@pytest.mark.parametrize("position", [-1, -2])
-def test_streams_and_offsets(setup, position):
+@pytest.mark.parametrize("name", ["streams", "offsets"])
+def test_streams_and_offsets(setup, name):
     args = call(setup)
-    args[position] = [0]
+    args[name] = [0]
     refused(setup, args, "steps, streams and offsets have")
 
 
 def test_steps():
     args = call(ADAM)
-    args[7], args[-1], args[-2] = args[7][:1], [0], [0]
+    args |= {"steps": args["steps"][:1], "streams": [0], "offsets": [0]}
     refused(ADAM, args, "steps has 1 entries: expected one for each of 2 parameters")
 
 
@@ -146,7 +134,7 @@ def test_steps():
 def test_amaxes(op):
     setup = Setup(op, "nearest", E4M3)
     args = call(setup)
-    args[6 if op == "adam" else 5] = []
+    args["amaxes"] = []
     refused(setup, args, "amaxes has 0 tensors: the scaled states of FP8 parameters take 2")
 
 
@@ -160,13 +148,13 @@ def test_amaxes(op):
 )
 def test_precision(precision, message):
     args = call(ADAM)
-    args[args.index("collage-plus")] = precision
+    args["precision"] = precision
     refused(ADAM, args, message)
 
 
 def test_gradient_dtype():
     args = call(ADAM)
-    args[GRADS] = [g.double() for g in args[GRADS]]
+    args["grads"] = [g.double() for g in args["grads"]]
     refused(ADAM, args, "float64 is not a format of subulp: use one of float32")
 
 
@@ -181,7 +169,7 @@ def test_gradient_dtype():
 )
 def test_arithmetic(setup, arithmetic, message):
     args = call(setup)
-    args[args.index("wide")] = arithmetic
+    args["arithmetic"] = arithmetic
     refused(setup, args, message)
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from subulp.numerics import FP32, int_rows, random_bits
+from subulp.numerics.random_bits import RandomAddress
 from subulp.ops.head import HeadJob, cpu, reference, tiles
 from subulp.ops.head import triton as triton_head
-from subulp.ops.int_rows import encode_rows
-from subulp.ops.random_address import RandomAddress
+from subulp.ops.rows import encode_rows
 from subulp.ops.sgd import cpu as sgd_cpu
 from subulp.ops.sgd import reference as sgd_reference
 
@@ -100,7 +100,7 @@ def test_rows_are_rounded_with_the_bits_of_their_places(dim, bits, isa, monkeypa
         got = encode_rows(x, torch.empty_like(expected), bits, address)
     assert torch.equal(got, expected)
     # However plain PyTorch cuts the rows.
-    monkeypatch.setattr("subulp.ops.int_rows._SLICE", 7 * dim)
+    monkeypatch.setattr("subulp.ops.rows._SLICE", 7 * dim)
     with environment(SUBULP_BACKEND="reference"):
         got = encode_rows(x, torch.empty_like(expected), bits, address)
     assert torch.equal(got, expected)

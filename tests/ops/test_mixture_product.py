@@ -13,10 +13,7 @@ from subulp.numerics import mixture
 from subulp.numerics.mixture import RECIPES, THREE_WAY, TWO_WAY
 from subulp.numerics.partition import PARTITIONS
 from subulp.ops.head import fp8
-from subulp.ops.mixture import units
-from subulp.ops.mixture.operand import Operand
-from subulp.ops.mixture.product import product
-from subulp.ops.mixture.units import has_tiles, scaling_of, unit_product
+from subulp.ops.mixture.product import Operand, has_tiles, product, scaling_of, unit_product
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 TENSOR, ROW = ScalingType.TensorWise, ScalingType.RowWise
@@ -119,7 +116,7 @@ def tiled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b, output_dtype):
 def test_scales_of_any_tiled_partition_become_scales_of_tiles(
     monkeypatch, shape, partitions, transposed
 ):
-    monkeypatch.setattr(units.F, "scaled_mm", tiled_mm)
+    monkeypatch.setattr("torch.nn.functional.scaled_mm", tiled_mm)
     m, k, n = shape
     a = operand(m, k, 0, partition=partitions[0], transposed=transposed[0])
     b = operand(n, k, 1, partition=partitions[1], transposed=transposed[1])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from subulp.ops import adam_step, all_finite, sgd_step
+from subulp.ops import all_finite
 
 from .support import BF16, E4M3, FP16, FP32, Setup, arguments, fresh_state, gradients, parameters
 
@@ -23,7 +25,7 @@ def checks(dtype: torch.dtype) -> tuple[str, ...]:
     return DEFAULT[1:] if dtype == E4M3 else DEFAULT
 
 
-def call(setup: Setup) -> tuple:
+def call(setup: Setup) -> dict[str, Any]:
     state = fresh_state(setup, parameters(setup, SIZES))
     return arguments(setup, state, gradients(setup, SIZES, 1), 1)
 
@@ -35,16 +37,6 @@ def call(setup: Setup) -> tuple:
         Setup("adam", "collage-plus", BF16),
         Setup("adam", "stochastic", E4M3),
         Setup("adam", "extra-bits-8", FP16, grad_dtype=FP32),
-    ],
-    ids=str,
-)
-def test_adam_step(setup):
-    torch.library.opcheck(adam_step, call(setup), test_utils=checks(setup.dtype))
-
-
-@pytest.mark.parametrize(
-    "setup",
-    [
         Setup("sgd", "fp32", FP32, momentum=None),
         Setup("sgd", "kahan", BF16, nesterov=True),
         Setup("sgd", "collage-plus", E4M3),
@@ -52,8 +44,8 @@ def test_adam_step(setup):
     ],
     ids=str,
 )
-def test_sgd_step(setup):
-    torch.library.opcheck(sgd_step, call(setup), test_utils=checks(setup.dtype))
+def test_step(setup):
+    torch.library.opcheck(setup.operator, (), call(setup), test_utils=checks(setup.dtype))
 
 
 @pytest.mark.parametrize("tensors", [[torch.ones(5), torch.ones(3, 2, dtype=BF16)], []])
@@ -64,7 +56,8 @@ def test_all_finite(tensors):
 def test_compiled_step_is_eager_step():
     setup = Setup("adam", "collage-plus", BF16)
     eager, compiled = call(setup), call(setup)
-    adam_step(*eager)
-    torch.compile(lambda: adam_step(*compiled), backend="aot_eager", fullgraph=True)()
-    for a, b in zip(eager[0], compiled[0], strict=True):
+    setup.operator(**eager)
+    operator = setup.operator
+    torch.compile(lambda: operator(**compiled), backend="aot_eager", fullgraph=True)()
+    for a, b in zip(eager["params"], compiled["params"], strict=True):
         assert torch.equal(a, b)

@@ -9,13 +9,13 @@ import torch
 
 from subulp.numerics import extra_bits, format_of, random_bits, round_to
 from subulp.ops import parse_strategy
+from subulp.ops.strategy import FIXED, all_names
 
 from .support import (
     BF16,
     DEVICES,
     DTYPES,
     E4M3,
-    FIXED,
     FP16,
     FP32,
     SIZES,
@@ -37,9 +37,7 @@ from .support import (
     train,
 )
 
-EXTRA_BITS = tuple(
-    f"extra-bits-{k}{rounding}" for k in range(1, 17) for rounding in ("", "-stochastic")
-)
+EXTRA_BITS = tuple(name for name in all_names(*range(1, 17)) if name not in FIXED)
 # One strategy for each code path.
 SOME = (
     Setup("adam", "fp32", FP32),
@@ -179,7 +177,7 @@ def test_triton_offsets(setup):
 @pytest.mark.parametrize("setup", SOME, ids=str)
 def test_triton_many_blocks_in_one_program(setup, device, monkeypatch):
     """Few programs: each works through several blocks, and packed words stay with their owner."""
-    triton_launch = pytest.importorskip("subulp.ops.triton_launch")
+    triton_launch = pytest.importorskip("subulp.ops.triton.launch")
     monkeypatch.setattr(triton_launch, "_PROGRAMS", 2)
     check_triton(setup, (3100, 40), steps=1, device=device)
 
@@ -228,10 +226,8 @@ def test_tensors_together_are_tensors_alone(setup, backend):
     take_step(setup, together, grads, 1, backend=backend)
     for i, g in enumerate(grads):
         one = State(**{name: role[i : i + 1] for name, role in alone.roles().items()})
-        args = list(arguments(setup, one, [g], 1))
-        args[-2] = [i]
         with environment(SUBULP_BACKEND=backend):
-            getattr(torch.ops.subulp, f"{setup.op}_step")(*args)
+            setup.operator(**arguments(setup, one, [g], 1) | {"streams": [i]})
     assert_same(alone, together)
 
 
@@ -300,9 +296,7 @@ def special_case(setup: Setup) -> tuple[State, torch.Tensor]:
 
 @pytest.mark.parametrize("grad_dtype", [None, FP32], ids=["same", "fp32"])
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
-@pytest.mark.parametrize(
-    "setup", setups((*FIXED, "extra-bits-4", "extra-bits-9-stochastic")), ids=str
-)
+@pytest.mark.parametrize("setup", setups(all_names(4, 9)), ids=str)
 def test_special_values(setup, backend, grad_dtype):
     setup = dataclasses.replace(setup, grad_dtype=grad_dtype)
     expected, grad = special_case(setup)
@@ -367,7 +361,7 @@ def test_missing_tails_are_zero():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("setup", setups(FIXED + EXTRA_BITS), ids=str)
+@pytest.mark.parametrize("setup", setups(all_names(*range(1, 17))), ids=str)
 def test_gpu(setup):
     offsets = [*(3 * i for i in range(len(SIZES))), 64]
     check_triton(setup, (*SIZES, 5000), steps=4, offsets=offsets, device="cuda")
@@ -381,9 +375,7 @@ def test_gpu_options(setup):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("grad_dtype", [None, FP32], ids=["same", "fp32"])
-@pytest.mark.parametrize(
-    "setup", setups((*FIXED, "extra-bits-4", "extra-bits-9-stochastic")), ids=str
-)
+@pytest.mark.parametrize("setup", setups(all_names(4, 9)), ids=str)
 def test_gpu_special_values(setup, grad_dtype):
     """Subnormal numbers in every role among them: nothing is flushed."""
     setup = dataclasses.replace(setup, grad_dtype=grad_dtype)

@@ -1,6 +1,6 @@
 """Steps against a scalar definition: one element at a time, FP32 scalars, exact rational rounding.
 
-Nothing here comes from ``subulp.ops`` but the ops themselves.
+Nothing here comes from ``subulp.ops`` but the ops themselves and their names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from subulp.ops.strategy import all_names, parse_strategy
 from tests.oracles import extra_bits, philox
 from tests.oracles.grid import Grid
 from tests.oracles.rounding import round_float
@@ -60,8 +61,7 @@ class Scalar:
         return round_float(float(x), self.grid)
 
     def store_state(self, x: F) -> float:
-        narrow = self.name in ("nearest", "kahan", "collage-light", "collage-plus", "stochastic")
-        return self.nearest(x) if narrow else float(x)
+        return float(x) if self.setup.strategy.wide_states else self.nearest(x)
 
     def theta(self, e: Element) -> F:
         if self.name == "master":
@@ -124,18 +124,7 @@ class Scalar:
 @pytest.mark.parametrize("op", ["adam", "sgd"])
 @pytest.mark.parametrize(
     "precision",
-    [
-        "nearest",
-        "stochastic",
-        "kahan",
-        "collage-light",
-        "collage-plus",
-        "fp32-states",
-        "master",
-        "extra-bits-8",
-        "extra-bits-13",
-        "extra-bits-5-stochastic",
-    ],
+    [name for name in all_names(5, 8, 13) if BF16 in parse_strategy(name).dtypes],
 )
 def test_step(precision, op, dtype, backend):
     setup = Setup(op, precision, dtype, nesterov=True)

@@ -14,8 +14,8 @@ from .support import DEVICES
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-codec = pytest.importorskip("subulp.ops.triton_codec")
-triton_random = pytest.importorskip("subulp.ops.triton_random")
+codec = pytest.importorskip("subulp.ops.triton.codec")
+triton_random = pytest.importorskip("subulp.ops.triton.random_bits")
 
 NARROW = (BF16, FP16, E4M3, E5M2)
 INTEGER = {1: torch.uint8, 2: torch.int16}

@@ -11,36 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import Tensor
 
 from .._version import version
-from ..numerics.mixture import RECIPES
-from ..ops import adam_step, all_finite, backend, native, parse_strategy, sgd_step, storage
-from ..ops.mixture import mixture_encode
-from ..ops.strategy import Strategy
-
-STRATEGIES = (
-    "fp32",
-    "nearest",
-    "stochastic",
-    "kahan",
-    "collage-light",
-    "collage-plus",
-    "fp32-states",
-    "master",
-    "extra-bits-8",
-    "extra-bits-16-stochastic",
-)
-_NUMEL = 1000
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison of an op with its reference."""
-
-    name: str
-    cases: int
-    error: str | None
+from ..ops import backend, facts, native
+from .self_check import Check, self_check
 
 
 @dataclass(frozen=True)
@@ -128,8 +102,8 @@ def _processor() -> Iterator[tuple[str, str]]:
     except RuntimeError as error:
         yield "C++ kernels", str(error)
         return
-    have = [name for name, code in native.ISAS.items() if lib.subulp_has_isa(code)]
-    used = next(name for name, code in native.ISAS.items() if code == native.isa())
+    have = [name for name, code in facts.ISAS.items() if lib.subulp_has_isa(code)]
+    used = next(name for name, code in facts.ISAS.items() if code == native.isa())
     yield "instruction sets", ", ".join(have)
     yield "in use", used + (" (SUBULP_ISA is set)" if os.environ.get("SUBULP_ISA") else "")
 
@@ -144,129 +118,6 @@ def _gpu() -> Iterator[tuple[str, str]]:
             f"{i}",
             f"{properties.name}, sm_{properties.major}{properties.minor}, {memory:.0f} GiB",
         )
-
-
-def self_check(op: str, device: str) -> Check:
-    """Compare an op with its reference, bit for bit, on every strategy and dtype.
-
-    Args:
-        op: ``"adam"``, ``"sgd"``, ``"all_finite"`` or ``"mixture"``.
-        device: Where the tensors lie.
-
-    Returns:
-        What was compared; ``error`` names the first case that differs or cannot run.
-    """
-    cases = 0
-    try:
-        if op == "all_finite":
-            for bad in (None, float("nan"), float("inf")):
-                x = torch.randn(_NUMEL, device=device)
-                if bad is not None:
-                    x[_NUMEL // 2] = bad
-                if bool(all_finite([x])) != bool(x.isfinite().all()):
-                    return Check(op, cases, f"all_finite is wrong with {bad}")
-                cases += 1
-            return Check(op, cases, None)
-        if op == "mixture":
-            return _check_mixtures(device)
-        for name in STRATEGIES:
-            strategy = parse_strategy(name)
-            for dtype in strategy.dtypes:
-                if not _agrees(op, strategy, dtype, device):
-                    return Check(op, cases, f"{name} with {dtype} differs from its reference")
-                cases += 1
-    except (RuntimeError, ValueError) as error:
-        return Check(op, cases, str(error))
-    return Check(op, cases, None)
-
-
-def _check_mixtures(device: str) -> Check:
-    cases = 0
-    for recipe in RECIPES:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            if not _mixes_agree(recipe, dtype, device):
-                error = f"{recipe} of {dtype} differs from its reference"
-                return Check("mixture", cases, error)
-            cases += 1
-    return Check("mixture", cases, None)
-
-
-def _mixes_agree(recipe: str, dtype: torch.dtype, device: str) -> bool:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(40, 70, generator=generator)
-    x[:, ::2] *= torch.empty(40, 35).uniform_(-14, 0, generator=generator).exp2()
-    arguments = (x.to(dtype).to(device), recipe, (1, 32), (40, 3), "gam", 0.045)
-    found = mixture_encode(*arguments)
-    with _forced("reference"):
-        expected = mixture_encode(*arguments)
-    return all(
-        torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-        for a, b in zip(found[:5], expected[:5], strict=True)
-    )
-
-
-def _agrees(op: str, strategy: Strategy, dtype: torch.dtype, device: str) -> bool:
-    tensors, reference = (_fresh(op, strategy, dtype, device) for _ in range(2))
-    for t in range(1, 3):
-        _step(op, strategy, tensors, t)
-        with _forced("reference"):
-            _step(op, strategy, reference, t)
-    return all(
-        torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-        for role, of_role in tensors.items()
-        for a, b in zip(of_role, reference[role], strict=True)
-        if a.dim() > 0
-    )
-
-
-def _fresh(op: str, strategy: Strategy, dtype: torch.dtype, device: str) -> dict[str, list[Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    p = (torch.randn(_NUMEL, generator=generator) * 0.1).to(dtype).to(device)
-    extra = storage.new_extra(strategy, p)
-    slow = torch.zeros(_NUMEL, dtype=strategy.slow_format(dtype).dtype, device=device)
-    fast = torch.zeros(_NUMEL, dtype=strategy.fast_format(dtype).dtype, device=device)
-    scaled = not strategy.wide_states and dtype.itemsize == 1
-    return {
-        "p": [p],
-        "g": [(torch.randn(_NUMEL, generator=generator) * 1e-2).to(dtype).to(device)],
-        "fast": [fast] if op == "adam" else [],
-        "slow": [slow],
-        "extra": [] if extra is None else [extra],
-        "low": [torch.zeros_like(slow)] if strategy.slow_state == "expansion" else [],
-        "amax": [torch.zeros((), device=device)] if scaled else [],
-    }
-
-
-def _step(op: str, strategy: Strategy, x: dict[str, list[Tensor]], t: int) -> None:
-    steps, lr = [torch.tensor(float(t))], torch.tensor(1e-2, dtype=torch.float64)
-    common = (strategy.name, "wide", 7, [0], [0])
-    if op == "adam":
-        adam_step(
-            x["p"], x["g"], x["fast"], x["slow"], x["extra"], x["low"], x["amax"],
-            steps, lr, 0.9, 0.999, 1e-8, 0.1, True, False, *common,
-        )  # fmt: skip
-    else:
-        sgd_step(
-            x["p"], x["g"], x["slow"], x["extra"], x["low"], x["amax"],
-            steps, lr, 0.9, 0.0, 0.01, True, False, *common,
-        )  # fmt: skip
-
-
-class _forced:  # noqa: N801 - reads as a keyword
-    """Run with ``SUBULP_BACKEND`` set."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._saved = os.environ.get("SUBULP_BACKEND")
-        os.environ["SUBULP_BACKEND"] = self._name
-
-    def __exit__(self, *_: object) -> None:
-        if self._saved is None:
-            del os.environ["SUBULP_BACKEND"]
-        else:
-            os.environ["SUBULP_BACKEND"] = self._saved
 
 
 if __name__ == "__main__":

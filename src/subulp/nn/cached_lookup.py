@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..numerics import random_bits
 from ..ops.embedding import calls
 from ..ops.embedding.job import Lookups, Table, TableUpdate
 from ..ops.row_protocols import RowRule
@@ -47,8 +48,7 @@ class CachedLookup(nn.Module):
     ) -> None:
         super().__init__()
         if seed is None:
-            initial = torch.initial_seed()
-            seed = (initial ^ (initial >> 32)) & _MASK
+            seed = random_bits.fold_seed(torch.initial_seed())
         if not 0 <= seed <= _MASK:
             raise ValueError(f"seed={seed} is out of range: from 0 to 2**32 - 1")
         self.seed, self.steps = seed, 0

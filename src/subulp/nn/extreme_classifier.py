@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..numerics import E4M3
+from ..numerics import E4M3, random_bits
 from ..numerics.int_rows import IntFormat
 from ..ops.head import HeadJob, Products, RandomAddress, Rounding, fp8, head_step
 from ..ops.row_protocols import RowRule
@@ -121,8 +121,7 @@ class ExtremeClassifier(nn.Module):
         self.row_optimizer: RowRule | None = None
         self.steps = 0
         if seed is None:
-            initial = torch.initial_seed()
-            seed = (initial ^ (initial >> 32)) & 0xFFFFFFFF
+            seed = random_bits.fold_seed(torch.initial_seed())
         self.seed = seed
         bound = math.sqrt(6 / (dim + num_labels))
         self.table = RowTable(

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..numerics.mixture import Mixture, Summary
-from ..ops.mixture.operand import Operand
-from ..ops.mixture.product import product
+from ..ops.mixture.product import Operand, product
 from .linear import Linear, check_linear, narrow_linear
 from .mor import MoR
 from .narrow import ACTIVATION_DTYPES, autocast_operands, gradient_dtype, without_autocast

@@ -12,18 +12,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..numerics import BF16, E4M3, FP16, FP32, Format, round_to
+from ..numerics import Format, round_to
 from ..numerics.formats import simulated
-from ..numerics.int_rows import INT2, INT4, INT8, PARAMETER_BYTES, IntFormat
+from ..numerics.int_rows import PARAMETER_BYTES, ROW_FORMATS, IntFormat
 from ..ops.big_memory import zeros
-from ..ops.convert import decode, encode
-from ..ops.int_rows import decode_rows, encode_rows
+from ..ops.rows import decode, decode_rows, encode, encode_rows
 
 Storage = str | tuple[int, int] | Format | IntFormat
-
-_FORMATS: dict[str, Format | IntFormat] = {
-    f.name: f for f in (FP32, BF16, FP16, E4M3, INT8, INT4, INT2)
-}
 
 # FP32 values that are made or read at a time, so that no FP32 copy of the table ever exists.
 _SLICE = 1 << 22
@@ -44,12 +39,12 @@ def parse_storage(storage: Storage) -> Format | IntFormat:
         return storage
     if isinstance(storage, tuple):
         return simulated(*storage)
-    if storage not in _FORMATS:
+    if storage not in ROW_FORMATS:
         raise ValueError(
-            f"storage={storage!r} is unknown: use one of {', '.join(_FORMATS)}, or a pair "
+            f"storage={storage!r} is unknown: use one of {', '.join(ROW_FORMATS)}, or a pair "
             "(exponent bits, mantissa bits) to simulate"
         )
-    return _FORMATS[storage]
+    return ROW_FORMATS[storage]
 
 
 class RowTable(nn.Module):

@@ -148,7 +148,10 @@ FP16 = Format("fp16", 5, 10, dtype=torch.float16)
 E4M3 = Format("e4m3", 4, 3, has_infinity=False, dtype=torch.float8_e4m3fn)
 E5M2 = Format("e5m2", 5, 2, dtype=torch.float8_e5m2)
 
-_BY_DTYPE = {f.dtype: f for f in (FP32, BF16, FP16, E4M3, E5M2)}
+STORED = (FP32, BF16, FP16, E4M3, E5M2)
+"""The formats that a dtype stores."""
+
+_BY_DTYPE = {f.dtype: f for f in STORED}
 
 
 def simulated(exponent_bits: int, mantissa_bits: int, *, has_infinity: bool = True) -> Format:

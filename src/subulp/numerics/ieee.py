@@ -1,9 +1,15 @@
-"""FP32 operations that PyTorch does not round correctly everywhere."""
+"""FP32 operations that Python and PyTorch do not round as IEEE-754 asks everywhere."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def as_fp32(x: float) -> float:
+    """``x`` rounded to FP32 once, as a Python float."""
+    return float(np.float32(x))
 
 
 def sqrt(x: Tensor) -> Tensor:

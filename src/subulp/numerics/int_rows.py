@@ -22,12 +22,10 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from .formats import BF16, E4M3, FP16, FP32, Format
 from .rounding import check_bits
 
 RowRounding = Literal["nearest", "stochastic"]
-
-WIDTHS = (8, 4, 2)
-"""Bits that an integer may have."""
 
 PARAMETER_BYTES = 8
 """Bytes of a row's scale and bias, both FP32."""
@@ -56,7 +54,16 @@ class IntFormat:
         return self.name
 
 
-INT8, INT4, INT2 = IntFormat(8), IntFormat(4), IntFormat(2)
+INT8, INT4, INT2 = INT_FORMATS = IntFormat(8), IntFormat(4), IntFormat(2)
+
+RowFormat = Format | IntFormat
+"""What rows of a table are made of."""
+
+ROW_FORMATS: dict[str, RowFormat] = {f.name: f for f in (FP32, BF16, FP16, E4M3, *INT_FORMATS)}
+"""Storages of giant tables by their names in ``storage=``."""
+
+WIDTHS = tuple(f.bits for f in INT_FORMATS)
+"""Bits that an integer may have."""
 
 
 class IntRows(NamedTuple):

@@ -14,12 +14,43 @@ Address of element ``i`` (its index in the whole, unsharded tensor):
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 _MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
+
+MIX = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
+"""Shifts and factors of :func:`mix`."""
+MIX_LAST = 16
+"""Its last shift."""
+
+
+def fold_seed(seed: int) -> int:
+    """A 64-bit seed, such as ``torch.initial_seed()``, folded into one word of Philox's key."""
+    return (seed ^ (seed >> 32)) & _WORD
+
+
+def mix(x: Tensor) -> Tensor:
+    """The 32-bit finaliser of MurmurHash3: every bit of the result depends on all bits of ``x``.
+
+    With 32-bit words that wrap::
+
+        h = x ^ x >> 16;  h *= 0x85EBCA6B;  h ^= h >> 13;  h *= 0xC2B2AE35;  h ^= h >> 16
+
+    Args:
+        x: int64 tensor; its low 32 bits count.
+
+    Returns:
+        int64 tensor of words in ``[0, 2**32)``.
+    """
+    h = x & _WORD
+    for shift, factor in MIX:
+        h = ((h ^ (h >> shift)) * factor) & _WORD
+    return h ^ (h >> MIX_LAST)
 
 
 def philox4x32(counter: Tensor, key: tuple[int, int]) -> Tensor:
@@ -141,3 +172,44 @@ def swap_halves(bits: Tensor, width: int = 32) -> Tensor:
     number = bits >> (32 - width)
     swapped = (number << half | number >> half) & ((1 << width) - 1)
     return swapped << (32 - width)
+
+
+@dataclass(frozen=True)
+class RandomAddress:
+    """Where in the stream of random bits the elements of a part of a tensor lie.
+
+    Attributes:
+        seed: Philox key word.
+        stream: Philox key word of the tensor.
+        step: Philox counter word.
+        offset: Index of the part's first element in the whole tensor.
+    """
+
+    seed: int
+    stream: int
+    step: int
+    offset: int
+
+    def after(self, elements: int) -> RandomAddress:
+        """The address of what lies ``elements`` further on."""
+        return replace(self, offset=self.offset + elements)
+
+    def draw(
+        self,
+        shape: torch.Size | tuple[int, ...],
+        device: torch.device,
+        *,
+        slot: int = 0,
+        width: int = 32,
+    ) -> Tensor:
+        """The bits of a run of elements, see :func:`draw`."""
+        return draw(
+            shape,
+            seed=self.seed,
+            stream=self.stream,
+            step=self.step,
+            slot=slot,
+            offset=self.offset,
+            width=width,
+            device=device,
+        )

@@ -7,24 +7,17 @@ import os
 import platform
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from .job import SCALARS
+from . import facts
+from .step.job import SCALARS
 
-ABI = 6
-ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
-_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)
-DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+ABI = 7
 _REMEDY = (
     "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
     ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
@@ -182,25 +175,29 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "subulp_mixture_decode": (c_int, (POINTER(Mixture), c_void_p, c_void_p)),
 }
 _SIZES = {
-    "subulp_sizeof_step": ctypes.sizeof(Step),
-    "subulp_sizeof_scalars": SCALARS.itemsize,
-    "subulp_sizeof_table": TABLE.itemsize,
-    "subulp_sizeof_mixture": ctypes.sizeof(Mixture),
+    "step": ctypes.sizeof(Step),
+    "scalars": SCALARS.itemsize,
+    "table": TABLE.itemsize,
+    "lookups": ctypes.sizeof(Lookups),
+    "mixture": ctypes.sizeof(Mixture),
 }
 
 
 def _check_abi(lib: ctypes.CDLL) -> None:
     lib.subulp_abi.restype = c_int
-    # Not asked of another ABI, which may lack them.
-    built, expected = [lib.subulp_abi()], [ABI]
-    if built == expected:
-        for name, size in _SIZES.items():
-            getattr(lib, name).restype = c_int64
-            built.append(getattr(lib, name)())
-            expected.append(size)
-    if built != expected:
+    built = lib.subulp_abi()
+    if built != ABI:
         raise RuntimeError(
-            f"The C++ kernels have ABI {built}, the package expects {expected}: they come from "
+            f"The C++ kernels have ABI {built}, the package expects {ABI}: they come from another "
+            f"version. {_REMEDY}"
+        )
+    lib.subulp_facts.restype = ctypes.c_char_p
+    found, expected = lib.subulp_facts().decode().splitlines(), facts.expected(_SIZES)
+    if found != expected:
+        pairs = zip_longest(found, expected, fillvalue="nothing")
+        theirs, ours = next(pair for pair in pairs if pair[0] != pair[1])
+        raise RuntimeError(
+            f"The C++ kernels have {theirs!r} where the package has {ours!r}: they come from "
             f"another version. {_REMEDY}"
         )
 
@@ -235,10 +232,10 @@ def isa() -> int:
     name = os.environ.get("SUBULP_ISA")
     if not name:
         return _widest_isa()
-    if name not in ISAS or not library().subulp_has_isa(ISAS[name]):
-        have = ", ".join(n for n, code in ISAS.items() if library().subulp_has_isa(code))
+    if name not in facts.ISAS or not library().subulp_has_isa(facts.ISAS[name]):
+        have = ", ".join(n for n, code in facts.ISAS.items() if library().subulp_has_isa(code))
         raise ValueError(f"SUBULP_ISA={name!r} is not available here: use one of {have}")
-    return ISAS[name]
+    return facts.ISAS[name]
 
 
 @cache

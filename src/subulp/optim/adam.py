@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops import adam as op
 from ..ops.adam import reference
-from ..ops.job import StepJob
+from ..ops.step.job import StepJob
 from .base import Optimizer
 from .options import AUTO, Arithmetic, ExtraBits, NonFinite, check_number, check_rate
 from .parameters import Bucket, Params
@@ -26,7 +26,7 @@ class Adam(Optimizer):
     """
 
     _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
-    _op = "adam"
+    _run_step = staticmethod(op.step)
     _make_job = staticmethod(op.make_job)
     _decoupled: ClassVar[bool] = False
 
@@ -96,14 +96,8 @@ class Adam(Optimizer):
             "eps": float(group["eps"]),
             "weight_decay": float(group["weight_decay"]),
             "decoupled": self._decoupled,
+            "folded": bucket.folded,
         }
-
-    def _job(self, bucket: Bucket, arguments: dict[str, Any]) -> StepJob:
-        job = super()._job(bucket, arguments)
-        if bucket.folded:
-            # The moments have decayed with the first gradient of this step.
-            job.beta1 = job.beta2 = 1.0
-        return job
 
     @torch.no_grad()
     def fold(self, bucket: Bucket, number: int) -> None:
@@ -119,7 +113,7 @@ class Adam(Optimizer):
         arguments["steps"] = [step + 1 for step in arguments["steps"]]
         # Rounding a moment several times in a step takes fresh random bits each time.
         arguments["seed"] = (arguments["seed"] + (number + 1) * _SEED_STRIDE) & 0xFFFFFFFF
-        reference.fold(self._job(bucket, arguments))
+        reference.fold(self._make_job(**arguments))
 
     def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
         return reference.intended_update(job, i, theta)

@@ -9,8 +9,10 @@ from typing import Any, ClassVar, cast, overload
 import torch
 from torch import Tensor, nn
 
-from ..ops import all_finite, backend, storage
-from ..ops.job import StepJob
+from ..numerics import random_bits
+from ..ops import all_finite
+from ..ops.step import storage
+from ..ops.step.job import StepJob
 from ..ops.strategy import Strategy
 from . import components, full_precision, loss_scaling, options, parameters
 from .components import States, beside, follow_layout, in_layout_of, new_state, storage_view
@@ -49,9 +51,7 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         defaults["precision"] = parse_precision(defaults["precision"])
         if defaults["seed"] is None:
-            # Follows torch.manual_seed; folded, because Philox keys are words of 32 bits.
-            initial = torch.initial_seed()
-            defaults["seed"] = (initial ^ (initial >> 32)) & 0xFFFFFFFF
+            defaults["seed"] = random_bits.fold_seed(torch.initial_seed())
         self._check_all_options(defaults)
         defaults["skipped_steps"] = 0
         super().__init__(cast(Any, params), defaults)
@@ -205,8 +205,7 @@ class Optimizer(torch.optim.Optimizer):
         saved = [amax.clone() for amax in amaxes]
         torch._foreach_add_(arguments["steps"], 1.0)
         try:
-            # Without PyTorch's dispatcher, which takes a tenth of a millisecond a call.
-            backend.run(self._op, self._job(bucket, arguments))
+            self._run_step(**arguments)
         except Exception:
             # A backend that cannot run fails before it touches a parameter: so do the counters.
             torch._foreach_add_(arguments["steps"], -1.0)
@@ -241,12 +240,9 @@ class Optimizer(torch.optim.Optimizer):
         self.skip_step()
         return False
 
-    #: Name of the fused step, and what makes a job for it of ``_arguments``.
-    _op: ClassVar[str]
+    #: The fused step, and its job for diagnostics; both take ``_arguments``.
+    _run_step: Callable[..., None]
     _make_job: Callable[..., StepJob]
-
-    def _job(self, bucket: Bucket, arguments: dict[str, Any]) -> StepJob:
-        return self._make_job(**arguments)
 
     def _arguments(self, bucket: Bucket) -> dict[str, Any]:
         raise NotImplementedError
@@ -301,7 +297,7 @@ class Optimizer(torch.optim.Optimizer):
         arguments["steps"] = [step + 1 for step in arguments["steps"]]
         arguments["amaxes"] = [amax.clone() for amax in arguments["amaxes"]]
         arguments["arithmetic"] = "wide"
-        job = self._job(bucket, arguments)
+        job = self._make_job(**arguments)
         for i, p in enumerate(bucket.params):
             theta = storage.decode_parameter(job.strategy, job.params[i], job.role(job.extras, i))
             yield p, theta, -self._reference_update(job, i, theta)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import extra_bits
-from ..ops import storage
+from ..ops.step import storage
 from ..ops.strategy import Strategy, parse_strategy
 
 States = tuple[tuple[str, Literal["fast", "slow"]], ...]

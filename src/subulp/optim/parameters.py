@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import format_of
-from ..ops.job import is_strict
+from ..ops.step.job import is_strict
 from ..ops.strategy import Strategy
 from .components import is_dense
 from .options import strategy_for

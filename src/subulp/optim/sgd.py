@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from ..ops import sgd as op
-from ..ops.job import StepJob
 from ..ops.sgd import reference
+from ..ops.step.job import StepJob
 from .base import Optimizer
 from .components import States
 from .options import AUTO, Arithmetic, ExtraBits, NonFinite, check_number, check_rate
@@ -39,7 +39,7 @@ class SGD(Optimizer):
     """
 
     _states = (("momentum_buffer", "slow"),)
-    _op = "sgd"
+    _run_step = staticmethod(op.step)
     _make_job = staticmethod(op.make_job)
 
     def __init__(

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...numerics.ieee import as_fp32
 from .. import backend
-from ..job import StepJob, as_fp32, check_roles, is_strict, new_scalars, scale_states
+from ..step.job import StepJob, check_roles, is_strict, new_scalars, scale_states
 
 
 def make_job(
@@ -33,8 +34,9 @@ def make_job(
     seed: int,
     streams: Sequence[int],
     offsets: Sequence[int],
+    folded: bool = False,
 ) -> StepJob:
-    """The job of a call of :func:`adam_step`: the same arguments, checked and completed.
+    """The job of a call of :func:`step`: the same arguments, checked and completed.
 
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
@@ -68,9 +70,9 @@ def make_job(
         slow_lows=exp_avg_sq_lows,
         scalars=scalars,
         seed=seed,
-        beta1=as_fp32(beta1),
+        beta1=1.0 if folded else as_fp32(beta1),
         one_minus_beta1=as_fp32(1.0 - beta1),
-        beta2=as_fp32(beta2),
+        beta2=1.0 if folded else as_fp32(beta2),
         one_minus_beta2=as_fp32(1.0 - beta2),
         eps=as_fp32(eps),
         weight_decay=as_fp32(weight_decay),
@@ -90,11 +92,7 @@ def make_job(
     return job
 
 
-@torch.library.custom_op(
-    "subulp::adam_step",
-    mutates_args=("params", "exp_avgs", "exp_avg_sqs", "extras", "exp_avg_sq_lows", "amaxes"),
-)
-def adam_step(
+def step(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
@@ -115,6 +113,7 @@ def adam_step(
     seed: int,
     streams: Sequence[int],
     offsets: Sequence[int],
+    folded: bool = False,
 ) -> None:
     """One Adam step; all tensors are updated in place in one pass over memory.
 
@@ -143,7 +142,7 @@ def adam_step(
         exp_avg_sq_lows: Second components of the second moments (``"collage-plus"``); else empty.
         amaxes: FP32 tensors (), the running largest gradient (FP8 parameters); else empty.
         steps: Tensors () holding t, counted from 1, already incremented.
-        lr: Tensor (), the learning rate; FP64 for no rounding before it is used.
+        lr: The learning rate, for the operator a tensor (); FP64 for no rounding before it is used.
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         eps: Added to the root of the second moment.
@@ -155,33 +154,21 @@ def adam_step(
         seed: Philox key word of the random bits.
         streams: Philox key word of each tensor.
         offsets: Index of each tensor's first element in the whole tensor, for shards.
+        folded: Earlier gradients of this step are in the moments, which have decayed with the first
+            of them: they do not decay again (default: ``False``).
 
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
     """
-    job = make_job(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        extras,
-        exp_avg_sq_lows,
-        amaxes,
-        steps,
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay,
-        decoupled,
-        maximize,
-        precision,
-        arithmetic,
-        seed,
-        streams,
-        offsets,
-    )
-    backend.run("adam", job)
+    backend.run("adam", make_job(**locals()))
+
+
+adam_step = torch.library.custom_op(
+    "subulp::adam_step",
+    step,
+    mutates_args=("params", "exp_avgs", "exp_avg_sqs", "extras", "exp_avg_sq_lows", "amaxes"),
+)
+"""The operator: :func:`step` for compiled and exported graphs."""
 
 
 @adam_step.register_fake

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import cpu_step
-from ..job import StepJob
+from ..step import cpu as cpu_step
+from ..step.job import StepJob
 
 
 def run(job: StepJob) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...numerics import ieee
-from .. import storage
-from ..job import StepJob
+from ..step import storage
+from ..step.job import StepJob
 
 
 def run(job: StepJob) -> None:

@@ -10,10 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from ...numerics import expansion as mcf
-from ...numerics import format_of
-from ..job import StepJob
-from ..strict import add_to_parameter, constant
+from ...numerics import expansion, format_of
+from ..step.job import StepJob
+from ..step.strict import add_to_parameter, constant
 
 
 def run(job: StepJob) -> None:
@@ -36,28 +35,28 @@ def _step(job: StepJob, i: int) -> None:
         g = -g
     decay = x["weight_decay"]
     if decay and not job.decoupled:
-        g = mcf.add(g, mcf.mult(c(decay), theta, fmt), fmt)
+        g = expansion.add(g, expansion.mult(c(decay), theta, fmt), fmt)
 
-    m = mcf.add(
-        mcf.mult(c(x["beta1"]), job.fast[i].float(), fmt), mcf.mult(c(1 - x["beta1"]), g, fmt), fmt
-    )
+    kept = expansion.mult(c(x["beta1"]), job.fast[i].float(), fmt)
+    m = expansion.add(kept, expansion.mult(c(1 - x["beta1"]), g, fmt), fmt)
     v = job.slow[i].float()
-    square = mcf.mult(c(1 - x["beta2"]), mcf.mult(g, g, fmt), fmt)
+    square = expansion.mult(c(1 - x["beta2"]), expansion.mult(g, g, fmt), fmt)
     low = job.role(job.slow_lows, i)
     if low is None:
-        v = mcf.add(mcf.mult(c(x["beta2"]), v, fmt), square, fmt)
+        v = expansion.add(expansion.mult(c(x["beta2"]), v, fmt), square, fmt)
     else:
-        beta2, beta2_low = mcf.encode(torch.full_like(theta, x["beta2"], dtype=torch.float64), fmt)
-        v, v_low = mcf.mul(beta2, beta2_low, v, low.float(), fmt)
-        v, v_low = mcf.grow(v, v_low, square, fmt, ordered=False)
+        exact = torch.full_like(theta, x["beta2"], dtype=torch.float64)
+        beta2, beta2_low = expansion.encode(exact, fmt)
+        v, v_low = expansion.mul(beta2, beta2_low, v, low.float(), fmt)
+        v, v_low = expansion.grow(v, v_low, square, fmt, ordered=False)
         low.copy_(v_low)
 
-    m_hat = mcf.div(m, c(1 - x["beta1"] ** t), fmt)
+    m_hat = expansion.div(m, c(1 - x["beta1"] ** t), fmt)
     # Divided by the root of the bias, so that a small v does not underflow first.
-    root = mcf.div(mcf.sqrt(v, fmt), c(math.sqrt(1 - x["beta2"] ** t)), fmt)
-    update = mcf.div(m_hat, mcf.add(root, c(x["eps"]), fmt), fmt)
+    root = expansion.div(expansion.sqrt(v, fmt), c(math.sqrt(1 - x["beta2"] ** t)), fmt)
+    update = expansion.div(m_hat, expansion.add(root, c(x["eps"]), fmt), fmt)
     if decay and job.decoupled:
-        update = mcf.add(update, mcf.mult(c(decay), theta, fmt), fmt)
+        update = expansion.add(update, expansion.mult(c(decay), theta, fmt), fmt)
     job.fast[i].copy_(m)
     job.slow[i].copy_(v)
-    add_to_parameter(job.strategy, param, extra, mcf.mult(c(-x["lr"]), update, fmt), fmt)
+    add_to_parameter(job.strategy, param, extra, expansion.mult(c(-x["lr"]), update, fmt), fmt)

@@ -8,9 +8,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from .. import triton_launch, triton_step
-from .. import triton_storage as storage
-from ..job import StepJob
+from ..step import triton as triton_step
+from ..step import triton_storage as storage
+from ..step.job import StepJob
+from ..triton import launch
 
 _NUMBERS = ("beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "eps", "weight_decay")
 
@@ -26,7 +27,7 @@ def run(job: StepJob) -> None:
 
 
 def compile_for(capability: int, job: StepJob, *, whole: bool) -> Any:
-    """Compile the kernel of a job ahead of time, see :func:`.triton_launch.compile_for`."""
+    """Compile the kernel of a job ahead of time, see :func:`.launch.compile_for`."""
     flags = _flags(job)
     return triton_step.compile_for(capability, adam_step_kernel, job, _NUMBERS, flags, whole=whole)
 
@@ -66,19 +67,23 @@ def adam_step_kernel(
     WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    tensor, first, end = triton_launch.work(programs)
-    numel, param, grad, fast, slow, extra, low = triton_step.roles(tensors, tensor)
+    tensor, first, end = launch.work(programs)
+    numel = triton_step.entry(tensors, tensor, "numel")
+    param = triton_step.entry(tensors, tensor, "param")
+    grad = triton_step.entry(tensors, tensor, "grad")
+    fast = triton_step.entry(tensors, tensor, "fast")
+    slow = triton_step.entry(tensors, tensor, "slow")
+    extra = triton_step.entry(tensors, tensor, "extra")
+    low = triton_step.entry(tensors, tensor, "slow_low")
     offset, key, step = triton_step.random_address(tensors, tensor)
-    (
-        step_size,
-        inv_sqrt_bias2,
-        decay,
-        fast_decode,
-        fast_encode,
-        slow_decode,
-        slow_encode,
-        floor,
-    ) = triton_step.numbers(scalars, tensor)
+    step_size = triton_step.number(scalars, tensor, "step_size")
+    inv_sqrt_bias2 = triton_step.number(scalars, tensor, "inv_sqrt_bias2")
+    decay = triton_step.number(scalars, tensor, "decay")
+    fast_decode = triton_step.number(scalars, tensor, "fast_decode")
+    fast_encode = triton_step.number(scalars, tensor, "fast_encode")
+    slow_decode = triton_step.number(scalars, tensor, "slow_decode")
+    slow_encode = triton_step.number(scalars, tensor, "slow_encode")
+    floor = triton_step.number(scalars, tensor, "slow_floor")
 
     for index in range(first, end):
         start = index * BLOCK

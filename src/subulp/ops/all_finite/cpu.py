@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import native
+from .. import facts, native
 from . import FiniteJob
 
 
@@ -15,7 +15,7 @@ def run(job: FiniteJob) -> Tensor:
     # A kept contiguous copy lives as long as the call needs its address.
     dense = [t if t.is_contiguous() else t.contiguous() for t in job.tensors]
     numel = np.array([t.numel() for t in dense], dtype=np.int64)
-    dtypes = np.array([native.DTYPE_CODES[t.dtype] for t in dense], dtype=np.int32)
+    dtypes = np.array([facts.DTYPES[t.dtype] for t in dense], dtype=np.int32)
     result = native.library().subulp_all_finite(
         len(dense),
         native.address(numel),

@@ -12,9 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...numerics import format_of
-from .. import triton_codec as codec
-from .. import triton_launch
-from .. import triton_storage as storage
+from ..step import triton_storage as storage
+from ..triton import codec, launch
 from . import FiniteJob
 
 BLOCK = 4096
@@ -27,7 +26,7 @@ def run(job: FiniteJob) -> Tensor:
     Raises:
         RuntimeError: The kernels do not run on the device of the tensors.
     """
-    triton_launch.check_device(all_finite_kernel, job.device)
+    launch.check_device(all_finite_kernel, job.device)
     # A kept contiguous copy lives as long as the call needs its address.
     dense = [t.contiguous() for t in job.tensors]
     dtypes = list(dict.fromkeys(t.dtype for t in dense))
@@ -35,27 +34,27 @@ def run(job: FiniteJob) -> Tensor:
     for dtype in dtypes:
         same = [t for t in dense if t.dtype == dtype]
         numel = np.array([t.numel() for t in same], dtype=np.int64)
-        address = triton_launch.addresses(same, len(same))
-        aligned = address % triton_launch.ALIGNMENT == 0
+        address = launch.addresses(same, len(same))
+        aligned = address % launch.ALIGNMENT == 0
         tables += [
-            *triton_launch.plan(numel, aligned, BLOCK),
+            *launch.plan(numel, aligned, BLOCK),
             np.stack((numel, address), axis=1),
         ]
     result = torch.ones((), dtype=torch.bool, device=job.device)
-    uploaded = iter(triton_launch.upload(job.device, *tables))
+    uploaded = iter(launch.upload(job.device, *tables))
     for dtype, whole, ragged, tensors in zip(dtypes, uploaded, uploaded, uploaded, strict=True):
         args = (tensors, result.view(torch.uint8))
         for programs, is_whole in ((whole, True), (ragged, False)):
             options = _options(dtype, whole=is_whole)
-            triton_launch.launch(all_finite_kernel, job.device, programs, *args, **options)
+            launch.launch(all_finite_kernel, job.device, programs, *args, **options)
     return result
 
 
 def compile_for(capability: int, dtype: torch.dtype, *, whole: bool) -> Any:
-    """Compile the kernel of a dtype ahead of time, see :func:`.triton_launch.compile_for`."""
+    """Compile the kernel of a dtype ahead of time, see :func:`.launch.compile_for`."""
     types = {"programs": "*i64", "tensors": "*i64", "result": "*u8"}
     options = _options(dtype, whole=whole)
-    return triton_launch.compile_for(all_finite_kernel, capability, types, **options)
+    return launch.compile_for(all_finite_kernel, capability, types, **options)
 
 
 def _options(dtype: torch.dtype, *, whole: bool) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def _options(dtype: torch.dtype, *, whole: bool) -> dict[str, Any]:
 def all_finite_kernel(
     programs, tensors, result, FORMAT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    tensor, first, end = triton_launch.work(programs)
+    tensor, first, end = launch.work(programs)
     numel, address = tl.load(tensors + tensor * 2), tl.load(tensors + tensor * 2 + 1)
     largest = tl.zeros((BLOCK,), tl.uint32)
     for index in range(first, end):

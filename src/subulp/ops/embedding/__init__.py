@@ -1,6 +1,6 @@
 """Tables of narrow rows with an FP32 cache: bags looked up, and updated in the backward pass.
 
-The registered operators, for functional use; :mod:`.calls` is the same without the dispatcher.
+The operators, for compiled and exported graphs; each one is a function of :mod:`.calls`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def embedding_weight_grad(
     """Gradient of the weights of :func:`embedding_pool`.
 
     The product of a bag's gradient and the fetched row, summed in the order of
-    :func:`.row_sum.row_sum`; 0 for values that belong to no bag.
+    :func:`.rows.row_sum`; 0 for values that belong to no bag.
 
     Args:
         codes: As for :func:`embedding_pool`, and so are the next eight.
@@ -211,7 +211,7 @@ def embedding_update(
     let ``j`` be the resident of least priority (count or stamp; the first way among equals). If
     ``i`` has a higher priority (or the policy is LRU and the cache direct-mapped), ``j`` is rounded
     into the table and ``x`` takes its way; else ``x`` is rounded into the table. A mean sums in the
-    order of :func:`.row_sum.row_sum`. Each operation is rounded to FP32.
+    order of :func:`.rows.row_sum`. Each operation is rounded to FP32.
 
     Args:
         codes: As for :func:`embedding_pool`, and so are ``caches``, ``tags``, ``bits``, ``ways``,

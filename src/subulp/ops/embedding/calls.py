@@ -1,8 +1,7 @@
-"""What the operators of embedding tables do, without PyTorch's dispatcher.
+"""The passes over embedding tables: arguments checked, the backend run.
 
-``CachedEmbeddingBag`` runs outside of compiled graphs and has an autograd function of its own, so
-it calls these: the dispatcher's share of a call, most of it for lists of tensors that are written
-to, would be a tenth of a training step of 40,000 lookups.
+The operators in :mod:`subulp.ops.embedding` are these functions with their dataclasses as lists,
+for a schema has no dataclasses. Modules call them directly: see :mod:`subulp.ops` for why.
 """
 
 from __future__ import annotations

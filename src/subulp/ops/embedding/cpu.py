@@ -10,14 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import native
-from ..job import as_fp32
+from ...numerics.ieee import as_fp32
+from .. import facts, native
 from .job import Job, check_offsets, index_error, not_finite
-
-_INTEGERS = {8: 5, 4: 6, 2: 7}
-_RULES = {"sgd": 0, "adagrad": 1, "rowwise-adagrad": 2}
-# csrc/subulp.h
-_BAD_OFFSETS, _BAD_GRADIENT, _BAD_WEIGHTS = -2, -2, -3
 
 
 def run(job: Job) -> Tensor | None:
@@ -76,7 +71,7 @@ class _Call:
         )
         if result > 0:
             raise self._index_error(result - 1)
-        if result == _BAD_OFFSETS:
+        if result == facts.BAD_OFFSETS:
             check_offsets(self.offsets, self.values.numel())
         _check(result)
         return out
@@ -115,9 +110,9 @@ class _Call:
             job.step,
             *self.where,
         )
-        if result == _BAD_GRADIENT:
+        if result == facts.BAD_GRADIENT:
             raise not_finite("gradient", grad)
-        if result == _BAD_WEIGHTS:
+        if result == facts.BAD_WEIGHTS:
             assert self.weights is not None
             raise not_finite("per_sample_weights", self.weights)
         _check(result)
@@ -154,7 +149,7 @@ def _tables(job: Job) -> np.ndarray:
         numbers = (
             (
                 update.stochastic and codes.dtype != torch.float32,
-                _RULES[update.rule],
+                facts.RULES[update.rule],
                 update.stream,
                 as_fp32(update.lr),
                 as_fp32(update.weight_decay),
@@ -167,7 +162,7 @@ def _tables(job: Job) -> np.ndarray:
             (
                 *(codes.data_ptr(), table.cache.data_ptr(), table.tags.data_ptr(), *addresses),
                 *(codes.shape[0], codes.stride(0) * codes.itemsize, table.dim, table.sets),
-                _INTEGERS[table.bits] if table.bits else native.DTYPE_CODES[codes.dtype],
+                facts.FORMATS[table.storage.name],
                 *(table.ways, table.mixed, *numbers, 0),
             )
         )

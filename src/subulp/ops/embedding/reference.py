@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import ieee
-from ..job import as_fp32
+from ...numerics.ieee import as_fp32
 from . import rows as stored
 from .job import (
     BYPASS_SLOT,
@@ -21,7 +21,6 @@ from .job import (
     check_finite,
     check_values,
 )
-from .row_sum import row_sum
 
 
 def run(job: Job) -> Tensor | None:
@@ -88,7 +87,7 @@ def _weight_grad(job: Job) -> Tensor:
         at = _positions(job, feature)
         rows = job.lookups.values[at]
         values = stored.fetch(job.tables[t], rows, stored.find(job.tables[t], rows))
-        result[at] = row_sum(_gradients(job, feature, at) * values)
+        result[at] = stored.row_sum(_gradients(job, feature, at) * values)
     return result
 
 
@@ -167,7 +166,7 @@ def _optimize(update: TableUpdate, rows: Tensor, x: Tensor, grad: Tensor) -> Ten
         total = update.accumulator[rows] + squares
         update.accumulator[rows] = total
         return x - (grad * lr) / (ieee.sqrt(total) + eps)
-    total = update.accumulator[rows] + row_sum(squares) / float(x.shape[1])
+    total = update.accumulator[rows] + stored.row_sum(squares) / float(x.shape[1])
     update.accumulator[rows] = total
     factor = torch.full_like(total, lr) / (ieee.sqrt(total) + eps)
     return x - grad * factor.unsqueeze(1)

@@ -6,19 +6,13 @@ import torch
 from torch import Tensor
 
 from ...numerics import Format, format_of, int_rows, random_bits, round_to
+from ...numerics.metrics import lane_sums
 from .job import Table
-
-_WORD = 0xFFFFFFFF
 
 
 def set_of(table: Table, rows: Tensor) -> Tensor:
-    """The set that each row belongs to; the mixing hash is MurmurHash3's 32-bit finaliser."""
-    if not table.mixed:
-        return rows % table.sets
-    h = rows & _WORD
-    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _WORD
-    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _WORD
-    return (h ^ (h >> 16)) % table.sets
+    """The set that each row belongs to."""
+    return (random_bits.mix(rows) if table.mixed else rows) % table.sets
 
 
 def find(table: Table, rows: Tensor) -> Tensor:
@@ -88,3 +82,9 @@ def encode(
 def as_bytes(codes: Tensor) -> Tensor:
     """FP8 rows as bytes: torch indexes those on every device."""
     return codes.view(torch.uint8) if codes.dtype.itemsize == 1 else codes
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """Sums of FP32 rows (rows, dim) in the order of :mod:`subulp.numerics.metrics`: (rows,)."""
+    # Kernels begin with zeros: where all terms are -0, the sum is 0.
+    return lane_sums(x) + 0.0

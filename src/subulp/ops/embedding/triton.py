@@ -14,12 +14,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import triton_codec as codec
-from .. import triton_launch
-from ..job import as_fp32
+from ...numerics.ieee import as_fp32
+from ...numerics.int_rows import PARAMETER_BYTES
+from ...numerics.metrics import LANES
+from ...numerics.random_bits import MIX, MIX_LAST
+from ..triton import codec, launch, random_bits
 from . import rows as stored
-from .job import Job, Table, TableUpdate, check_finite, check_values
-from .row_sum import LANES
+from .job import (
+    BYPASS_SLOT,
+    COUNT_LIMIT,
+    EVICT_SLOT,
+    Job,
+    Table,
+    TableUpdate,
+    check_finite,
+    check_values,
+)
+
+_CONSTANTS = {
+    "LANES": LANES,
+    "PARAMETER_BYTES": PARAMETER_BYTES,
+    "COUNT_LIMIT": COUNT_LIMIT,
+    "BYPASS_SLOT": BYPASS_SLOT,
+    "EVICT_SLOT": EVICT_SLOT,
+}
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -31,7 +49,7 @@ def run(job: Job) -> Tensor | None:
         IndexError: A row number is out of range.
         RuntimeError: The kernels do not run on the device of the tables.
     """
-    triton_launch.check_device(update_kernel, job.device)
+    launch.check_device(update_kernel, job.device)
     scope = torch.cuda.device(job.device) if job.device.type == "cuda" else contextlib.nullcontext()
     with scope:
         if job.kind == "update":
@@ -182,11 +200,11 @@ def _runs(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def compile_lookup(capability: int, table: Table, *, pool: bool) -> Any:
-    """Compile the kernel of lookups ahead of time, see :func:`.triton_launch.compile_for`."""
+    """Compile the kernel of lookups ahead of time, see :func:`.launch.compile_for`."""
     types = _table_types(table) | {"values": "*i64", "offsets": "*i64", "weights": "*fp32"}
     types |= {"grad": "*fp32", "out": "*fp32", "statistics": "*i64", "numbers": "*i64"}
     options = _table_options(table) | {"POOL": pool, "WEIGHTED": pool}
-    return triton_launch.compile_for(lookup_kernel, capability, types, **options)
+    return launch.compile_for(lookup_kernel, capability, types, **options)
 
 
 def compile_update(capability: int, table: Table, update: TableUpdate) -> Any:
@@ -196,7 +214,7 @@ def compile_update(capability: int, table: Table, update: TableUpdate) -> Any:
     orders = ("positions", "grad_at", "run_rows", "run_starts", "segments", "numbers")
     types |= dict.fromkeys(orders, "*i64") | {"reals": "*fp32"}
     options = update_options(table, update, weighted=True)
-    return triton_launch.compile_for(update_kernel, capability, types, **options)
+    return launch.compile_for(update_kernel, capability, types, **options)
 
 
 def _table_types(table: Table) -> dict[str, str]:
@@ -217,6 +235,30 @@ def int_bits(fmt):
 def random_bits_of(fmt):
     """Random bits that rounding an element draws."""
     return 32 if int_bits(fmt) else codec.random_width(fmt)
+
+
+@triton.constexpr_function
+def mix_rounds():
+    """Multiplications of :func:`subulp.numerics.random_bits.mix`."""
+    return len(MIX)
+
+
+@triton.constexpr_function
+def mix_shift(i):
+    """Its i-th shift."""
+    return MIX[i][0] if i < len(MIX) else MIX_LAST
+
+
+@triton.constexpr_function
+def mix_factor(i):
+    """Its i-th factor."""
+    return MIX[i][1]
+
+
+@triton.constexpr_function
+def constant(name):
+    """A constant of the cache or of rows of integers, by its name."""
+    return _CONSTANTS[name]
 
 
 @triton.jit
@@ -334,7 +376,9 @@ def update_kernel(
 
         own = step
         if POLICY == "lfu":
-            own = tl.minimum(tl.load(counts + row).to(tl.int64) + (last - first), 2147483647)
+            own = tl.minimum(
+                tl.load(counts + row).to(tl.int64) + (last - first), constant("COUNT_LIMIT")
+            )
             tl.debug_barrier()
             tl.store(counts + row, own.to(tl.int32))
         # What leaves FP32: this row, or the one whose place it takes.
@@ -362,7 +406,9 @@ def update_kernel(
             if evicts:
                 value = tl.load(cache + place * dim + element, mask=inside, other=0.0)
                 leaving = old
-                slot = (old > row).to(tl.int64)
+                slot = tl.where(old > row, constant("EVICT_SLOT"), constant("BYPASS_SLOT")).to(
+                    tl.int64
+                )
                 tl.atomic_add(evictions, 1)
             tl.debug_barrier()
             if place >= 0:
@@ -382,9 +428,9 @@ def set_of(row, sets, MIXED: tl.constexpr):
     """See :func:`.rows.set_of`."""
     if MIXED:
         h = row.to(tl.uint32)
-        h = (h ^ (h >> 16)) * 0x85EBCA6B
-        h = (h ^ (h >> 13)) * 0xC2B2AE35
-        row = (h ^ (h >> 16)).to(tl.int64)
+        for i in tl.static_range(mix_rounds()):
+            h = (h ^ (h >> mix_shift(i))) * mix_factor(i)
+        row = (h ^ (h >> mix_shift(mix_rounds()))).to(tl.int64)
     return row % sets
 
 
@@ -422,7 +468,11 @@ def fetch(
         at = codes + row * stride
         if int_bits(FORMAT):
             place_in_byte = (element * int_bits(FORMAT)) % 8
-            byte = tl.load(at + 8 + element * int_bits(FORMAT) // 8, mask=inside, other=0)
+            byte = tl.load(
+                at + constant("PARAMETER_BYTES") + element * int_bits(FORMAT) // 8,
+                mask=inside,
+                other=0,
+            )
             q = (byte.to(tl.int32) >> place_in_byte) & ((1 << int_bits(FORMAT)) - 1)
             x = q.to(tl.float32) * unaligned(at) + unaligned(at + 4)
             x = tl.where(inside, x, 0.0)
@@ -492,7 +542,9 @@ def encode_integers(
     shift = (tl.arange(0, BLOCK) % per_byte) * BITS
     packed = tl.sum(tl.reshape(q << shift, (BLOCK // per_byte, per_byte)), axis=1)
     byte = tl.arange(0, BLOCK // per_byte)
-    tl.store(at + 8 + byte, packed.to(tl.uint8), mask=byte * per_byte < dim)
+    tl.store(
+        at + constant("PARAMETER_BYTES") + byte, packed.to(tl.uint8), mask=byte * per_byte < dim
+    )
     nan = tl.where(valid, 0, 0x7FC00000).to(tl.uint32)
     scale_bits = tl.where(valid, scale.to(tl.uint32, bitcast=True), nan)
     bias_bits = tl.where(valid, bias.to(tl.uint32, bitcast=True), nan)
@@ -506,28 +558,17 @@ def random(index, key, step, slot, WIDTH: tl.constexpr, RANDOM: tl.constexpr):
     """Bits of scattered elements, see :func:`subulp.numerics.random_bits.draw_at`; else nothing."""
     bits = index.to(tl.uint32)
     if RANDOM:
-        per_counter: tl.constexpr = 128 // WIDTH
-        counter = index // per_counter
-        low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
-        zero = low * 0
-        w0, w1, w2, w3 = tl.philox(
-            key, low, high, zero + step.to(tl.uint32), zero + slot.to(tl.uint32)
-        )
-        place = index % per_counter
-        word = place * WIDTH // 32
-        bits = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
-        if WIDTH == 16:
-            bits = tl.where(place % 2 == 0, bits << 16, bits & 0xFFFF0000)
+        bits = random_bits.draw_at(index, key, step.to(tl.uint32), slot.to(tl.uint32), WIDTH)
     return bits
 
 
 @triton.jit
 def row_sum(x, BLOCK: tl.constexpr):
-    """The sum of a row in the order of :func:`.row_sum.row_sum`."""
-    parts = tl.reshape(x, (BLOCK // 16, 16))
-    part = tl.arange(0, BLOCK // 16)[:, None]
-    lanes = tl.zeros((16,), tl.float32)
-    for i in tl.static_range(BLOCK // 16):
+    """The sum of a row in the order of :func:`.rows.row_sum`."""
+    parts = tl.reshape(x, (BLOCK // constant("LANES"), constant("LANES")))
+    part = tl.arange(0, BLOCK // constant("LANES"))[:, None]
+    lanes = tl.zeros((constant("LANES"),), tl.float32)
+    for i in tl.static_range(BLOCK // constant("LANES")):
         # One of the terms is not zero: no order shows.
         lanes += tl.sum(tl.where(part == i, parts, 0.0), axis=0)
     # A sum of two has one order.

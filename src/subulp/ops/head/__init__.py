@@ -1,4 +1,8 @@
-"""``head_step``: one training step of a chunk of a classifier's rows, in one visit to them."""
+"""``head_step``: one training step of a chunk of a classifier's rows, in one visit to them.
+
+A function and no operator of ``torch.library``: it runs inside the backward pass of
+:class:`subulp.nn.ExtremeClassifier`, once for each chunk, and no graph ever holds it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from torch import Tensor
 
 from ...numerics import Format
 from ...numerics.int_rows import IntFormat
+from ...numerics.random_bits import RandomAddress as RandomAddress
 from .. import backend
-from ..random_address import RandomAddress as RandomAddress
 
 Rounding = Literal["nearest", "stochastic"]
 Products = Literal["fp32", "fp8"]

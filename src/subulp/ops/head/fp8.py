@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import backend
-from ..convert import encode
+from ..rows import encode
 
 # The first with FP8 units: Ada. Hopper and Blackwell came after it.
 _CAPABILITY = (8, 9)

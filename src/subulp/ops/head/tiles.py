@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from ...numerics import Format, round_to
+from ...numerics.ieee import as_fp32
 from ...numerics.int_rows import IntFormat
 from ...numerics.logistic import sigmoid
-from ..convert import decode, encode
-from ..int_rows import decode_rows, encode_rows
-from ..job import StepJob, as_fp32, new_scalars
-from ..logistic import logistic_
+from ..rows import decode, decode_rows, encode, encode_rows
+from ..step.job import StepJob, new_scalars
 from ..strategy import parse_strategy
 from . import HeadJob, fp8
+from .logistic import logistic_
 
 DROPOUT_SLOT = 1
 """Philox counter word that keeps dropout's bits apart from those of rounding."""

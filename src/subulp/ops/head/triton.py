@@ -16,11 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...numerics import Format
-from .. import triton_codec as codec
-from .. import triton_launch
-from .. import triton_random as random_bits
-from ..job import as_fp32
+from ...numerics.ieee import as_fp32
 from ..sgd import triton as sgd
+from ..triton import codec, launch, random_bits
 from . import HeadJob, fp8, tiles
 
 TILE_BYTES = 256 * 1024 * 1024
@@ -35,7 +33,7 @@ def run(job: HeadJob) -> None:
     Raises:
         RuntimeError: The kernels do not run on the device of the rows.
     """
-    triton_launch.check_device(update_kernel, job.device)
+    launch.check_device(update_kernel, job.device)
     size = max(1, TILE_BYTES // (4 * job.dim))
     # Dropout masks the gradient between product and update; the others have no kernel of their own.
     stored = isinstance(job.format, Format) and job.format.dtype is not None
@@ -94,15 +92,13 @@ def options(job: HeadJob, *, aligned: bool) -> dict[str, Any]:
 
 
 def compile_for(capability: int, job: HeadJob, *, aligned: bool) -> Any:
-    """Compile the kernel ahead of time, see :func:`.triton_launch.compile_for`."""
+    """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
     word = {1: "*u8", 2: "*i16", 4: "*i32"}[job.rows.dtype.itemsize]
     types = {"rows": word, "g": "*fp32", "x": "*fp32"}
     types |= dict.fromkeys(("labels", "dim", "batch"), "i32")
     types |= dict.fromkeys(("lr", "weight_decay", "unit"), "fp32")
     types["address"] = "*i64"
-    return triton_launch.compile_for(
-        update_kernel, capability, types, **options(job, aligned=aligned)
-    )
+    return launch.compile_for(update_kernel, capability, types, **options(job, aligned=aligned))
 
 
 @triton.jit
@@ -184,20 +180,12 @@ def row_bits(
 
     ``aligned``: every run begins with a new counter, which then serves 4 or 8 elements.
     """
-    per_counter: tl.constexpr = 128 // width
     if aligned:
+        per_counter: tl.constexpr = 128 // width
         counter = first // per_counter + tl.arange(0, columns // per_counter)[None, :]
-        w0, w1, w2, w3 = random_bits._words(counter, key, step)
-        words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-        if width == 16:
-            words = tl.join(words << 16, words & 0xFFFF0000)
+        words = random_bits.of_counters(counter, key, step, width)
         bits = tl.reshape(words, (rows, columns))
     else:
         index = first + tl.arange(0, columns)[None, :]
-        w0, w1, w2, w3 = random_bits._words(index // per_counter, key, step)
-        place = index % per_counter
-        word = place * width // 32
-        bits = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
-        if width == 16:
-            bits = tl.where(place % 2 == 0, bits << 16, bits & 0xFFFF0000)
+        bits = random_bits.draw_at(index, key, step, 0, width)
     return bits

@@ -7,13 +7,10 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ...numerics.mixture import RECIPES, TENSOR, THREE_WAY, TWO_WAY
+from ...numerics.mixture import TENSOR, THREE_WAY, TWO_WAY
 from ...numerics.partition import grid_of
-from .. import native
+from .. import facts, native
 from .job import DecodeJob, EncodeJob, Job
-
-_RECIPES = {name: code for code, name in enumerate(RECIPES)}
-_SCALINGS = {"gam": 0, "amax": 1, "e8m0": 2}
 
 
 def run(job: Job) -> tuple[Tensor, ...] | Tensor:
@@ -39,9 +36,9 @@ def _encode(job: EncodeJob) -> tuple[Tensor, ...]:
         x.data_ptr(),
         *(*x.shape, *job.block, *job.groups),
         *(t.data_ptr() for t in (codes, types, mantissa, exponents, numbers)),
-        native.DTYPE_CODES[x.dtype],
-        _RECIPES[job.recipe.name],
-        _SCALINGS[job.scaling],
+        facts.DTYPES[x.dtype],
+        facts.RECIPE_CODES[job.recipe.name],
+        facts.SCALINGS[job.scaling],
         job.threshold,
         torch.get_num_threads(),
         native.isa(),
@@ -69,9 +66,9 @@ def _decode(job: DecodeJob) -> Tensor:
         *(t.data_ptr() for t in (codes, types, mantissa, exponents)),
         None,
         0,
-        _RECIPES[recipe.name],
+        facts.RECIPE_CODES[recipe.name],
         # Mantissas lie by groups whatever they came from.
-        _SCALINGS["gam"],
+        facts.SCALINGS["gam"],
         0.0,
         torch.get_num_threads(),
         native.isa(),

@@ -6,12 +6,70 @@ the narrow values and the inverse scales apart, which rounds at other places.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.functional import ScalingType
 
+from ...numerics import E4M3, E5M2
+from ...numerics.mixture import Mixture
 from ..head import fp8
-from .operand import Operand
-from .units import has_tiles, scaling_of, unit_product
+from . import decode
+
+_FP8 = {E4M3.name: torch.float8_e4m3fn, E5M2.name: torch.float8_e5m2}
+# What cuBLAS wants of the contracted size and of the columns.
+_MULTIPLE = 16
+# Values along the contraction that share a scale, in cuBLAS's finest scaling by FP32.
+_TILE = 128
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor of a product, ``(rows, k)`` after its transposition.
+
+    Attributes:
+        mixture: The matrix.
+        sole: Name of the format that all of it is in, ``None`` for several.
+        transposed: The contraction runs over the rows of ``mixture`` instead of its columns.
+    """
+
+    mixture: Mixture
+    sole: str | None
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and contracted size."""
+        return self._turn(self.mixture.shape)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and contracted size of a block."""
+        return self._turn(self.mixture.block)
+
+    def values(self) -> Tensor:
+        """FP32 (rows, k)."""
+        found = decode(self.mixture)
+        return found.t() if self.transposed else found
+
+    def codes(self) -> Tensor:
+        """The narrow values, uint8 (rows, k), contiguous; for operands wholly in one format."""
+        codes = self.mixture.codes
+        return codes.t().contiguous() if self.transposed else codes
+
+    def inverse_scales(self) -> Tensor:
+        """FP32 (block rows, blocks along k); of operands whose narrow values are all in FP8.
+
+        E4M3 and E5M2 have the same, for their largest values have the same mantissa.
+        """
+        found = self.mixture.scales(0).inverse_per_block()
+        return found.t() if self.transposed else found
+
+    def _turn(self, pair: tuple[int, int] | torch.Size) -> tuple[int, int]:
+        first, second = pair
+        return (second, first) if self.transposed else (first, second)
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
@@ -35,3 +93,95 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     if left.is_cuda and dtype != torch.float32:
         return left.to(dtype) @ right.to(dtype).t()
     return left @ right.t()
+
+
+# ------------------------------------------------------------------------------------ units of FP8
+
+
+def has_tiles(device: torch.device) -> bool:
+    """Whether operands may have a scale for every 128 values of a row."""
+    # cuBLAS has these since CUDA 12.9, PyTorch has them on Hopper alone.
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return hopper and _cuda_version() >= (12, 9)
+
+
+def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, *, tiles: bool) -> ScalingType | None:
+    """How the scales of a product are given.
+
+    Args:
+        a: (rows, k).
+        b: (columns, k).
+        dtype: Of ``a @ b.T``.
+        tiles: Whether there are scales of tiles.
+
+    Returns:
+        ``None`` if units do not multiply it.
+    """
+    if a.sole not in _FP8 or b.sole not in _FP8 or a.sole == b.sole == E5M2.name:
+        return None
+    if _is_tensorwise(a) and _is_tensorwise(b):
+        return None if dtype == torch.float16 else ScalingType.TensorWise
+    if not a.sole == b.sole == E4M3.name:
+        return None
+    if _is_rowwise(a) and _is_rowwise(b) and dtype == torch.bfloat16:
+        return ScalingType.RowWise
+    tiled = tiles and _is_tiled(a) and _is_tiled(b)
+    return ScalingType.BlockWise1x128 if tiled and dtype != torch.float16 else None
+
+
+def unit_product(a: Operand, b: Operand, dtype: torch.dtype, scaling: ScalingType) -> Tensor:
+    """``a @ b.T`` in ``dtype``, with scales as :func:`scaling_of` says."""
+    rows, columns = a.shape[0], b.shape[0]
+    tiled = scaling == ScalingType.BlockWise1x128
+    width = _TILE if tiled else _MULTIPLE
+    # Columns of scales begin at multiples of 16 bytes, so tiles want whole fours of rows too.
+    left = _padded(a, _MULTIPLE if tiled else 1, width)
+    right = _padded(b, _MULTIPLE, width)
+    of_left = _scales(a, left.shape[0], scaling)
+    of_right = _scales(b, right.shape[0], scaling)
+    if scaling == ScalingType.RowWise:
+        of_right = of_right.t()
+    result = F.scaled_mm(left, right.t(), of_left, scaling, of_right, scaling, output_dtype=dtype)
+    return result[:rows, :columns]
+
+
+def _is_tensorwise(operand: Operand) -> bool:
+    return operand.mixture.exponents.numel() == 1
+
+
+def _is_rowwise(operand: Operand) -> bool:
+    return operand.block == (1, operand.shape[1])
+
+
+def _is_tiled(operand: Operand) -> bool:
+    """Whether no two values of a tile have different scales."""
+    width = operand.block[1]
+    return width % _TILE == 0 or width == operand.shape[1]
+
+
+def _padded(operand: Operand, height: int, width: int) -> Tensor:
+    """Codes in multiples of rows and columns; the code 0 is the number 0."""
+    codes = operand.codes()
+    missing = -codes.shape[0] % height, -codes.shape[1] % width
+    if any(missing):
+        codes = F.pad(codes, (0, missing[1], 0, missing[0]))
+    assert operand.sole is not None
+    return codes.view(_FP8[operand.sole])
+
+
+def _scales(operand: Operand, rows: int, scaling: ScalingType) -> Tensor:
+    """FP32: (), (rows, 1), or (rows, tiles) with a column's scales next to each other in memory."""
+    inverse = operand.inverse_scales()
+    if scaling == ScalingType.TensorWise:
+        return inverse.reshape(())
+    if scaling == ScalingType.BlockWise1x128:
+        height, width = operand.block
+        tiles = torch.arange(0, operand.shape[1], _TILE, device=inverse.device)
+        inverse = inverse[:, tiles // width].repeat_interleave(height, 0)
+    inverse = inverse[: operand.shape[0]]
+    padded = F.pad(inverse, (0, 0, 0, rows - inverse.shape[0]), value=1.0)
+    return padded.t().contiguous().t() if padded.shape[1] > 1 else padded.contiguous()
+
+
+def _cuda_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in (torch.version.cuda or "0").split("."))

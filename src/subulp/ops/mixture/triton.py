@@ -22,8 +22,7 @@ from ...numerics.metrics import LANES, TILE_COLUMNS, TILE_ROWS, lane_sums
 from ...numerics.mixture import Evidence, Mixture, decide, numbers_of
 from ...numerics.partition import grid_of, sizes_of_blocks
 from ...numerics.scaling import BlockScales, scales_of
-from .. import triton_codec as codec
-from .. import triton_launch
+from ..triton import codec, launch
 from .job import DecodeJob, EncodeJob, Job
 
 ROWS = 32
@@ -38,7 +37,7 @@ def run(job: Job) -> tuple[Tensor, ...] | Tensor:
     Raises:
         RuntimeError: The kernels do not run on the device of the tensors.
     """
-    triton_launch.check_device(measure_kernel, job.device)
+    launch.check_device(measure_kernel, job.device)
     return _decode(job) if isinstance(job, DecodeJob) else _encode(job)
 
 
@@ -177,7 +176,7 @@ def _offsets(
 
 
 def compile_for(capability: int, kernel: str, block: tuple[int, int], dtype: torch.dtype) -> Any:
-    """Compile a kernel ahead of time, see :func:`.triton_launch.compile_for`."""
+    """Compile a kernel ahead of time, see :func:`subulp.ops.triton.launch.compile_for`."""
     word = {2: "*i16", 4: "*i32"}[dtype.itemsize]
     byte, real, whole, long = "*u8", "*fp32", "*i32", "*i64"
     arguments: dict[str, dict[str, str]] = {
@@ -201,9 +200,7 @@ def compile_for(capability: int, kernel: str, block: tuple[int, int], dtype: tor
     if kernel != "decode":
         options["FORMAT"] = format_of(dtype).name
     signature = arguments[kernel] | dict.fromkeys(sizes, "i32")
-    return triton_launch.compile_for(
-        globals()[f"{kernel}_kernel"], capability, signature, **options
-    )
+    return launch.compile_for(globals()[f"{kernel}_kernel"], capability, signature, **options)
 
 
 # ------------------------------------------------------------------------------------- the kernels

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...numerics.ieee import as_fp32
 from .. import backend
-from ..job import StepJob, as_fp32, check_roles, is_strict, new_scalars, scale_states
+from ..step.job import StepJob, check_roles, is_strict, new_scalars, scale_states
 
 
 def make_job(
@@ -31,7 +32,7 @@ def make_job(
     streams: Sequence[int],
     offsets: Sequence[int],
 ) -> StepJob:
-    """The job of a call of :func:`sgd_step`: the same arguments, checked and completed.
+    """The job of a call of :func:`step`: the same arguments, checked and completed.
 
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
@@ -72,11 +73,7 @@ def make_job(
     return job
 
 
-@torch.library.custom_op(
-    "subulp::sgd_step",
-    mutates_args=("params", "momentum_buffers", "extras", "momentum_lows", "amaxes"),
-)
-def sgd_step(
+def step(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     momentum_buffers: Sequence[Tensor],
@@ -106,7 +103,7 @@ def sgd_step(
         p = wide(p) - (g + b * momentum if nesterov else b) * lr
 
     Without momentum buffers ``b`` is ``g``. Kahan summation and FP8 states as in
-    :func:`subulp.ops.adam.adam_step`.
+    :func:`subulp.ops.adam.step`.
 
     Args:
         params: Parameters of one dtype and device.
@@ -116,7 +113,7 @@ def sgd_step(
         momentum_lows: Second components of the momentum buffers (``"collage-plus"``); else empty.
         amaxes: FP32 tensors (), the running largest gradient (FP8 parameters); else empty.
         steps: Tensors () holding t, counted from 1, already incremented.
-        lr: Tensor (), the learning rate; FP64 for no rounding before it is used.
+        lr: The learning rate, for the operator a tensor (); FP64 for no rounding before it is used.
         momentum: Decay of the momentum buffer.
         dampening: Dampening of the gradient that enters it.
         weight_decay: L2 penalty.
@@ -131,27 +128,15 @@ def sgd_step(
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
     """
-    job = make_job(
-        params,
-        grads,
-        momentum_buffers,
-        extras,
-        momentum_lows,
-        amaxes,
-        steps,
-        lr,
-        momentum,
-        dampening,
-        weight_decay,
-        nesterov,
-        maximize,
-        precision,
-        arithmetic,
-        seed,
-        streams,
-        offsets,
-    )
-    backend.run("sgd", job)
+    backend.run("sgd", make_job(**locals()))
+
+
+sgd_step = torch.library.custom_op(
+    "subulp::sgd_step",
+    step,
+    mutates_args=("params", "momentum_buffers", "extras", "momentum_lows", "amaxes"),
+)
+"""The operator: :func:`step` for compiled and exported graphs."""
 
 
 @sgd_step.register_fake

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import storage
-from ..job import StepJob
+from ..step import storage
+from ..step.job import StepJob
 
 
 def run(job: StepJob) -> None:

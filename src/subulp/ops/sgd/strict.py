@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...numerics import expansion as mcf
-from ...numerics import format_of
-from ..job import StepJob
-from ..strict import add_to_parameter, constant
+from ...numerics import expansion, format_of
+from ..step.job import StepJob
+from ..step.strict import add_to_parameter, constant
 
 
 def run(job: StepJob) -> None:
@@ -29,18 +28,18 @@ def _step(job: StepJob, i: int) -> None:
     if job.maximize:
         g = -g
     if x["weight_decay"]:
-        g = mcf.add(g, mcf.mult(c(x["weight_decay"]), theta, fmt), fmt)
+        g = expansion.add(g, expansion.mult(c(x["weight_decay"]), theta, fmt), fmt)
     buffer, low = job.role(job.slow, i), job.role(job.slow_lows, i)
     if buffer is not None:
-        entering = mcf.mult(c(1 - x["dampening"]), g, fmt)
+        entering = expansion.mult(c(1 - x["dampening"]), g, fmt)
         if first:
             b = g
         elif low is None:
-            b = mcf.add(mcf.mult(c(x["momentum"]), buffer.float(), fmt), entering, fmt)
+            b = expansion.add(expansion.mult(c(x["momentum"]), buffer.float(), fmt), entering, fmt)
         else:
-            b, b_low = mcf.scaling(buffer.float(), low.float(), c(x["momentum"]), fmt)
-            b, b_low = mcf.grow(b, b_low, entering, fmt, ordered=False)
+            b, b_low = expansion.scaling(buffer.float(), low.float(), c(x["momentum"]), fmt)
+            b, b_low = expansion.grow(b, b_low, entering, fmt, ordered=False)
             low.copy_(b_low)
         buffer.copy_(b)
-        g = mcf.add(g, mcf.mult(c(x["momentum"]), b, fmt), fmt) if job.nesterov else b
-    add_to_parameter(job.strategy, param, extra, mcf.mult(c(-x["lr"]), g, fmt), fmt)
+        g = expansion.add(g, expansion.mult(c(x["momentum"]), b, fmt), fmt) if job.nesterov else b
+    add_to_parameter(job.strategy, param, extra, expansion.mult(c(-x["lr"]), g, fmt), fmt)

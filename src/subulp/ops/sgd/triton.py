@@ -8,9 +8,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from .. import triton_launch, triton_step
-from .. import triton_storage as storage
-from ..job import StepJob
+from ..step import triton as triton_step
+from ..step import triton_storage as storage
+from ..step.job import StepJob
+from ..triton import launch
 
 
 def run(job: StepJob) -> None:
@@ -24,7 +25,7 @@ def run(job: StepJob) -> None:
 
 
 def compile_for(capability: int, job: StepJob, *, whole: bool) -> Any:
-    """Compile the kernel of a job ahead of time, see :func:`.triton_launch.compile_for`."""
+    """Compile the kernel of a job ahead of time, see :func:`.launch.compile_for`."""
     numbers = ("momentum", "one_minus_dampening", "weight_decay")
     return triton_step.compile_for(
         capability, sgd_step_kernel, job, numbers, _flags(job), whole=whole
@@ -63,10 +64,17 @@ def sgd_step_kernel(
     WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    tensor, first, end = triton_launch.work(programs)
-    numel, param, grad, _, slow, extra, low = triton_step.roles(tensors, tensor)
+    tensor, first, end = launch.work(programs)
+    numel = triton_step.entry(tensors, tensor, "numel")
+    param = triton_step.entry(tensors, tensor, "param")
+    grad = triton_step.entry(tensors, tensor, "grad")
+    slow = triton_step.entry(tensors, tensor, "slow")
+    extra = triton_step.entry(tensors, tensor, "extra")
+    low = triton_step.entry(tensors, tensor, "slow_low")
     offset, key, step = triton_step.random_address(tensors, tensor)
-    lr, _, _, _, _, slow_decode, slow_encode, _ = triton_step.numbers(scalars, tensor)
+    lr = triton_step.number(scalars, tensor, "step_size")
+    slow_decode = triton_step.number(scalars, tensor, "slow_decode")
+    slow_encode = triton_step.number(scalars, tensor, "slow_encode")
 
     for index in range(first, end):
         start = index * BLOCK

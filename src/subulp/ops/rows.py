@@ -1,7 +1,6 @@
-"""Rows of integers to FP32 and back: one read, one write.
+"""Rows of a narrow format or of integers to FP32 and back: one read, one write.
 
-C++ on a CPU. Elsewhere plain PyTorch, a slice of rows at a time; a GPU has no kernel of its own for
-this, and gives the same bits.
+C++ on a CPU. Elsewhere plain PyTorch, which gives the same bits, integers some rows at a time.
 """
 
 from __future__ import annotations
@@ -11,13 +10,63 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..numerics import int_rows
-from . import backend, native
-from .random_address import RandomAddress
+from ..numerics import format_of, int_rows, round_to
+from ..numerics.random_bits import RandomAddress
+from . import backend, facts, native
 
-# Elements that plain PyTorch takes at a time: what it makes for each on the way is up to a hundred
-# bytes.
+# Integers that plain PyTorch converts at a time: each takes up to a hundred bytes on the way.
 _SLICE = 1 << 22
+
+
+def decode(codes: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
+    """``codes * scale`` in FP32.
+
+    Args:
+        codes: Contiguous tensor of any storage dtype.
+        out: Contiguous FP32 tensor of its shape; overwritten.
+        scale: A power of two, so that nothing is rounded (default: 1).
+
+    Returns:
+        ``out``.
+    """
+    if backend.choose(codes.device).backend == "cpu":
+        _convert("subulp_decode", codes.dtype, codes, out, scale)
+        return out
+    return out.copy_(codes).mul_(scale)
+
+
+def encode(values: Tensor, codes: Tensor, scale: float = 1.0) -> Tensor:
+    """``values * scale``, rounded to nearest even; what is too large saturates.
+
+    Args:
+        values: Contiguous FP32 tensor.
+        codes: Contiguous tensor of its shape and any storage dtype; overwritten.
+        scale: A power of two (default: 1).
+
+    Returns:
+        ``codes``.
+    """
+    if backend.choose(codes.device).backend == "cpu":
+        _convert("subulp_encode", codes.dtype, values, codes, scale)
+        return codes
+    return codes.copy_(round_to(values * scale, format_of(codes.dtype)))
+
+
+def _convert(entry: str, dtype: torch.dtype, source: Tensor, target: Tensor, scale: float) -> None:
+    assert source.is_contiguous()
+    assert target.is_contiguous()
+    assert source.shape == target.shape
+    failed = getattr(native.library(), entry)(
+        facts.DTYPES[dtype],
+        source.data_ptr(),
+        target.data_ptr(),
+        source.numel(),
+        scale,
+        torch.get_num_threads(),
+        native.isa(),
+    )
+    if failed:
+        raise RuntimeError(f"{entry} has no kernel for {dtype}")
 
 
 def decode_rows(stored: Tensor, out: Tensor, bits: int) -> Tensor:
@@ -32,7 +81,7 @@ def decode_rows(stored: Tensor, out: Tensor, bits: int) -> Tensor:
         ``out``.
     """
     if backend.choose(stored.device).backend == "cpu":
-        _call("subulp_decode_rows", stored, out, bits, stored, out)
+        _convert_rows("subulp_decode_rows", stored, out, bits, stored, out)
         return out
     for part in _slices(out):
         out[part] = int_rows.decode(int_rows.from_bytes(stored[part], bits, out.shape[1]))
@@ -56,11 +105,11 @@ def encode_rows(
     """
     if backend.choose(stored.device).backend == "cpu":
         if random is None:
-            _call("subulp_encode_rows", values, stored, bits, stored, values)
+            _convert_rows("subulp_encode_rows", values, stored, bits, stored, values)
         else:
             address = (random.seed, random.stream, random.step, random.offset)
             entry = "subulp_encode_rows_randomly"
-            _call(entry, values, stored, bits, stored, values, *address)
+            _convert_rows(entry, values, stored, bits, stored, values, *address)
         return stored
     for part in _slices(values):
         x = values[part]
@@ -80,7 +129,7 @@ def _slices(values: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + size, rows))
 
 
-def _call(
+def _convert_rows(
     entry: str,
     source: Tensor,
     target: Tensor,

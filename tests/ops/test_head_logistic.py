@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subulp.numerics.logistic import sigmoid, softplus
-from subulp.ops.logistic import logistic_
+from subulp.ops.head.logistic import logistic_
 
 from .support import environment, isas
 

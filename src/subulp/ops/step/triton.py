@@ -9,23 +9,17 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from ..numerics import format_of
-from . import triton_launch
-from .job import StepJob
+from ...numerics import format_of
+from ..triton import launch
+from .job import SCALARS, StepJob
 
 BLOCK = 1024
 """Elements of a block: eight for each thread of a whole block's four warps."""
 
-_SCALARS = (
-    "step_size",
-    "inv_sqrt_bias2",
-    "decay",
-    "fast_decode",
-    "fast_encode",
-    "slow_decode",
-    "slow_encode",
-    "slow_floor",
-)
+_NUMBERS = [name for name in SCALARS.names or () if SCALARS[name] == np.float32]
+_ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
+_TENSOR = ("numel", "offset", "key", "step", *_ROLES)
+"""Columns of the tables that a kernel reads, a row for each tensor."""
 
 
 def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, Any]) -> None:
@@ -40,29 +34,29 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
     Raises:
         RuntimeError: The kernel does not run on the device of the tensors.
     """
-    triton_launch.check_device(kernel, job.device)
+    launch.check_device(kernel, job.device)
     count = len(job.params)
     numel = np.array([p.numel() for p in job.params], dtype=np.int64)
     roles = np.stack(
         [
-            triton_launch.addresses(tensors, count)
+            launch.addresses(tensors, count)
             for tensors in (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
         ]
     )
     offset = job.scalars["offset"].astype(np.int64)
     # Up to eight elements share a counter of the random bits.
-    aligned = (roles % triton_launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0)
+    aligned = (roles % launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0)
     key = job.scalars["stream"].astype(np.int64) << 32 | job.seed
     step = job.scalars["step"].astype(np.int64)
-    whole, ragged, tensors, scalars = triton_launch.upload(
+    whole, ragged, tensors, scalars = launch.upload(
         job.device,
-        *triton_launch.plan(numel, aligned, BLOCK),
+        *launch.plan(numel, aligned, BLOCK),
         np.stack((numel, offset, key, step, *roles), axis=1),
-        np.stack([job.scalars[name] for name in _SCALARS], axis=1),
+        np.stack([job.scalars[name] for name in _NUMBERS], axis=1),
     )
     args = (tensors, scalars, *numbers)
-    triton_launch.launch(kernel, job.device, whole, *args, **_options(job, flags, whole=True))
-    triton_launch.launch(kernel, job.device, ragged, *args, **_options(job, flags, whole=False))
+    launch.launch(kernel, job.device, whole, *args, **_options(job, flags, whole=True))
+    launch.launch(kernel, job.device, ragged, *args, **_options(job, flags, whole=False))
 
 
 def compile_for(
@@ -77,7 +71,7 @@ def compile_for(
     """Compile the kernel that ``run`` would launch for one class of blocks."""
     types = {"programs": "*i64", "tensors": "*i64", "scalars": "*fp32"}
     types |= dict.fromkeys(numbers, "fp32")
-    return triton_launch.compile_for(kernel, capability, types, **_options(job, flags, whole=whole))
+    return launch.compile_for(kernel, capability, types, **_options(job, flags, whole=whole))
 
 
 def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, Any]:
@@ -104,39 +98,44 @@ def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, A
 # -------------------------------------------------------------- what a kernel reads from the tables
 
 
+@triton.constexpr_function
+def columns():
+    """Columns of the table of tensors."""
+    return len(_TENSOR)
+
+
+@triton.constexpr_function
+def column(name):
+    """A column of the table of tensors."""
+    return _TENSOR.index(name)
+
+
+@triton.constexpr_function
+def number_columns():
+    """Columns of the table of numbers."""
+    return len(_NUMBERS)
+
+
+@triton.constexpr_function
+def number_column(name):
+    """A column of the table of numbers."""
+    return _NUMBERS.index(name)
+
+
+@triton.jit
+def entry(tensors, tensor, name: tl.constexpr):
+    """Address of a role of a tensor, its number of elements, or a part of its random address."""
+    return tl.load(tensors + tensor * columns() + column(name))
+
+
 @triton.jit
 def random_address(tensors, tensor):
     """Offset of a tensor in the whole one, and key and step of its random bits."""
-    row = tensors + tensor * 10
-    return tl.load(row + 1), tl.load(row + 2).to(tl.uint64), tl.load(row + 3).to(tl.uint32)
+    key, step = entry(tensors, tensor, "key"), entry(tensors, tensor, "step")
+    return entry(tensors, tensor, "offset"), key.to(tl.uint64), step.to(tl.uint32)
 
 
 @triton.jit
-def roles(tensors, tensor):
-    """Size of a tensor, and addresses of parameter, gradient, fast, slow, extra and slow low."""
-    row = tensors + tensor * 10
-    return (
-        tl.load(row),
-        tl.load(row + 4),
-        tl.load(row + 5),
-        tl.load(row + 6),
-        tl.load(row + 7),
-        tl.load(row + 8),
-        tl.load(row + 9),
-    )
-
-
-@triton.jit
-def numbers(scalars, tensor):
-    """Scalars of a tensor, in the order of ``_SCALARS``."""
-    row = scalars + tensor * 8
-    return (
-        tl.load(row),
-        tl.load(row + 1),
-        tl.load(row + 2),
-        tl.load(row + 3),
-        tl.load(row + 4),
-        tl.load(row + 5),
-        tl.load(row + 6),
-        tl.load(row + 7),
-    )
+def number(scalars, tensor, name: tl.constexpr):
+    """An FP32 scalar of a tensor, by its name in :data:`subulp.ops.step.job.SCALARS`."""
+    return tl.load(scalars + tensor * number_columns() + number_column(name))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..numerics import Format, round_to
-from ..numerics import expansion as mcf
-from .strategy import Strategy
+from ...numerics import Format, expansion, round_to
+from ..strategy import Strategy
 
 
 def constant(value: float, like: Tensor, fmt: Format) -> Tensor:
@@ -21,16 +20,16 @@ def add_to_parameter(
     """``param + update`` in place: rounded, by Kahan summation (appendix B) or Grow (line 13)."""
     theta = param.float()
     if strategy.weight == "plain":
-        param.copy_(mcf.add(theta, update, fmt))
+        param.copy_(expansion.add(theta, update, fmt))
         return
     assert extra is not None
     if strategy.weight == "kahan":
-        update = mcf.add(update, extra.float(), fmt)
-        new = mcf.add(theta, update, fmt)
-        extra.copy_(mcf.sub(update, mcf.sub(new, theta, fmt), fmt))
+        update = expansion.add(update, extra.float(), fmt)
+        new = expansion.add(theta, update, fmt)
+        extra.copy_(expansion.sub(update, expansion.sub(new, theta, fmt), fmt))
         param.copy_(new)
         return
     # A weight that starts at or near zero is smaller than its updates.
-    hi, lo = mcf.grow(theta, extra.float(), update, fmt, ordered=False)
+    hi, lo = expansion.grow(theta, extra.float(), update, fmt, ordered=False)
     param.copy_(hi)
     extra.copy_(lo)

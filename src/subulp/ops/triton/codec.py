@@ -12,27 +12,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..numerics import BF16, E4M3, E5M2, FP16, FP32
+from ...numerics.formats import STORED
 
-_FORMATS = {f.name: f for f in (FP32, BF16, FP16, E4M3, E5M2)}
+FORMATS = {f.name: f for f in STORED}
 
 
 @triton.constexpr_function
 def width(fmt):
     """Stored bits, the sign included."""
-    return _FORMATS[fmt].itemsize * 8
+    return FORMATS[fmt].itemsize * 8
 
 
 @triton.constexpr_function
 def random_width(fmt):
     """Random bits that one stochastic rounding draws."""
-    return _FORMATS[fmt].random_width
+    return FORMATS[fmt].random_width
 
 
 @triton.constexpr_function
 def mantissa_bits(fmt):
     """Width of the mantissa field."""
-    return _FORMATS[fmt].mantissa_bits
+    return FORMATS[fmt].mantissa_bits
 
 
 @triton.constexpr_function
@@ -50,37 +50,37 @@ def fraction_bits(fmt):
 @triton.constexpr_function
 def bias(fmt):
     """Bias of the exponent field."""
-    return _FORMATS[fmt].bias
+    return FORMATS[fmt].bias
 
 
 @triton.constexpr_function
 def first_normal(fmt):
     """FP32 exponent field of the smallest normal value."""
-    return _FORMATS[fmt].min_exponent + 127
+    return FORMATS[fmt].min_exponent + 127
 
 
 @triton.constexpr_function
 def has_infinity(fmt):
     """Whether the format has infinities."""
-    return _FORMATS[fmt].has_infinity
+    return FORMATS[fmt].has_infinity
 
 
 @triton.constexpr_function
 def max_code(fmt):
     """Code of the largest finite value; all magnitudes above it are infinite or NaN."""
-    return _FORMATS[fmt].max_code
+    return FORMATS[fmt].max_code
 
 
 @triton.constexpr_function
 def infinity_code(fmt):
     """Code that an infinity becomes: its own, or NaN where there is none."""
-    return _FORMATS[fmt].max_code + 1
+    return FORMATS[fmt].max_code + 1
 
 
 @triton.constexpr_function
 def nan_code(fmt):
     """Code of the quiet NaN."""
-    f = _FORMATS[fmt]
+    f = FORMATS[fmt]
     return f.max_code + 1 + (1 << (f.mantissa_bits - 1) if f.has_infinity else 0)
 
 

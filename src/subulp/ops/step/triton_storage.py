@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""How the tensors of a strategy hold wide values, in Triton: see :mod:`subulp.ops.storage`.
+"""How the tensors of a strategy hold wide values, in Triton: see :mod:`subulp.ops.step.storage`.
 
 A stored tensor is its address, an int64 scalar. ``at`` are the elements of a block (int64 tensor),
 ``inside`` tells which of them exist, ``None`` if all do.
@@ -10,14 +10,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from . import triton_codec as codec
-from . import triton_random as random_bits
+from .. import strategy
+from ..triton import codec, random_bits
 
 
 @triton.constexpr_function
 def low_scale(fmt):
-    """See :func:`subulp.ops.storage.low_scale`."""
-    return 16.0 if fmt == "e4m3" else 1.0
+    """See :func:`subulp.ops.strategy.low_scale`."""
+    return strategy.low_scale(codec.FORMATS[fmt])
 
 
 # ---------------------------------------------------------------------------------------- elements

@@ -7,27 +7,9 @@ from array import array
 
 import torch
 
-from . import native
+from .. import facts, native
+from ..strategy import CODES
 from .job import StepJob
-from .strategy import Strategy
-
-_CODES = {
-    "fp32": 0,
-    "nearest": 1,
-    "stochastic": 2,
-    "kahan": 3,
-    "collage-light": 4,
-    "collage-plus": 5,
-    "fp32-states": 6,
-    "master": 7,
-}
-_EXTRA_TRUNCATE, _EXTRA_STOCHASTIC = 8, 9
-
-
-def _code(strategy: Strategy) -> int:
-    if strategy.weight == "extra-bits":
-        return _EXTRA_STOCHASTIC if strategy.stochastic else _EXTRA_TRUNCATE
-    return _CODES[strategy.name]
 
 
 def run(entry: str, job: StepJob) -> None:
@@ -51,9 +33,9 @@ def run(entry: str, job: StepJob) -> None:
         first,
         *(address if role else None for role, address in zip(roles, addresses, strict=True)),
         native.address(job.scalars),
-        _code(job.strategy),
-        native.DTYPE_CODES[job.params[0].dtype],
-        native.DTYPE_CODES[job.grads[0].dtype],
+        CODES[job.strategy.family],
+        facts.DTYPES[job.params[0].dtype],
+        facts.DTYPES[job.grads[0].dtype],
         job.strategy.k,
         job.seed,
         torch.get_num_threads(),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subulp.numerics import format_of, round_to
-from subulp.ops import convert
+from subulp.ops import rows as convert
 
 from .support import DTYPES, environment, isas, short
 

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numerics import E4M3, format_of
-from ..numerics.extra_bits import packed_words
-from .strategy import Strategy, parse_strategy
+from ...numerics import E4M3, format_of
+from ...numerics.extra_bits import packed_words
+from ..strategy import TABLE, Strategy, parse_strategy
 
-# The layout of `subulp_scalars` in csrc/subulp.h.
 SCALARS = np.dtype(
     [
         ("step_size", np.float32),
@@ -35,15 +34,14 @@ SCALARS = np.dtype(
     ],
     align=True,
 )
+"""The scalars of one tensor. ``subulp_scalars`` of csrc/subulp.h is compared with them when the
+library is loaded; Triton's kernels look their places up here."""
 
 # FP8 states are stored relative to the largest recent gradient A (a power of two): the first moment
 # as m / A * 2**7, the second as v / A**2 * 2**13. Both then reach down to about 2**-16 A.
 _FAST_HEADROOM = 2.0**7
 _SLOW_HEADROOM = 2.0**13
 _AMAX_MEMORY = 0.99
-
-STRICT = ("nearest", "kahan", "collage-light", "collage-plus")
-"""Strategies with the papers' arithmetic, every operation rounded to the narrow format."""
 
 
 @dataclass
@@ -96,11 +94,6 @@ class StepJob:
     def role(self, tensors: Sequence[Tensor], i: int) -> Tensor | None:
         """Entry ``i`` of a role that may be absent."""
         return tensors[i] if tensors else None
-
-
-def as_fp32(x: float) -> float:
-    """``x`` rounded to FP32 once, as a Python float."""
-    return float(np.float32(x))
 
 
 def new_scalars(
@@ -185,19 +178,13 @@ def _role_dtypes(strategy: Strategy, dtype: torch.dtype) -> dict[str, torch.dtyp
     """Dtype of each tensor beside parameters of ``dtype``, ``None`` for those they do without."""
     fast, slow = strategy.fast_format(dtype).dtype, strategy.slow_format(dtype).dtype
     low = slow if strategy.slow_state == "expansion" else None
-    extras = {
-        "kahan": dtype,
-        "expansion": dtype,
-        "master": torch.float32,
-        "extra-bits": torch.int32,
-    }
     return {
         "exp_avgs": fast,
         "exp_avg_sqs": slow,
         "exp_avg_sq_lows": low,
         "momentum_buffers": slow,
         "momentum_lows": low,
-        "extras": extras.get(strategy.weight),
+        "extras": strategy.extra_dtype(dtype),
     }
 
 
@@ -235,10 +222,11 @@ def is_strict(arithmetic: str, strategy: Strategy, dtype: torch.dtype) -> bool:
         return False
     if arithmetic != "strict":
         raise ValueError(f"arithmetic={arithmetic!r} is unknown: use 'wide' or 'strict'")
-    if strategy.name not in STRICT or dtype not in (torch.bfloat16, torch.float16):
+    if not strategy.strict or dtype not in (torch.bfloat16, torch.float16):
+        have = ", ".join(s.name for s in TABLE if s.strict)
         raise ValueError(
             f"arithmetic='strict' is not available for precision={strategy.name!r} with {dtype} "
-            f"parameters: it exists for {', '.join(STRICT)} with bfloat16 or float16; use 'wide'"
+            f"parameters: it exists for {have} with bfloat16 or float16; use 'wide'"
         )
     return True
 

@@ -8,17 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..numerics import extra_bits, format_of, random_bits, round_to
-from .strategy import Strategy
-
-
-def low_scale(dtype: torch.dtype) -> float:
-    """Power of two that multiplies the stored second component of a parameter.
-
-    1, and 16 for FP8: with three mantissa bits a weight below 2**-5 already lies where the grid
-    stops getting finer, and so would its second component. Stored four bits up, it does not.
-    """
-    return 16.0 if dtype == torch.float8_e4m3fn else 1.0
+from ...numerics import extra_bits, format_of, random_bits, round_to
+from ..strategy import Strategy, low_scale
 
 
 def new_extra(strategy: Strategy, param: Tensor) -> Tensor | None:
@@ -47,7 +38,7 @@ def decode_parameter(strategy: Strategy, param: Tensor, extra: Tensor | None) ->
     wide = param.to(torch.float32)
     if strategy.weight in ("expansion", "kahan"):
         assert extra is not None
-        return wide + extra.to(torch.float32) * (1.0 / low_scale(param.dtype))
+        return wide + extra.to(torch.float32) * (1.0 / low_scale(format_of(param.dtype)))
     return wide
 
 
@@ -79,7 +70,7 @@ def encode_parameter(
         extra.copy_(wide)
     elif strategy.weight in ("expansion", "kahan"):
         assert extra is not None
-        extra.copy_(round_to(remainder(wide - hi) * low_scale(param.dtype), fmt))
+        extra.copy_(round_to(remainder(wide - hi) * low_scale(fmt), fmt))
     param.copy_(hi)
 
 

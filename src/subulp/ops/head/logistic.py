@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..numerics.logistic import sigmoid, softplus
-from . import backend, native
+from ...numerics.logistic import sigmoid, softplus
+from .. import backend, native
 
 
 def logistic_(logits: Tensor, gain: float, *, gradient: bool, loss: bool) -> Tensor | None:

@@ -1,0 +1,1 @@
+"""What the Adam and SGD steps share: one job, one storage codec for each backend."""

@@ -1,0 +1,1 @@
+"""What the Triton kernels share: narrow formats, random bits, launches."""
