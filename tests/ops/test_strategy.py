@@ -70,7 +70,9 @@ def test_a_library_with_another_table_is_refused(monkeypatch):
     monkeypatch.setattr(facts, "TABLE", TABLE[:-1])
     native.library.cache_clear()
     try:
-        with pytest.raises(RuntimeError, match=r"have 'strategy extra-bits-K-stochastic .* another"):
+        with pytest.raises(
+            RuntimeError, match=r"have 'strategy extra-bits-K-stochastic .* another"
+        ):
             native.library()
     finally:
         native.library.cache_clear()
