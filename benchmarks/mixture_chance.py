@@ -233,9 +233,9 @@ def main(
 
     Args:
         record: JSON file of the results; trainings that it has already, of as many steps, stay.
-        seeds: Of initial weights and data order.
+        seeds: Seeds of the initial weights and the data order.
         draws: Errors at the start, for each seed.
-        steps: Of each training.
+        steps: Steps of each training.
     """
     if len(seeds) * draws < 2:
         raise SystemExit("mixture_chance: a spread needs two trainings with an error, or more")

@@ -93,7 +93,7 @@ class Strategy:
     @property
     def stochastic(self) -> bool:
         """Whether a step draws random bits."""
-        return self.weight == "stochastic" or self.tail_rounding == "stochastic"
+        return "stochastic" in (self.weight, self.slow_state, self.tail_rounding)
 
     def fast_format(self, dtype: torch.dtype) -> Format:
         """Format of Adam's first moment for parameters of ``dtype``."""
