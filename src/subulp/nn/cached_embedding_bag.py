@@ -23,10 +23,10 @@ class CachedEmbeddingBag(CachedLookup):
 
     "Mixed-Precision Embedding Using a Cache", section 3 and Algorithms 1 and 2. A lookup returns
     the cached row where there is one, else the decoded narrow row. In training, the module updates
-    the rows of a batch in its own backward pass, in FP32; then a row goes to the cache or is rounded
-    back into the table. There is no gradient tensor. Rows change only when a backward pass runs: two
-    forward passes before it see the same rows. In ``eval()`` and under ``no_grad`` nothing changes,
-    not even the cache.
+    the rows of a batch in its own backward pass, in FP32; then a row goes to the cache or is
+    rounded back into the table. There is no gradient tensor. Rows change only when a backward pass
+    runs: two forward passes before it see the same rows. In ``eval()`` and under ``no_grad``
+    nothing changes, not even the cache.
 
     ::
 

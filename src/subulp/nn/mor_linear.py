@@ -243,7 +243,7 @@ class _Quantiser:
         return Operand(mixture, summary.sole), summary
 
     def transposed(self, matrix: Tensor, role: str, known: Operand | None = None) -> Operand:
-        """A matrix, quantised along its first dimension; ``known`` is it along its last, if given."""
+        """A matrix, quantised along its first dimension; ``known`` is it along its last."""
         if self.mor.is_symmetric:
             # No note: the decision is the one already noted.
             known = known or self._encode(matrix)[0]

@@ -46,7 +46,7 @@ class LookAhead:
         return [p for (p, _), finite in zip(self._finite, flags, strict=True) if not finite]
 
     def coefficient(self, order: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Global norm and clipping coefficient, norms taken in ``order``; ``None`` without norms."""
+        """Global norm and clipping coefficient, of norms in ``order``; ``None`` without norms."""
         norms = [self._norms[id(p)] for p in order if id(p) in self._norms]
         if not norms or self._clipping.max_norm is None:
             return None
