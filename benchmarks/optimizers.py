@@ -28,37 +28,11 @@ from rich.table import Table
 
 from subulp import optim
 from subulp.ops import facts, native
+from subulp.ops.strategy import all_names, parse_strategy
 
 Step = Callable[[], object]
 
-STRATEGIES = (
-    "fp32",
-    "nearest",
-    "stochastic",
-    "kahan",
-    "collage-light",
-    "collage-plus",
-    "fp32-states",
-    "master",
-    "extra-bits-8",
-    "extra-bits-16",
-    "extra-bits-16-stochastic",
-)
-
-# Bytes of gradient (read) and of everything else (read and written), per parameter.
-TRAFFIC = {
-    "fp32": (4, 12),
-    "nearest": (2, 6),
-    "stochastic": (2, 6),
-    "kahan": (2, 8),
-    "collage-light": (2, 8),
-    "collage-plus": (2, 10),
-    "fp32-states": (2, 10),
-    "master": (2, 14),
-    "extra-bits-8": (2, 11),
-    "extra-bits-16": (2, 12),
-    "extra-bits-16-stochastic": (2, 12.125),
-}
+STRATEGIES = all_names(8, 16)
 
 # (name, numerator, denominator, least ratio of rates)
 TARGETS = (
@@ -86,9 +60,13 @@ def tensors(numel: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
     return params
 
 
+def dtype_of(precision: str) -> torch.dtype:
+    return parse_strategy(precision).dtypes[0]
+
+
 def ours(precision: str, numel: int) -> Step:
-    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    return optim.AdamW(tensors(numel, dtype), lr=1e-4, precision=precision).step
+    parameters = tensors(numel, dtype_of(precision))
+    return optim.AdamW(parameters, lr=1e-4, precision=precision).step
 
 
 def torch_fused(numel: int) -> Step:
@@ -184,8 +162,9 @@ def measure(numel: int, rounds: int, slow_rounds: int, peers: Sequence[str]) -> 
     rows = []
     for name, spent in times.items():
         share = None
-        if name in TRAFFIC:
-            grad, rest = TRAFFIC[name]
+        if name in STRATEGIES:
+            dtype = dtype_of(name)
+            grad, rest = dtype.itemsize, parse_strategy(name).stored_bytes(dtype)
             moved = (grad + 2 * rest) * numel / (2 * copy_from.nbytes)
             share = moved * paired(copies, spent)
         in_cache = cached_numel / min(cached[name]) if name in cached else None

@@ -87,11 +87,11 @@ def sweep(
         record: JSON file of the results; those that it has already, of the same options, stay.
         exponents: Exponent bits to try.
         mantissas: Mantissa bits to try.
-        width: Of the encoder.
-        epochs: Of each training.
-        batch_size: Of each training.
-        head_lr: Of the classifier, for a loss that is summed over the batch.
-        seed: Of all trainings.
+        width: Width of the encoder.
+        epochs: Epochs of each training.
+        batch_size: Batch size of each training.
+        head_lr: Learning rate of the classifier, for a loss that is summed over the batch.
+        seed: Seed of all trainings.
         draw_only: Draw the figure from the record.
     """
     if not draw_only:
@@ -166,11 +166,11 @@ def exponents(
 
     Args:
         out: PNG file.
-        width: Of the encoder.
-        epochs: Of the training.
-        batch_size: Of the training.
-        head_lr: Of the classifier, for a loss that is summed over the batch.
-        seed: Of the training.
+        width: Width of the encoder.
+        epochs: Epochs of the training.
+        batch_size: Batch size of the training.
+        head_lr: Learning rate of the classifier, for a loss that is summed over the batch.
+        seed: Seed of the training.
         batches: Batches whose inputs and gradients are counted.
     """
     config = configuration(width, epochs, batch_size, head_lr, seed)

@@ -1,5 +1,5 @@
-// Scratch memory of a kernel. Not std::vector: the linker keeps one copy of what its templates become,
-// maybe that of an instruction set which the processor lacks. In `simd` every build has its own.
+// Scratch memory of a kernel. Not std::vector: the linker keeps one instance of each template, perhaps
+// one built for an instruction set that the processor lacks. In `simd` every build has its own.
 #pragma once
 
 #include <cstdint>

@@ -51,7 +51,7 @@ struct Bf16 {
     const U mag = magnitude(x);
     return select(greater(mag, u32(INFINITE)), u32(QUIET_NAN), mag);
   }
-  // Results stand in the upper half of a lane; what is below means nothing.
+  // Results stand in the upper half of a lane; the lower half is undefined.
   static SUBULP_FLAT U finish_high(U rounded, U mag, F x) {
     const U saturated = min(rounded, u32(0x7F7FFFFFu));
     const U r = select(greater(mag, u32(INFINITE - 1)), mag, saturated);

@@ -1,6 +1,6 @@
 // Where a row of an embedding table lies: in its FP32 cache or among the stored rows. ops/embedding/job.py
-// defines the layout. A row is a miss of the processor's cache: while one is worked on, the next ones are on
-// their way.
+// defines the layout. Each row misses the processor's cache, so the next ones are prefetched while one is
+// worked on.
 #pragma once
 
 #include "mix.h"
@@ -8,7 +8,7 @@
 
 namespace simd {
 
-constexpr int64_t AHEAD = 32;  // rows on their way
+constexpr int64_t AHEAD = 32;  // rows prefetched
 
 // To the second level only, which awaits more lines at a time than the first. Not __builtin_prefetch
 // alone: GCC 12 takes a function that does nothing else for pure, and leaves out its calls.

@@ -11,7 +11,7 @@
 
 namespace simd {
 
-// Where a run of looked-up rows lies, each fetched in time.
+// Where a run of looked-up rows lies; each row is prefetched in time.
 class Lookups {
  public:
   struct Row {

@@ -199,7 +199,7 @@ class TableUpdate {
       t_.floors[set] = low;
       return own > low ? least : -1;
     }
-    // Direct-mapped LRU: the row of now goes first.
+    // Direct-mapped LRU: the current row always wins.
     if (!t_.stamps) return 0;
     const int32_t* const stamps = t_.stamps + set * t_.ways;
     for (int w = 1; w < t_.ways; ++w)
@@ -207,7 +207,7 @@ class TableUpdate {
     return static_cast<int32_t>(call_.step) > stamps[least] ? least : -1;
   }
 
-  // The resident of a place makes room for `row`.
+  // Evicts the resident of a place for `row`.
   void evict(int64_t place, int64_t row) {
     float* leaving = t_.cache + place * t_.dim;
     if (!direct_) {
@@ -298,7 +298,7 @@ inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& 
     for (int64_t k = first; k < last; ++k) {
       const uint32_t row = static_cast<uint32_t>(l.values[k]);
       const uint32_t owned = t.sets ? static_cast<uint32_t>(set_of(t, row)) : row;
-      // Neighbours, which may be alike, go to different threads.
+      // Neighbouring rows, which may be equally popular, go to different threads.
       if (uint64_t{owned * 0x9E3779B1u} * threads >> 32 == thread) order->push(l.values[k], k);
     }
   }

@@ -150,7 +150,7 @@ struct IntRow {
   static int64_t packed(int64_t dim) { return (dim * bits + 7) / 8; }
   static int64_t bytes(int64_t dim) { return parameters + packed(dim); }
 
-  // As above; lanes past the n-th mean nothing.
+  // As above; lanes past the n-th are undefined.
   class Reader {
    public:
     explicit Reader(const char* row) : codes_(row + parameters) {

@@ -60,7 +60,8 @@ struct Layout {
   static constexpr bool expansion = weight == Weight::expansion;
   static constexpr bool slow_expansion = Kept::slow == State::expansion;
   static constexpr bool tails = weight == Weight::extra_bits;
-  static constexpr bool random_parameter = Kept::random;
+  static constexpr bool random = Kept::random;
+  static constexpr bool random_parameter = weight == Weight::stochastic || (tails && random);
   static constexpr bool random_slow = Kept::slow == State::stochastic;
   static constexpr bool scaled_states = std::is_same_v<Format, E4m3>;
   using Wide = Consecutive<Fp32>;
@@ -209,7 +210,7 @@ class Pass {
   static int run(const subulp_step& s) {
     int64_t blocks = 0;
     for (int64_t i = 0; i < s.count; ++i) blocks += blocks_of(s.numel[i]);
-    // A thread is worth waking for 16 blocks (8,192 elements).
+    // Fewer than 16 blocks (8,192 elements) are not worth waking a thread for.
     const int64_t useful = std::max<int64_t>(1, blocks / 16);
     const int threads = static_cast<int>(std::min<int64_t>(s.threads, useful));
 #if defined(_OPENMP)
@@ -260,7 +261,7 @@ class Pass {
 
   void blocks(int64_t from, int64_t to) {
     const int64_t whole = numel_ / BLOCK, end = std::min(to, whole);
-    if (L::random_parameter || L::random_slow || L::tails || narrow_grad_) {
+    if (L::random || L::tails || narrow_grad_) {
       for (int64_t b = from; b < end; ++b) block(at(b), b);
     } else if (from < end) {
       // Nothing to prepare per block: one loop over all of them.
@@ -304,7 +305,7 @@ class Pass {
   void block(const Pointers& p, int64_t index) {
     const uint64_t first = static_cast<uint64_t>(index) * BLOCK;
     if constexpr (L::tails) unpack_tails(p.extra, tail_width_, work_.tail);
-    if constexpr (L::random_parameter) work_.bits.template draw<Base::random_width>(first);
+    if constexpr (L::random) work_.bits.template draw<Base::random_width>(first);
     if (narrow_grad_) decode_gradient(grad_dtype_, p.grad, work_.grad);
     elements(p, BLOCK);
     if constexpr (L::tails) pack_tails(work_.tail, tail_width_, p.extra);

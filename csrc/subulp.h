@@ -205,7 +205,7 @@ SUBULP_EXPORT int subulp_encode_rows_randomly(int32_t bits, const float* from, v
                                               uint32_t seed, uint32_t stream, uint32_t step, uint64_t first,
                                               int32_t threads, int32_t isa);
 
-/* Sums of bags: `out` (batch, stride); `statistics` (tables, 2) get lookups and cache hits added. Returns 0,
+/* Sums of bags: `out` (batch, stride); `statistics` (tables, 2) get the lookups and cache hits added. Returns 0,
  * or 1 + the position of a row number that is out of range, or SUBULP_BAD_OFFSETS, and then adds nothing; -1 as
  * above. */
 SUBULP_EXPORT int64_t subulp_embedding_pool(const subulp_table* tables, const subulp_lookups* lookups, float* out,

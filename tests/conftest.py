@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+# Before torch loads OpenMP. The tests make many short passes: threads that spin while they wait
+# take the cores from other processes, and beside those the same tests take ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 from hypothesis import HealthCheck, settings
 

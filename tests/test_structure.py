@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,16 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def bound_names(path: Path) -> set[str]:
     """Names that the statements of a file bind, functions and classes left unread."""
     found: set[str] = set()
-    pending = list(ast.parse(path.read_text()).body)
+    pending = list(parsed(path).body)
     while pending:
         node = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -61,7 +68,7 @@ def imports(name: str, files: dict[str, Path]) -> set[str]:
     path = files[name]
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -129,7 +136,7 @@ def private_uses(path: Path) -> Iterator[str]:
 
     What a class inherits is its own: ``self._x``, ``cls._x`` and ``super()._x`` are left out.
     """
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     own = own_members(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):

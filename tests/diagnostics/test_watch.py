@@ -9,18 +9,10 @@ import pytest
 import torch
 
 from subulp import diagnostics, optim
+from subulp.ops.strategy import all_names, parse_strategy
 from subulp.optim.backward import handle as handle_module
 
-PRECISIONS = (
-    "nearest",
-    "stochastic",
-    "kahan",
-    "collage-light",
-    "collage-plus",
-    "fp32-states",
-    "master",
-    "extra-bits-8",
-)
+PRECISIONS = [name for name in all_names(8) if torch.bfloat16 in parse_strategy(name).dtypes]
 
 
 def model_and_gradients(steps: int) -> tuple[list[torch.nn.Parameter], list[list[torch.Tensor]]]:

@@ -572,27 +572,6 @@ def test_training_needs_an_optimizer():
         out.sum().backward()
 
 
-def test_optimizers_refuse_what_they_cannot_do():
-    bag = nn.CachedEmbeddingBag(64, 4, "bf16")
-    with pytest.raises(ValueError, match="eps=-1"):
-        optim.RowAdagrad(bag, eps=-1)
-    with pytest.raises(ValueError, match="lr=nan"):
-        optim.RowSGD(bag, lr=float("nan"))
-    with pytest.raises(ValueError, match="RowSGD"):
-        optim.RowAdagrad(nn.ExtremeClassifier(4, 8))
-    with pytest.raises(ValueError, match="no rows"):
-        optim.RowAdagrad(torch.nn.Linear(2, 2))
-    opt = optim.RowAdagrad(bag)
-    with pytest.raises(ValueError, match="already"):
-        optim.RowSGD(bag)
-    other = optim.RowAdagrad(nn.CachedEmbeddingBag(64, 4), rowwise=False)
-    with pytest.raises(ValueError, match="shape"):
-        opt.load_state_dict(other.state_dict())
-    pair = optim.RowAdagrad([nn.CachedEmbeddingBag(64, 4), nn.CachedEmbeddingBag(64, 4)])
-    with pytest.raises(ValueError, match="2 tables"):
-        opt.load_state_dict(pair.state_dict())
-
-
 def test_weights_that_do_not_fit():
     bag = nn.CachedEmbeddingBag(64, 4)
     for weights, start in [(torch.ones(64, 5), 0), (torch.ones(65, 4), 0), (torch.ones(2, 4), 63)]:

@@ -143,7 +143,7 @@ def test_what_one_can_ask():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tables": []}, "no tables"),
+        ({"tables": []}, "tables is empty"),
         ({"mode": None}, "mode"),
         ({"features": [4]}, "features"),
         ({"features": []}, "features"),
@@ -160,9 +160,9 @@ def test_inputs():
     bags = nn.CachedEmbeddingBags(CONFIGS)
     values, four = torch.tensor([0, 1, 2, 3]), torch.ones(4, dtype=torch.int64)
     assert bags(values.int(), four.int()).shape == (1, 32)
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="either lengths or offsets"):
         bags(values)
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="either lengths or offsets"):
         bags(values, four, four)
     with pytest.raises(ValueError, match="do not divide"):
         bags(values, four[:3])

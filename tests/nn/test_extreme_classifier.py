@@ -375,23 +375,6 @@ def test_topk_out_of_range():
             head.topk(batch()[0], k)
 
 
-def test_row_sgd_takes_groups_and_refuses_what_has_no_rows():
-    first, second = (nn.ExtremeClassifier(D, L, seed=i) for i in range(2))
-    opt = optim.RowSGD([{"modules": [first], "lr": 0.0}, {"modules": [second]}], lr=0.1)
-    before = weights(first), weights(second)
-    for head in (first, second):
-        head(*batch())
-    assert torch.equal(weights(first), before[0])
-    assert not torch.equal(weights(second), before[1])
-    assert opt.step(lambda: 3.0) == 3.0
-    with pytest.raises(ValueError, match="a module has an optimizer already"):
-        optim.RowSGD(first)
-    with pytest.raises(ValueError, match="Linear has no rows that update themselves"):
-        optim.RowSGD(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"lr=-1.0 is out of range"):
-        optim.RowSGD(nn.ExtremeClassifier(D, L), lr=-1.0)
-
-
 def test_the_seed_follows_torch():
     results = []
     for seed in (1, 1, 2):

@@ -27,7 +27,7 @@ def one_thread() -> Iterator[None]:
 
 
 def matrices(shape: tuple[int, int]) -> Iterator[torch.Tensor]:
-    """Of one magnitude, also with a few that are not; over many binades; with zeros, subnormal,
+    """Values of one magnitude, some with a few others; over many binades; with zeros, subnormal,
     infinite and huge numbers.
     """
     rows, columns = shape

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subulp import optim
-from subulp.ops import parse_strategy
+from subulp.ops.strategy import all_names, parse_strategy
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 E4M3 = torch.float8_e4m3fn
@@ -25,17 +25,10 @@ OPTIMIZERS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "sgd-nesterov": (optim.SGD, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
     "sgd-dampening": (optim.SGD, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3}),
 }
-FIXED = (
-    "fp32",
-    "nearest",
-    "stochastic",
-    "kahan",
-    "collage-light",
-    "collage-plus",
-    "fp32-states",
-    "master",
-)
-PRECISIONS = (*FIXED, "extra-bits-8", "extra-bits-5-stochastic")
+# One number of bits that does not divide a word.
+PRECISIONS = all_names(5)
+HALVES = tuple(name for name in PRECISIONS if torch.bfloat16 in parse_strategy(name).dtypes)
+"""Strategies of 16-bit parameters."""
 # Every way to keep states and update them; the other optimizers differ in arithmetic alone.
 SOME = ("adamw", "sgd", "sgd-momentum")
 # Scalars and tensors without elements among them; more than one group of 32 packed tails.

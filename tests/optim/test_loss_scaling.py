@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from subulp import optim
 from subulp.optim import loss_scaling
 
-from .backward.twins import HALVES, MAKERS, Model, assert_same, batches, loss_of, twins
-from .support import BF16, E4M3, FP16, Case, Run, gradient, unchanged
+from .backward.twins import MAKERS, Model, assert_same, batches, loss_of, twins
+from .support import BF16, E4M3, FP16, HALVES, Case, Run, gradient, unchanged
 from .support import assert_same as assert_same_runs
 from .support import cases as all_cases
 

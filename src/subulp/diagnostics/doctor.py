@@ -19,7 +19,7 @@ from .self_check import Check, self_check
 
 @dataclass(frozen=True)
 class Operation:
-    """Where one op runs on one device, and whether it is right there."""
+    """The backend of one op on one device, and the result of its check."""
 
     device: str
     backend: str

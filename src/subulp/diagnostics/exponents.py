@@ -1,4 +1,4 @@
-"""Where the magnitudes of numbers lie, and what a format's range would make of them."""
+"""The distribution of exponents, and the shares that a format's range would lose."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SLICE = 1 << 22
 
 
 class Shares(NamedTuple):
-    """How a format's range meets some values; the five add up to 1.
+    """Shares of some values by their place in a format's range; the five add up to 1.
 
     Attributes:
         zero: Zeros.
-        below: Of an exponent below that of the format's smallest subnormal.
-        inside: What the range holds, with few mantissa bits near its lower end.
-        above: Of an exponent above that of the largest finite value.
+        below: Values whose exponent is below that of the format's smallest subnormal.
+        inside: Values in the range, with fewer mantissa bits near its lower end.
+        above: Values whose exponent is above that of the largest finite value.
         nonfinite: Infinities and NaN.
     """
 

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 CATEGORIES = ("weights", "gradients", "states", "activations")
-"""The kinds of memory told apart, in the order that tables show them."""
+"""The categories of memory, in the order of tables."""
 
 
 def track_memory(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> MemoryTracker:
-    """Follow every tensor of a training step, and tell the live bytes by category.
+    """Track every tensor of a training step, and count the live bytes by category.
 
     ::
 
@@ -61,7 +61,7 @@ class Moment:
     Attributes:
         seconds: Since the block was entered.
         mark: The latest label given to :meth:`MemoryTracker.mark`; empty before the first.
-        bytes: Of each category, and their sum as ``"total"``.
+        bytes: Live bytes of each category, and their sum as ``"total"``.
     """
 
     seconds: float

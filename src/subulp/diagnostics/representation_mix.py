@@ -88,7 +88,7 @@ class RepresentationMix:
 
 
 def representation_mix(model: nn.Module) -> RepresentationMix:
-    """What the last step decided.
+    """The decisions of the last step.
 
     Args:
         model: A module with :class:`subulp.nn.MoRLinear` layers that have computed something.
@@ -189,7 +189,7 @@ class MeanMix:
         return {"of": [[layer, role, dict(vars(s))] for (layer, role), s in self._of.items()]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the mean that gave the state."""
+        """Restore what :meth:`state_dict` returned."""
         self._of = {}
         for layer, role, saved in state_dict["of"]:
             sums = self._of[layer, role] = _Sums()
@@ -218,7 +218,7 @@ class MeanMix:
 
 
 class _Sums:
-    """Of the decisions about one operand."""
+    """Running sums of the decisions about one operand."""
 
     def __init__(self) -> None:
         self.decisions = self.count = 0

@@ -93,12 +93,12 @@ class Watch:
 
     @property
     def effective_descent_quality(self) -> float:
-        """Of the last measured step; NaN before one."""
+        """Effective descent quality of the last measured step; NaN before the first."""
         return self.total.effective_descent_quality if self.total else float("nan")
 
     @property
     def lost_arithmetic(self) -> float:
-        """Of the last measured step; NaN before one."""
+        """Lost arithmetic of the last measured step; NaN before the first."""
         return self.total.lost_arithmetic if self.total else float("nan")
 
     def __enter__(self) -> Self:
@@ -120,7 +120,7 @@ class Watch:
         return {"step": self._step, "history": list(self.history)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the watch that gave ``state_dict``."""
+        """Restore what :meth:`state_dict` returned."""
         self._step, self.history = state_dict["step"], list(state_dict["history"])
         self.total, self.groups = None, []
         if self.history:
@@ -146,7 +146,7 @@ class Watch:
 
     @torch.no_grad()
     def end_update(self, bucket: Bucket) -> None:
-        """Compare with what has become of them."""
+        """Compare them with their new values."""
         if not self._measuring:
             return
         for p in bucket.params:
@@ -155,7 +155,7 @@ class Watch:
             sums.add(theta, intended, self._optimizer.stored_value(p) - theta)
 
     def end_step(self) -> None:
-        """Add up, in the order of the parameters, whatever the order of the updates."""
+        """Sum in the order of the parameters, whatever the order of the updates."""
         if not self._sums:
             return
         groups = [_Sums() for _ in self._optimizer.param_groups]

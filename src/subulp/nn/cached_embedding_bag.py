@@ -20,14 +20,14 @@ Mode = Literal["sum", "mean"]
 
 
 class CachedEmbeddingBag(CachedLookup):
-    """``torch.nn.EmbeddingBag`` in narrow rows, the most used ones in an FP32 cache.
+    """``torch.nn.EmbeddingBag`` with narrow rows, and the most used ones in an FP32 cache.
 
     "Mixed-Precision Embedding Using a Cache", section 3 and Algorithms 1 and 2. A lookup returns
-    the cached row where there is one, else the decoded narrow row. In training the module updates
-    the rows of a batch in its own backward pass: in FP32, then the row goes to the cache or is
-    rounded back into the table. There is no gradient tensor. Every backward pass updates when it
-    runs: of two forward passes before it, both see the rows as they were. In ``eval()`` and under
-    ``no_grad`` nothing changes, the cache included.
+    the cached row where there is one, else the decoded narrow row. In training, the module updates
+    the rows of a batch in its own backward pass, in FP32; then a row goes to the cache or is
+    rounded back into the table. There is no gradient tensor. Rows change only when a backward pass
+    runs: two forward passes before it see the same rows. In ``eval()`` and under ``no_grad``
+    nothing changes, not even the cache.
 
     ::
 
@@ -35,30 +35,30 @@ class CachedEmbeddingBag(CachedLookup):
         optimizer = optim.RowAdagrad(bag, lr=0.01)
         loss(bag(values, offsets)).backward()
 
-    Rows begin uniform in ``[-1 / sqrt(rows), 1 / sqrt(rows))``, as in DLRM, rounded to nearest; see
-    :meth:`load_weights` for others. Updates are the same for any number of threads.
+    Rows are initialised uniformly in ``[-1 / sqrt(rows), 1 / sqrt(rows))``, as in DLRM, and rounded
+    to nearest; :meth:`load_weights` loads others. Updates do not depend on the number of threads.
 
     Args:
-        num_embeddings: Rows.
-        embedding_dim: Numbers of a row.
-        storage: See :class:`EmbeddingTable`, and so are the next five (default: ``"int8"``).
-        cache_fraction: Cached rows as a share of the rows (default: 0.05).
-        policy: ``"lfu"`` or ``"lru"`` (default: ``"lfu"``).
-        ways: Rows of a set (default: 32).
-        mode: ``"sum"`` or ``"mean"`` over a bag, or ``None`` for one output a row number (default:
-            ``"sum"``).
+        num_embeddings: Number of rows.
+        embedding_dim: Numbers per row.
+        storage: Format of the rows, see :class:`EmbeddingTable` (default: ``"int8"``).
+        cache_fraction: Cached rows as a share of all rows (default: 0.05).
+        policy: Eviction policy, ``"lfu"`` or ``"lru"`` (default: ``"lfu"``).
+        ways: Rows per set of the cache (default: 32).
+        mode: ``"sum"`` or ``"mean"`` over a bag, or ``None`` for one output per row number
+            (default: ``"sum"``).
         rounding: ``"stochastic"`` or ``"nearest"`` (default: ``"stochastic"``).
         hash: ``"modulo"`` or ``"mixed"`` (default: ``"modulo"``).
-        include_last_offset: ``offsets`` have one more entry, the end of the last bag (default:
+        include_last_offset: ``offsets`` has one more entry, the end of the last bag (default:
             ``False``).
-        seed: Of the initial rows and of rounding; ``None`` follows ``torch.manual_seed`` (default:
-            ``None``).
-        device: Where the table lies (default: torch's).
+        seed: Seed of the initial rows and of rounding; ``None`` follows ``torch.manual_seed``
+            (default: ``None``).
+        device: Device of the table (default: torch's).
 
     Attributes:
         table: The table and its cache, see :class:`.cached_table.CachedTable`.
         hit_rate: Share of the lookups in training that the cache served.
-        evictions: Rows that had to leave the cache.
+        evictions: Rows evicted from the cache.
         resident_rows: Rows in the cache.
 
     Raises:
@@ -98,15 +98,15 @@ class CachedEmbeddingBag(CachedLookup):
 
     @property
     def num_embeddings(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.table.config.num_embeddings
 
     @property
     def embedding_dim(self) -> int:
-        """Numbers of a row."""
+        """Numbers per row."""
         return self.table.config.embedding_dim
 
-    # Row numbers are checked and rows updated outside of compiled graphs.
+    # Row numbers are checked, and rows updated, outside compiled graphs.
     @between_graphs
     def forward(
         self,
@@ -119,10 +119,10 @@ class CachedEmbeddingBag(CachedLookup):
         Args:
             input: int32 or int64 row numbers: ``(count,)`` with ``offsets``, or ``(bags, length)``;
                 with ``mode=None`` any shape.
-            offsets: int32 or int64 ``(bags,)``: where each bag begins; one entry more with
-                ``include_last_offset``.
-            per_sample_weights: FP32 of the shape of ``input``, factors of the rows; for
-                ``mode="sum"``. Their gradient is computed with the rows at the time of the backward
+            offsets: int32 or int64 ``(bags,)``, the start of each bag; with
+                ``include_last_offset`` one entry more.
+            per_sample_weights: FP32 factors of the rows, of the shape of ``input``; for
+                ``mode="sum"``. Their gradient is computed from the rows at the time of the backward
                 pass.
 
         Returns:
@@ -152,12 +152,14 @@ class CachedEmbeddingBag(CachedLookup):
         values = integers("input", input, (1, 2))
         if values.dim() == 2:
             if offsets is not None:
-                raise ValueError("offsets are given, and a 2-D input has a bag a row: omit them")
+                raise ValueError(
+                    "offsets are given, and a 2-D input has one bag per row: omit them"
+                )
             bags, length = values.shape
             bounds = torch.arange(bags + 1, device=values.device) * length
             return values.reshape(-1), bounds
         if offsets is None:
-            raise ValueError("a 1-D input needs offsets: where each bag begins")
+            raise ValueError("a 1-D input needs offsets, the start of each bag")
         offsets = integers("offsets", offsets)
         if self.include_last_offset:
             if offsets.numel() < 1:
@@ -179,9 +181,9 @@ class CachedEmbeddingBag(CachedLookup):
         return self.table.weight_slice(start, self.num_embeddings if stop is None else stop)
 
     def load_weights(self, weights: Tensor, start: int = 0) -> None:
-        """Round FP32 rows to nearest into the table; what was cached of them goes.
+        """Round FP32 rows to nearest into the table; their cached copies are dropped.
 
-        Slice by slice this fills a table of which no FP32 copy could exist.
+        Called slice by slice, it fills a table too large for an FP32 copy.
 
         Args:
             weights: FP32 ``(count, embedding_dim)``.
@@ -208,15 +210,15 @@ class CachedEmbeddingBags(CachedLookup):
 
     Args:
         tables: How each table is stored, cached and rounded.
-        narrow_above: Tables of at most so many rows stay in FP32 without a cache, as in the paper
+        narrow_above: Tables of at most this many rows stay in FP32 without a cache, as in the paper
             (default: 1000).
-        features: The table of each feature; several may share one. ``None`` for a feature a table,
-            in their order (default: ``None``).
+        features: The table of each feature; several may share one. ``None`` for one feature per
+            table, in order (default: ``None``).
         mode: ``"sum"`` or ``"mean"`` over a bag (default: ``"sum"``).
         stacked: The output is ``(batch, features, dim)``; all dims must agree (default: ``False``).
-        seed: Of the initial rows and of rounding; ``None`` follows ``torch.manual_seed`` (default:
-            ``None``).
-        device: Where the tables lie (default: torch's).
+        seed: Seed of the initial rows and of rounding; ``None`` follows ``torch.manual_seed``
+            (default: ``None``).
+        device: Device of the tables (default: torch's).
 
     Raises:
         ValueError: An argument is out of range, or dims differ that must agree.
@@ -234,7 +236,7 @@ class CachedEmbeddingBags(CachedLookup):
         device: torch.device | str | None = None,
     ) -> None:
         if not tables:
-            raise ValueError("there are no tables: give at least one")
+            raise ValueError("tables is empty: pass at least one EmbeddingTable")
         if mode not in get_args(Mode):
             raise ValueError(f"mode={mode!r} is unknown: use 'sum' or 'mean'")
         features = list(range(len(tables))) if features is None else list(features)
@@ -257,7 +259,7 @@ class CachedEmbeddingBags(CachedLookup):
         """The table of each feature."""
         return list(self._features)
 
-    # Row numbers are checked and rows updated outside of compiled graphs.
+    # Row numbers are checked, and rows updated, outside compiled graphs.
     @between_graphs
     def forward(
         self,
@@ -271,11 +273,11 @@ class CachedEmbeddingBags(CachedLookup):
         Args:
             values: int32 or int64 ``(count,)`` row numbers: those of the first feature, bag by bag,
                 then those of the second, and so on.
-            lengths: int32 or int64 ``(features * batch,)``: row numbers of each bag.
-            offsets: int32 or int64 ``(features * batch + 1,)``: where each bag begins, and the end;
+            lengths: int32 or int64 ``(features * batch,)``: length of each bag.
+            offsets: int32 or int64 ``(features * batch + 1,)``: start of each bag, and the end;
                 instead of ``lengths``.
-            per_sample_weights: FP32 ``(count,)``, factors of the rows; for ``mode="sum"``. Their
-                gradient is computed with the rows at the time of the backward pass.
+            per_sample_weights: FP32 ``(count,)`` factors of the rows; for ``mode="sum"``. Their
+                gradient is computed from the rows at the time of the backward pass.
 
         Returns:
             FP32 ``(batch, sum of the features' dims)``, or ``(batch, features, dim)`` if
@@ -298,7 +300,7 @@ class CachedEmbeddingBags(CachedLookup):
 
     def _bounds(self, lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
         if (lengths is None) == (offsets is None):
-            raise ValueError("give lengths or offsets of the bags, one of them")
+            raise ValueError("pass either lengths or offsets of the bags")
         features = len(self._features)
         if lengths is not None:
             lengths = integers("lengths", lengths)
@@ -336,7 +338,7 @@ class CachedEmbeddingBags(CachedLookup):
         return table.weight_slice(start, table.table.rows if stop is None else stop)
 
     def load_weights(self, index: int, weights: Tensor, start: int = 0) -> None:
-        """Round FP32 rows to nearest into a table; what was cached of them goes.
+        """Round FP32 rows to nearest into a table; their cached copies are dropped.
 
         Raises:
             ValueError: The rows do not fit.

@@ -1,4 +1,4 @@
-"""Embedding tables that update their own rows in the backward pass: what one and many share."""
+"""Lookups in embedding tables that update their own rows in the backward pass."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class CachedLookup(nn.Module):
     """Tables that are looked up and updated in one call.
 
     Args:
-        configs: The tables.
+        configs: How each table is stored, cached and rounded.
         features: The table of each feature.
-        seed: Of the initial rows and of rounding; ``None`` follows ``torch.manual_seed``.
-        device: Where the tables lie.
+        seed: Seed of the initial rows and of rounding; ``None`` follows ``torch.manual_seed``.
+        device: Device of the tables.
 
     Attributes:
         tables: The tables.
         row_optimizer: Set by :class:`subulp.optim.RowSGD` and :class:`subulp.optim.RowAdagrad`.
-        steps: Updates so far. Random bits and LRU's stamps are counted by it, so it belongs to the
-            module, not to the optimizer.
+        steps: Number of updates so far, which random bits and LRU's stamps are counted by; in the
+            state dict, with the seed.
     """
 
     statistics: Tensor
@@ -76,13 +76,13 @@ class CachedLookup(nn.Module):
 
     @property
     def row_shapes(self) -> Sequence[tuple[int, int]]:
-        """Rows and numbers of a row of each table."""
+        """Number of rows, and numbers per row, of each table."""
         return [(table.table.rows, table.table.dim) for table in self._tables()]
 
     # --------------------------------------------------------------------------------- lookups
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """Sums of bags, ``(batch, sum of dims)``; trains when its gradient comes."""
+        """Sums of bags ``(batch, sum of dims)``, whose backward pass updates the rows."""
         update = self.training and torch.is_grad_enabled()
         with_grad = weights is not None and weights.requires_grad and torch.is_grad_enabled()
         if not (update or with_grad):
@@ -150,7 +150,7 @@ class CachedLookup(nn.Module):
 
     @property
     def hit_rate(self) -> float:
-        """Share of the lookups in training forwards that a cache served; 0 before the first."""
+        """Share of the lookups in training that a cache served; 0 before the first."""
         lookups, hits = self.statistics.sum(0).tolist()
         return float(hits / lookups) if lookups else 0.0
 
@@ -161,21 +161,21 @@ class CachedLookup(nn.Module):
 
     @property
     def evictions(self) -> int:
-        """Rows that had to leave a cache."""
+        """Number of rows evicted from the caches."""
         return int(self.evicted.sum())
 
     @property
     def resident_rows(self) -> int:
-        """Rows in the caches."""
+        """Number of rows in the caches."""
         return sum(int((table.tags >= 0).sum()) for table in self._tables())
 
     def reset_statistics(self) -> None:
-        """Count hits and evictions from zero again."""
+        """Start counting lookups, hits and evictions from zero."""
         self.statistics.zero_()
         self.evicted.zero_()
 
     def memory(self) -> CacheMemory:
-        """Bytes of storage of all tables, and of the optimizer's state."""
+        """Bytes of all tables, and of the optimizer's state."""
         total = CacheMemory()
         for table in self._tables():
             total += table.memory()
@@ -186,9 +186,9 @@ class CachedLookup(nn.Module):
         return total
 
     def flush(self) -> None:
-        """Round all cached rows into their tables, with the tables' rounding, and empty the caches.
+        """Round all cached rows into their tables, as these round, and empty the caches.
 
-        Counts of accesses stay.
+        Access counts are kept.
         """
         for stream, table in enumerate(self._tables()):
             table.flush(seed=self.seed, stream=stream, step=self.steps)
@@ -198,7 +198,7 @@ class CachedLookup(nn.Module):
         return torch.tensor([self.seed, self.steps])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take seed and number of updates from a state dict."""
+        """Restore seed and number of updates."""
         self.seed, self.steps = (int(number) for number in state)
 
 
@@ -206,7 +206,7 @@ def integers(name: str, index: Tensor, dims: tuple[int, ...] = (1,)) -> Tensor:
     """``index`` as int64.
 
     Raises:
-        ValueError: Its dtype is not int32 or int64, or it has another number of dimensions.
+        ValueError: Its dtype is neither int32 nor int64, or its number of dimensions does not fit.
     """
     if index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} has dtype {index.dtype}: expected int32 or int64")
@@ -217,7 +217,7 @@ def integers(name: str, index: Tensor, dims: tuple[int, ...] = (1,)) -> Tensor:
 
 
 def check_weights(weights: Tensor | None, values: Tensor, mode: str | None) -> None:
-    """Raise ValueError unless there are no weights, or they fit."""
+    """Raise ValueError if there are weights that do not fit."""
     if weights is None:
         return
     if mode != "sum":
@@ -231,7 +231,7 @@ def check_weights(weights: Tensor | None, values: Tensor, mode: str | None) -> N
         raise ValueError(f"per_sample_weights have dtype {weights.dtype}: expected FP32")
 
 
-# Row numbers have no gradient; this makes what is looked up have one.
+# Row numbers have no gradient; with this argument the result of a lookup requires one.
 @cache
 def _anchor(device: torch.device) -> Tensor:
     return torch.empty(0, device=device, requires_grad=True)

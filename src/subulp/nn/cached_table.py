@@ -1,4 +1,4 @@
-"""A table of narrow rows and a small FP32 cache of some of them.
+"""One table of narrow rows, with a small FP32 cache of some of them.
 
 "Mixed-Precision Embedding Using a Cache", section 3.
 """
@@ -32,21 +32,22 @@ class EmbeddingTable:
     """How a table is stored, cached and rounded.
 
     Attributes:
-        num_embeddings: Rows.
-        embedding_dim: Numbers of a row.
+        num_embeddings: Number of rows.
+        embedding_dim: Numbers per row.
         storage: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"e4m3"``, ``"int8"``, ``"int4"`` or
             ``"int2"`` (default: ``"int8"``).
-        cache_fraction: FP32 cached rows as a share of the rows; 0 for no cache (default: 0.05).
-        policy: Who stays in the cache: ``"lfu"``, the rows with the most lookups in training so far
-            (a count for every row), or ``"lru"``, those updated last (a time stamp for every
-            cached row; none for a direct-mapped cache) (default: ``"lfu"``).
-        ways: Rows of a set of the cache, a power of two up to 64; 1 is a direct-mapped cache. A
-            cache with less room than one set is one set of as many rows as fit, a power of two and
-            at least one (default: 32).
-        rounding: ``"stochastic"`` or ``"nearest"``, for rows that leave FP32 (default:
+        cache_fraction: FP32 cached rows as a share of all rows; 0 for no cache (default: 0.05).
+        policy: Eviction policy: ``"lfu"`` keeps the rows with the most lookups in training so far
+            (a count for every row), ``"lru"`` those updated last (a time stamp for every cached
+            row; none for a direct-mapped cache) (default: ``"lfu"``).
+        ways: Rows per set of the cache, a power of two up to 64; 1 is a direct-mapped cache. A
+            cache smaller than one set is one set of as many rows as fit, a power of two and at
+            least one (default: 32).
+        rounding: ``"stochastic"`` or ``"nearest"``, for rows written to the table (default:
             ``"stochastic"``).
-        hash: The set of a row: ``"modulo"`` for the row number modulo the sets, ``"mixed"`` to mix
-            its bits first, for row numbers with a pattern (default: ``"modulo"``).
+        hash: How a row's set is found: ``"modulo"`` takes the row number modulo the number of
+            sets, ``"mixed"`` mixes its bits first, for row numbers with a pattern (default:
+            ``"modulo"``).
 
     Raises:
         ValueError: A number or name is out of range.
@@ -90,7 +91,7 @@ class EmbeddingTable:
                 )
 
     def cache_shape(self) -> tuple[int, int]:
-        """Sets of the cache, and rows of a set."""
+        """Number of sets of the cache, and rows per set."""
         if self.cache_fraction == 0:
             return 0, self.ways
         # The product of a decimal fraction may lie a rounding error below a whole number.
@@ -101,7 +102,7 @@ class EmbeddingTable:
 
 @dataclass(frozen=True)
 class CacheMemory:
-    """Bytes of embedding tables by what they hold (the paper's appendix A).
+    """Bytes of embedding tables, by what they hold (the paper's appendix A).
 
     Attributes:
         codes: Stored rows without their scales and biases.
@@ -109,9 +110,9 @@ class CacheMemory:
         cache: FP32 cached rows.
         tags: int32 numbers of the cached rows.
         counters: int32 access counts (LFU) or time stamps (LRU).
-        floors: int32 for each set, a bound of LFU's least count that spares looking at all of them;
-            the paper's formula does not have it.
-        optimizer: FP32 state of the optimizer, which is no part of the table.
+        floors: int32 per set, a lower bound of LFU's least count, which saves comparing all of
+            them; not part of the paper's formula.
+        optimizer: FP32 state of the optimizer, which is not part of the table.
         fp32: The same tables in FP32.
     """
 
@@ -129,12 +130,12 @@ class CacheMemory:
 
     @property
     def total(self) -> int:
-        """All bytes but those of the optimizer."""
+        """All bytes except those of the optimizer."""
         return sum(_values(self)[:6])
 
     @property
     def compression(self) -> float:
-        """The paper's equation 2: codes, parameters, cache, tags and counters over FP32."""
+        """The paper's equation 2: codes, scales and biases, cache, tags and counters over FP32."""
         return sum(_values(self)[:5]) / self.fp32
 
 
@@ -143,17 +144,17 @@ def _values(memory: CacheMemory) -> tuple[int, ...]:
 
 
 class CachedTable(nn.Module):
-    """A table and its cache, at first empty.
+    """A table and its cache, which is empty at first.
 
     Args:
-        config: What to make.
-        device: Where it lies (default: torch's).
+        config: How it is stored, cached and rounded.
+        device: Device of the table (default: torch's).
 
     Attributes:
-        config: What was made.
+        config: How it is stored, cached and rounded.
         table: The stored rows; those of cached rows are out of date.
         cache: FP32 ``(sets * ways, dim)``.
-        tags: int32 ``(sets * ways,)``: the row that lies there, -1 for none.
+        tags: int32 ``(sets * ways,)``: the row cached there, -1 for none.
         counts: LFU: int32 ``(rows,)`` lookups in training so far; else ``None``.
         stamps: LRU, unless direct-mapped: int32 ``(sets * ways,)``; else ``None``.
     """
@@ -183,7 +184,7 @@ class CachedTable(nn.Module):
         self.register_buffer("floors", integers(self.sets) if lfu else None, persistent=False)
 
     def as_op(self) -> Table:
-        """The table as :mod:`subulp.ops.embedding` takes it."""
+        """The table in the form that :mod:`subulp.ops.embedding` takes."""
         return Table(
             codes=self.table.codes.detach(),
             cache=self.cache,
@@ -210,7 +211,7 @@ class CachedTable(nn.Module):
 
     @torch.no_grad()
     def weight(self, rows: Tensor) -> Tensor:
-        """FP32 values of some rows, cached ones as they are in the cache: ``(count, dim)``."""
+        """FP32 values of some rows ``(count, dim)``, cached ones from the cache."""
         values = self.table.gather(rows)
         places = find(self.as_op(), rows)
         cached = places >= 0
@@ -227,7 +228,7 @@ class CachedTable(nn.Module):
 
     @torch.no_grad()
     def load(self, weights: Tensor, start: int = 0) -> None:
-        """Round FP32 rows to nearest into the table, from row ``start`` on; cached copies go.
+        """Round FP32 rows to nearest into the table from row ``start`` on; drop cached copies.
 
         Raises:
             ValueError: The rows do not fit.
@@ -257,7 +258,7 @@ class CachedTable(nn.Module):
         Args:
             seed: Philox key word.
             stream: Philox key word of the table.
-            step: The last step that was made.
+            step: Number of the last step.
         """
         occupied = (self.tags >= 0).nonzero().squeeze(1)
         table = self.as_op()
@@ -276,7 +277,7 @@ class CachedTable(nn.Module):
 
     @torch.no_grad()
     def empty_cache(self) -> None:
-        """Forget the cached rows."""
+        """Drop the cached rows without writing them to the table."""
         self.tags.fill_(EMPTY)
         self.cache.zero_()
         if self.stamps is not None:
@@ -303,7 +304,7 @@ class CachedTable(nn.Module):
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if self.floors is not None:
-            # A bound that holds for any residents.
+            # Zero is a lower bound whatever rows are cached.
             self.floors = torch.zeros_like(self.floors, device=self.tags.device)
 
     def extra_repr(self) -> str:

@@ -1,7 +1,7 @@
-"""A convolution whose weight stays narrow: decoded for the layer's turn, multiplied in FP32.
+"""A convolution whose weight stays narrow: decoded while the layer computes, multiplied in FP32.
 
 A CPU without BF16 and FP16 units convolves in those dtypes up to seventy times slower than in
-FP32. The FP32 copy of one layer's weight lives as long as the layer computes; cutting it into tiles
+FP32. The FP32 copy of a layer's weight lives only while the layer computes; cutting it into tiles
 would repeat the transform of the input for every tile.
 """
 
@@ -34,7 +34,7 @@ def narrow_conv2d(
     dilation: _Pair = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """``F.conv2d(x.float(), weight.float(), bias.float(), ...)``, with nothing wide kept.
+    """``F.conv2d(x.float(), weight.float(), bias.float(), ...)``, saving nothing wide.
 
     Saves ``x`` and the narrow weight for backward. The gradient of the weight is computed in FP32
     and rounded to nearest into ``weight.grad_dtype`` (the weight's own dtype where it is not set).
@@ -46,10 +46,10 @@ def narrow_conv2d(
         weight: ``(out_channels, in_channels / groups, kernel height, kernel width)``, any
             floating-point dtype that casts to FP32.
         bias: ``(out_channels,)`` or ``None`` (default: ``None``).
-        stride: Steps of the kernel (default: 1).
-        padding: Zeros around the input (default: 0).
-        dilation: Distance of the kernel's points (default: 1).
-        groups: Blocks of channels that do not meet (default: 1).
+        stride: Stride of the kernel (default: 1).
+        padding: Zeros added around the input (default: 0).
+        dilation: Spacing of the kernel's elements (default: 1).
+        groups: Number of blocks of channels without connections between them (default: 1).
 
     Returns:
         ``(batch, out_channels, out height, out width)`` in the dtype of ``x``.
@@ -73,7 +73,7 @@ def narrow_conv2d(
 class Conv2d(torch.nn.Conv2d):
     """``torch.nn.Conv2d`` for a weight in any storage dtype.
 
-    Made in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
+    Created in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
     :func:`narrow_conv2d` for what is computed and kept.
     """
 

@@ -39,21 +39,21 @@ def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 class Embedding(torch.nn.Embedding):
-    """``torch.nn.Embedding`` for a table in any storage dtype; the output is FP32.
+    """``torch.nn.Embedding`` for a table in any storage dtype, with FP32 output.
 
-    Made in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
+    Created in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
     :func:`narrow_embedding`.
 
     Args:
-        num_embeddings: Rows of the table.
-        embedding_dim: Width of a row.
+        num_embeddings: Number of rows.
+        embedding_dim: Numbers per row.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
         super().__init__(num_embeddings, embedding_dim)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Row numbers of any shape to FP32 rows, one more dimension."""
+        """Row numbers of any shape to FP32 rows, in one more dimension."""
         return narrow_embedding(input, self.weight)
 
 

@@ -1,4 +1,4 @@
-"""A linear classifier over up to millions of labels that updates its own rows.
+"""A linear classifier over millions of labels that updates its own rows.
 
 ELMO ("Efficiency via Low-precision and Peak Memory Optimization in Large Output Spaces"). The rows
 stay narrow, there is no gradient, momentum or master copy of them, and logits exist for one chunk
@@ -31,9 +31,9 @@ class ExtremeClassifier(nn.Module):
     """Scores of ``num_labels`` labels, trained with binary cross-entropy over all of them.
 
     In training, the forward pass does everything that concerns the rows: chunk by chunk it computes
-    logits, their gradient, that of the embeddings and the rows' update. ``backward()`` only hands
-    the embeddings' gradient on. So the rows have moved even if ``backward()`` is never called, and
-    a factor on the loss reaches the encoder, not the rows.
+    the logits and their gradient, the embeddings' gradient, and the rows' update. ``backward()``
+    only passes the embeddings' gradient on. So the rows are updated even if ``backward()`` is never
+    called, and a factor on the loss affects the encoder, not the rows.
 
     ::
 
@@ -45,42 +45,41 @@ class ExtremeClassifier(nn.Module):
         dim: Size of an embedding.
         num_labels: Number of labels.
         storage: Format of the rows: ``"e4m3"``, ``"bf16"``, ``"fp16"``, ``"fp32"``; ``"int8"``,
-            ``"int4"``, ``"int2"``, integers with a scale and a bias for each row, which every step
-            makes anew; or a pair (exponent bits, mantissa bits) that is simulated (default:
-            ``"e4m3"``).
-        chunks: Parts that the labels are visited in, which bounds the memory of logits
+            ``"int4"``, ``"int2"``, integers with a scale and a bias per row, recomputed at every
+            step; or a pair (exponent bits, mantissa bits), simulated (default: ``"e4m3"``).
+        chunks: Number of parts that the labels are processed in, which bounds the memory of logits
             (default: 8).
-        head_fraction: Share of the labels, the most frequent ones, that carry a BF16 remainder of
-            what rounding took from them, as in Kahan summation; needs ``label_counts``, here or in
+        head_fraction: Share of the labels, the most frequent ones, that keep what rounding took
+            from them as a BF16 remainder, as in Kahan summation; needs ``label_counts``, here or in
             :meth:`set_label_counts`, unless it is 0 or 1 (default: 0).
-        label_counts: Training instances of each label, integers ``(num_labels,)``.
-        dropout: Share of the weights that a training step leaves out of its products, at random
-            (default: 0).
-        rounding: ``"stochastic"`` or ``"nearest"``, for the rows without a remainder (default:
+        label_counts: Number of training instances of each label, integers ``(num_labels,)``
+            (default: ``None``).
+        dropout: Probability that a training step leaves a weight out of its products (default: 0).
+        rounding: ``"stochastic"`` or ``"nearest"``, for rows without a remainder (default:
             ``"stochastic"``).
         scale: A stored number times ``scale`` is the weight: ``None`` for 1, the paper's recipe;
             ``"table"`` for the power of two that brings the initial weights into the format's
-            normal range; or a power of two. Rows of integers take ``None`` alone: they have scales
-            of their own (default: ``None``).
-        reduction: ``"mean"`` over the instances of the sums over labels, or ``"sum"`` over both, as
-            in the paper's algorithm 1 (default: ``"mean"``).
-        products: Operands of the matrix products. ``"fp32"``: the rows, decoded, and the embeddings
-            in FP32. ``"fp8"``, for rows in E4M3: embeddings in E4M3 for the logits, which are
-            rounded to BF16; then a gradient of the logits in BF16, and embeddings in BF16 (the
-            paper's section 4.3 and algorithm 1); all sums in FP32, see
-            :func:`subulp.ops.head.head_step`. FP8 units multiply where there are any, and tiles of
-            FP32 elsewhere: the result is the same but for the order of the sums. ``"auto"``:
-            ``"fp8"`` for rows in E4M3 on a GPU of sm_89 or later, else ``"fp32"`` (default:
-            ``"auto"``).
-        seed: Of the initial weights, of rounding and of dropout; ``None`` follows
+            normal range; or a power of two. Rows of integers accept only ``None``: each has its own
+            scale (default: ``None``).
+        reduction: ``"mean"`` sums over labels and averages over instances; ``"sum"`` sums over
+            both, as in the paper's algorithm 1 (default: ``"mean"``).
+        products: Operands of the matrix products. ``"fp32"``: decoded rows and embeddings, in FP32.
+            ``"fp8"``, for rows in E4M3: embeddings in E4M3 for the logits, which are rounded to
+            BF16; then a gradient of the logits in BF16, and embeddings in BF16 (the paper's section
+            4.3 and algorithm 1); all sums in FP32, see :func:`subulp.ops.head.head_step`. FP8 units
+            are used where there are any, and tiles of FP32 elsewhere: the results differ only by
+            the order of the sums. ``"auto"``: ``"fp8"`` for rows in E4M3 on a GPU of sm_89 or
+            later, else ``"fp32"`` (default: ``"auto"``).
+        seed: Seed of the initial weights, of rounding and of dropout; ``None`` follows
             ``torch.manual_seed`` (default: ``None``).
-        device: Where the rows lie; on ``"meta"`` there are none until ``load_state_dict`` brings
+        device: Device of the rows; on ``"meta"`` there are none until ``load_state_dict`` assigns
             them with ``assign=True`` (default: torch's).
 
     Attributes:
-        table: The rows, in storage order: precise ones first.
+        table: The rows, those with a remainder first.
         row_optimizer: Set by :class:`subulp.optim.RowSGD`.
-        steps: Updates so far, which random bits are counted by; in the state dict, with the seed.
+        steps: Number of updates so far, which random bits are counted by; in the state dict, with
+            the seed.
 
     Raises:
         ValueError: An argument is out of range or does not fit the others.
@@ -158,12 +157,12 @@ class ExtremeClassifier(nn.Module):
         return [self.table.codes]
 
     def set_label_counts(self, counts: Tensor) -> None:
-        """Let the most frequent labels have the remainders; equal counts go to the lower number.
+        """Give the remainders to the most frequent labels; of equal counts, to the lower label.
 
-        The rows move to their new places, which takes a second table for a moment.
+        The rows move to new places, which takes the memory of a second table for a moment.
 
         Args:
-            counts: Training instances of each label, integers ``(num_labels,)``.
+            counts: Number of training instances of each label, integers ``(num_labels,)``.
 
         Raises:
             ValueError: ``counts`` has another shape, or is not made of integers.
@@ -193,18 +192,18 @@ class ExtremeClassifier(nn.Module):
     def forward(
         self, embeddings: Tensor, label_rows: Tensor, label_cols: Tensor, *, loss: bool = False
     ) -> Tensor:
-        """Train on a batch, or in ``eval()`` judge it.
+        """Train on a batch; in ``eval()`` or without gradients, only compute its loss.
 
         Args:
             embeddings: ``(batch, dim)``, FP32, BF16 or FP16.
-            label_rows: Integers ``(count,)``: the instance of each of its labels, in any order.
-            label_cols: Integers ``(count,)``: the labels; a pair that stands twice counts once.
+            label_rows: Integers ``(count,)``: the instances of positive pairs, in any order.
+            label_cols: Integers ``(count,)``: their labels; a repeated pair counts once.
             loss: Compute the value of the loss, one more pass over each chunk's logits; always done
                 in ``eval()`` and without gradients (default: ``False``).
 
         Returns:
-            FP32 tensor (): the loss, or NaN without its value; its ``backward()`` gives the
-            embeddings' gradient.
+            FP32 tensor (): the loss, NaN unless its value is computed; its ``backward()`` gives
+            the embeddings' gradient.
 
         Raises:
             ValueError: A shape, dtype or index does not fit; nothing was updated.
@@ -232,7 +231,7 @@ class ExtremeClassifier(nn.Module):
         return value
 
     def _targets(self, x: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """Each pair once, as instances and rows of the table, sorted by the latter."""
+        """Instances and rows of the table, each pair once, sorted by row."""
         if x.dim() != 2 or x.shape[1] != self.table.dim or not x.is_floating_point():
             raise ValueError(
                 f"embeddings have shape {tuple(x.shape)} and dtype {x.dtype}: expected floating-"
@@ -265,10 +264,10 @@ class ExtremeClassifier(nn.Module):
     def _visit(
         self, x: Tensor, instances: Tensor, labels: Tensor, step: dict[str, Any] | None
     ) -> tuple[Tensor, Tensor]:
-        """All chunks once; ``step`` has the options of an update, or is ``None`` for no update.
+        """Process all chunks; ``step`` has the options of an update, ``None`` for no update.
 
         Returns:
-            The loss, FP32 (), NaN where not asked for; and the gradient of ``x``.
+            The loss, FP32 (), NaN unless asked for; and the gradient of ``x``.
         """
         wanted = step is None or step["loss"]
         loss = torch.zeros((), dtype=torch.float64, device=x.device) if wanted else None
@@ -314,16 +313,16 @@ class ExtremeClassifier(nn.Module):
 
     @torch.no_grad()
     def topk(self, embeddings: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
-        """The k labels of the highest scores, without ever holding the scores of all labels.
+        """The k labels with the highest scores; the scores of all labels are never held at once.
 
         Args:
             embeddings: ``(batch, dim)``.
-            k: How many, at most ``num_labels`` (default: 5).
+            k: Number of labels, at most ``num_labels`` (default: 5).
 
         Returns:
-            Logits, FP32 ``(batch, k)``, descending, and labels, int64 ``(batch, k)``; equal logits
-            go to the lower label. With ``products="fp8"`` logits are BF16 numbers, so many are
-            equal.
+            Logits, FP32 ``(batch, k)``, descending, and labels, int64 ``(batch, k)``; of equal
+            logits, the lower label comes first. With ``products="fp8"`` logits are BF16 numbers, so
+            many are equal.
 
         Raises:
             ValueError: ``k`` is out of range.
@@ -340,7 +339,7 @@ class ExtremeClassifier(nn.Module):
         return best.scores, best.labels
 
     def _logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
-        """FP32 ``(batch, stop - start)`` from the place of the first and of the last row."""
+        """A function from the rows ``start`` to ``stop`` to FP32 ``(batch, stop - start)``."""
         return lambda start, stop: x @ self.table.decode(start, stop).t()
 
     def _narrow_logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
@@ -354,7 +353,7 @@ class ExtremeClassifier(nn.Module):
         return lambda start, stop: fp8.to_bf16_(wide @ table.decode(start, stop).t())
 
     def weight(self, labels: Tensor) -> Tensor:
-        """FP32 weights of some labels, remainders added: ``(count, dim)``."""
+        """FP32 weights of some labels ``(count, dim)``, remainders added."""
         return self.table.gather(self._rows(labels))
 
     def _load_from_state_dict(
@@ -367,7 +366,7 @@ class ExtremeClassifier(nn.Module):
                 setattr(self, name, torch.empty_like(saved, device=self.table.codes.device))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._needs_counts &= self.label_of is None
-        # State dicts had no extra state while the optimizer counted the updates; it brings them.
+        # Older state dicts have none: the count of updates was in the optimizer's state dict.
         missing = args[2]
         if f"{prefix}_extra_state" in missing:
             missing.remove(f"{prefix}_extra_state")
@@ -377,7 +376,7 @@ class ExtremeClassifier(nn.Module):
         return torch.tensor([self.seed, self.steps])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take seed and number of updates from a state dict."""
+        """Restore seed and number of updates."""
         self.seed, self.steps = (int(number) for number in state)
 
     def extra_repr(self) -> str:

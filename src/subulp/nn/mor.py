@@ -1,4 +1,4 @@
-"""How the operands of a layer's products are represented."""
+"""The configuration of MoR: how the operands of a layer's products are represented."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITHOUT_THRESHOLD = (TWO_WAY, THREE_WAY, ALWAYS_E4M3)
 
 @dataclass(frozen=True)
 class MoR:
-    """A mixture of representations ("MoR", section 3).
+    """How MoR represents the operands of a linear layer ("MoR", section 3).
 
     Args:
         granularity: ``"tensor"``: E4M3 for a whole tensor whose error is below the threshold, else
@@ -36,11 +36,11 @@ class MoR:
             ``"subtensor-3way"``: E4M3 if its error is not above E5M2's, else E5M2 if the block's
             magnitudes fit its normal range, else BF16. Or a
             :class:`subulp.numerics.mixture.Recipe` (default: ``"tensor"``).
-        partition: What shares a scale, and, for the subtensor recipes, a decision: ``"tensor"``,
+        partition: What shares a scale and, in the subtensor recipes, a decision: ``"tensor"``,
             ``"channel"``, ``"subchannel-128"``, ``"subchannel-32"``, ``"block-128x128"`` or the
             size (rows, columns) of a block, the contraction dimension last
             (default: ``"block-128x128"``).
-        threshold: For ``"tensor"``: the mean relative error that BF16 is better than
+        threshold: For ``"tensor"``: the mean relative error from which on BF16 is used
             (default: 0.045).
         scaling: ``"gam"``: a mantissa for each group, an exponent for each block. ``"amax"``: an
             FP32 scale for each block. ``"e8m0"``: a power of two for each block
@@ -100,7 +100,7 @@ class MoR:
 
     @property
     def recipe(self) -> Recipe:
-        """The list of formats."""
+        """The recipe of ``granularity``: formats with their acceptance tests."""
         known = self.granularity
         return known if isinstance(known, Recipe) else RECIPES[known]
 
@@ -110,7 +110,11 @@ class MoR:
         return partition.is_symmetric(self.partition) and partition.is_symmetric(self.group)
 
     def encode(self, x: Tensor) -> tuple[Mixture, Summary]:
-        """Decide on a matrix (rows, k), contraction dimension last, and represent it."""
+        """Represent a matrix ``(rows, k)``, contraction dimension last, as a mixture.
+
+        Returns:
+            The mixture, and a summary of the decisions.
+        """
         with torch.no_grad():
             return encode(
                 x,

@@ -21,7 +21,7 @@ from .mor import MoR
 from .narrow import ACTIVATION_DTYPES, autocast_operands, gradient_dtype, without_autocast
 
 ROLES = ("input", "weight", "output gradient")
-"""What is quantised; with " transposed" after it where that has blocks of its own."""
+"""The operands; the name of a transposed one ends in " transposed" where it has other blocks."""
 
 Note = Callable[[str, Summary], None]
 Filter = Callable[[str, torch.nn.Module], bool]
@@ -34,27 +34,28 @@ def mor_linear(
 ) -> Tensor:
     """``F.linear(x, weight, bias)`` with quantised operands, forward and backward.
 
-    With ``q`` what ``mor`` makes of a matrix along its last dimension::
+    With ``q`` quantising a matrix along its last dimension, as ``mor`` says::
 
         y = q(x) @ q(weight).T + bias
         grad_x = q(grad_y) @ q(weight.T).T
         grad_weight = q(grad_y.T) @ q(x.T).T
 
-    Saved for backward are the narrow ``q(x.T)`` and the weight itself. ``x.T`` is so quantised in
-    the forward pass, from the activations as they came; where a matrix and its transpose have the
-    same blocks (partitions ``"tensor"`` and ``"block-128x128"``), one ``q`` serves both directions.
+    The narrow ``q(x.T)`` and the weight itself are saved for the backward pass. So ``x.T`` is
+    quantised in the forward pass, from the activations as they are; where a matrix and its
+    transpose have the same blocks (partitions ``"tensor"`` and ``"block-128x128"``), one ``q``
+    serves both.
 
-    On GPUs of sm_89 and later, products whose operands are wholly in FP8, with a scale for each
-    tensor or each channel, and on Hopper for 128 values along the contraction, run on FP8 units;
-    all others take the decoded values. Under
-    ``torch.autocast``, FP32 operands are first cast to its dtype, as in ``F.linear``.
-    ``torch.compile`` leaves the call out of its graph, for what follows a decision depends on it.
+    On GPUs of sm_89 and later, products whose operands are wholly in FP8 run on FP8 units if each
+    tensor or channel has a scale, and on Hopper also if 128 values along the contraction share one;
+    all others use the decoded values. Under ``torch.autocast``, FP32 operands are first cast to its
+    dtype, as in ``F.linear``. ``torch.compile`` leaves the call out of its graph, because what is
+    computed depends on the decisions.
 
     Args:
         x: ``(..., in_features)``, FP32, BF16 or FP16.
         weight: ``(out_features, in_features)``, any floating-point dtype that casts to FP32.
         bias: ``(out_features,)`` or ``None`` (default: ``None``).
-        mor: How operands are represented.
+        mor: How the operands are represented.
         note: Called with each role and its summary (default: ``None``).
 
     Returns:
@@ -80,12 +81,12 @@ class MoRLinear(Linear):
         out_features: Size of an output.
         bias: Whether there is one (default: ``True``).
         mor: How operands are represented (default: ``MoR()``).
-        device: Of the parameters (default: torch's).
-        dtype: Of the parameters (default: torch's).
+        device: Device of the parameters (default: torch's).
+        dtype: Dtype of the parameters (default: torch's).
 
     Attributes:
-        mor: How operands are represented; may be replaced between steps.
-        mix: The last decision on each role, see :func:`subulp.diagnostics.representation_mix`.
+        mor: How the operands are represented; may be replaced between steps.
+        mix: The last decision on each operand, see :func:`subulp.diagnostics.representation_mix`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class MoRLinear(Linear):
 
     def _become(self, mor: MoR) -> None:
         if not isinstance(mor, MoR):
-            raise ValueError(f"mor={mor!r} is no configuration: give a subulp.nn.MoR")
+            raise ValueError(f"mor={mor!r} is not a configuration: pass a subulp.nn.MoR")
         self.mor = mor
         self.mix: dict[str, Summary] = {}
         self.observers: tuple[Note, ...] = ()
@@ -127,26 +128,26 @@ class MoRLinear(Linear):
 def convert_to_mor(model: _Module, mor: MoR, *, filter: Filter | None = None) -> _Module:
     """Make linear layers :class:`MoRLinear`, in place.
 
-    A layer stays the same object with the same parameters, hooks and names; what was tied stays
-    tied, and what an optimizer updates stays what it updates. Only ``torch.nn.Linear`` and
-    ``subulp.nn.Linear`` themselves are converted, no subclasses: those compute something else, or
-    are, as in ``torch.nn.MultiheadAttention``, never called.
+    A layer stays the same object with the same parameters, hooks and names, so tied weights stay
+    tied and optimizers go on updating them. Only ``torch.nn.Linear`` and ``subulp.nn.Linear`` are
+    converted, not their subclasses: those compute something else or, as in
+    ``torch.nn.MultiheadAttention``, are never called.
 
     Args:
         model: A module that is or contains linear layers.
         mor: How operands are represented.
-        filter: Called with the name and the module of each linear layer; converts where it returns
-            true (default: all).
+        filter: Called with the name and module of each linear layer; only those for which it
+            returns true are converted (default: all).
 
     Returns:
         ``model``.
 
     Raises:
-        ValueError: There is nothing to convert, the filter matches nothing, or a layer that it
-            matches is converted already.
+        ValueError: There is nothing to convert, the filter matches nothing, or it matches a layer
+            that is already converted.
     """
     if not isinstance(mor, MoR):
-        raise ValueError(f"mor={mor!r} is no configuration: give a subulp.nn.MoR")
+        raise ValueError(f"mor={mor!r} is not a configuration: pass a subulp.nn.MoR")
     found = {
         name: module
         for name, module in model.named_modules()
@@ -224,13 +225,13 @@ class _MoRLinear(torch.autograd.Function):
 
 
 class _Quantiser:
-    """Operands of one call."""
+    """Quantises the operands of one call."""
 
     def __init__(self, mor: MoR, note: Note | None) -> None:
         self.mor, self.note = mor, note
 
     def __call__(self, matrix: Tensor, role: str) -> Operand:
-        """The matrix along its last dimension."""
+        """A matrix, quantised along its last dimension."""
         operand, summary = self._encode(matrix)
         if self.note is not None:
             self.note(role, summary)
@@ -243,9 +244,9 @@ class _Quantiser:
         return Operand(mixture, summary.sole), summary
 
     def transposed(self, matrix: Tensor, role: str, known: Operand | None = None) -> Operand:
-        """The matrix along its first dimension; ``known`` is it along the last, if at hand."""
+        """A matrix, quantised along its first dimension; ``known`` is it along its last."""
         if self.mor.is_symmetric:
-            # Nothing new to note: the forward pass has decided the same.
+            # No note: the decision is the one already noted.
             known = known or self._encode(matrix)[0]
             return Operand(known.mixture, known.sole, transposed=True)
         return self(matrix.t(), f"{role} transposed")

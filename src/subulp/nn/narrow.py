@@ -1,4 +1,4 @@
-"""What layers with narrow weights share: their dtypes, and ``torch.autocast``."""
+"""What layers with narrow weights share: dtypes, and ``torch.autocast``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(tensor: Tensor) -> torch.autocast:
-    """Context in which arithmetic on the device of ``tensor`` has the dtype that is written."""
+    """Context that disables autocast on the device of ``tensor``."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 

@@ -1,4 +1,4 @@
-"""Normalisation with narrow gain and bias, computed in FP32."""
+"""Layer and batch normalisation with narrow gain and bias, computed in FP32."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class LayerNorm(torch.nn.LayerNorm):
 class BatchNorm2d(torch.nn.BatchNorm2d):
     """``torch.nn.BatchNorm2d`` for parameters in any storage dtype and activations in any.
 
-    Mean and variance are computed in FP32 from activations that stay as narrow as they come. The
-    running statistics are FP32 whatever ``.to(dtype)`` does to the parameters: they move in small
-    steps, which a narrow format loses, and a network has few of them.
+    Mean and variance are computed in FP32, without an FP32 copy of the activations. The running
+    statistics stay FP32 under ``.to(dtype)``: they move in small steps, which a narrow format
+    loses, and there are few of them.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A trained classifier, trained on in higher precision: a few labels at a time.
+"""Refinement of a trained classifier in higher precision, a few labels at a time.
 
 ELMO, appendix D, "Post-hoc Classifier Refinement".
 """
@@ -29,32 +29,33 @@ def refine(
     lr: float = 0.05,
     weight_decay: float = 0.0,
 ) -> ExtremeClassifier:
-    """Train the rows of ``head`` on in FP32, on frozen features, and store them wider.
+    """Continue to train the rows of ``head`` in FP32, on frozen features, and store them wider.
 
-    With frozen features, nothing that one label learns depends on another. So a part of the labels
-    is trained at a time, to the end, and only its rows exist in FP32; which parts there are changes
-    the result by no more than the summation order of matrix products. Every part sees all batches,
-    in every epoch: keep the features, or pay the encoder's forward pass as often.
+    With frozen features, no label's training depends on another's. So one part of the labels after
+    the other is trained to the end, and only its rows exist in FP32. The size of the parts changes
+    the result by no more than the summation order of matrix products does. Every part sees all
+    batches in every epoch: keep the features, or pay the encoder's forward pass that often.
 
     Args:
-        head: A trained classifier, which is left as it is.
+        head: A trained classifier; it is not changed.
         batches: Embeddings ``(batch, dim)``, and the instances and labels of their pairs, int64
-            ``(count,)``, as :meth:`ExtremeClassifier.forward` takes them. A list, or anything that
-            can be iterated over again and again.
-        storage: Of the result (default: ``"bf16"``).
-        labels_at_a_time: Labels of a part; one takes ``4 * dim`` bytes (default: 65,536).
-        epochs: Times that each part sees the batches (default: 1).
+            ``(count,)``, as :meth:`ExtremeClassifier.forward` takes them: a list, or anything else
+            that can be iterated over repeatedly.
+        storage: Format of the result's rows (default: ``"bf16"``).
+        labels_at_a_time: Labels per part, of ``4 * dim`` bytes each (default: 65,536).
+        epochs: How often each part sees the batches (default: 1).
         lr: Learning rate of SGD in the first epoch, for the head's ``reduction``; it falls linearly
             to ``lr / epochs`` in the last (default: 0.05).
-        weight_decay: Of the rows, times the learning rate (default: 0).
+        weight_decay: Weight decay of the rows, times the learning rate (default: 0).
 
     Returns:
-        A classifier of the same labels, dropout, rounding, reduction and, for rows in E4M3,
-        products, without remainders, in the mode of ``head``; to train on, give it an optimizer.
+        A classifier with the labels, dropout, rounding, reduction and mode of ``head``, its
+        products if the rows are in E4M3, and no remainders. It needs an optimizer to be trained
+        further.
 
     Raises:
-        ValueError: An argument is out of range, ``batches`` can be read only once or is empty, or a
-            batch does not fit the head.
+        ValueError: An argument is out of range, ``batches`` is empty or can be read only once, or
+            a batch does not fit the head.
     """
     if labels_at_a_time < 1 or epochs < 1:
         raise ValueError(
@@ -65,7 +66,7 @@ def refine(
     if isinstance(batches, Iterator):
         raise ValueError(
             "batches is an iterator, which can be read once, and every part of the labels needs "
-            "all of them: give a list, or an object whose __iter__ begins anew"
+            "all of them: pass a list, or an object whose __iter__ starts over"
         )
     device = head.table.codes.device
     refined = _without_rows(head, head.num_labels, storage, head.chunks).to_empty(device=device)
@@ -116,13 +117,13 @@ def _train(
             with torch.enable_grad():
                 part(embeddings.detach(), rows[inside], cols[inside] - start)
     if not part.steps:
-        raise ValueError("batches is empty: give the features and labels to train on")
+        raise ValueError("batches is empty: pass the features and labels to train on")
 
 
 def _without_rows(
     head: ExtremeClassifier, num_labels: int, storage: Storage, chunks: int
 ) -> ExtremeClassifier:
-    """A classifier like ``head``; its rows are still to come."""
+    """A classifier like ``head``, on ``"meta"``: its rows are yet to be made."""
     return ExtremeClassifier(
         head.table.dim,
         num_labels,

@@ -1,7 +1,7 @@
-"""A giant table of rows in a narrow format, the first of them kept precise.
+"""A giant table of rows in a narrow format, the first of which may be kept precise.
 
-An embedding table and a classifier over labels are the same object, read by index or multiplied
-whole.
+Embedding tables and classifiers are both such tables: one is read row by row, the other multiplied
+as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..ops.rows import decode, decode_rows, encode, encode_rows
 
 Storage = str | tuple[int, int] | Format | IntFormat
 
-# FP32 values that are made or read at a time, so that no FP32 copy of the table ever exists.
+# FP32 values made or read at a time, so that an FP32 copy of the whole table never exists.
 _SLICE = 1 << 22
 
 
@@ -48,30 +48,30 @@ def parse_storage(storage: Storage) -> Format | IntFormat:
 
 
 class RowTable(nn.Module):
-    """``rows`` x ``dim`` numbers in a narrow format.
+    """A matrix of ``rows`` x ``dim`` numbers in a narrow format.
 
     Args:
         rows: Number of rows.
-        dim: Numbers of a row.
+        dim: Numbers per row.
         storage: See :func:`parse_storage`.
-        precise_rows: The first rows also have a BF16 remainder, what rounding took from them
-            (default: 0).
-        scale: Power of two that a stored value is multiplied by; rows of integers have scales of
-            their own and take no other (default: 1).
-        device: Where the table lies (default: torch's).
+        precise_rows: Number of rows, from the first on, that keep what rounding took from them as a
+            BF16 remainder (default: 0).
+        scale: Power of two that stored values are multiplied by; 1 for rows of integers, which have
+            their own scales (default: 1).
+        device: Device of the table (default: torch's).
 
     Attributes:
         codes: A parameter without gradient: ``(rows, dim)`` stored values of the storage's dtype;
             or rows of integers, uint8 ``(rows, row_bytes(dim, bits))``, the FP32 scale and bias
             first and then the packed integers, so that a row is one run of memory.
         remainder: BF16 ``(precise_rows, dim)``, or ``None``.
-        storage: What a row is made of.
-        dim: Numbers of a row.
+        storage: The format of the rows.
+        dim: Numbers per row.
         scale: A stored value times ``scale`` is the weight.
 
     Raises:
-        ValueError: A size is out of range, or ``scale`` is not a power of two, or is not 1 for rows
-            of integers.
+        ValueError: A size is out of range, or ``scale`` is not a power of two, or not 1 for rows of
+            integers.
     """
 
     remainder: Tensor | None
@@ -113,7 +113,7 @@ class RowTable(nn.Module):
 
     @property
     def bits(self) -> int:
-        """Bits of an integer; 0 where the storage is a floating-point format."""
+        """Bits per integer; 0 if the storage is a floating-point format."""
         return self.storage.bits if isinstance(self.storage, IntFormat) else 0
 
     @property
@@ -121,14 +121,14 @@ class RowTable(nn.Module):
         """The storage's floating-point format.
 
         Raises:
-            ValueError: The rows are made of integers.
+            ValueError: The rows are integers.
         """
         if isinstance(self.storage, IntFormat):
             raise ValueError(f"rows of {self.storage} have no floating-point format")
         return self.storage
 
     def decode(self, start: int, stop: int) -> Tensor:
-        """FP32 weights of the rows ``start`` to ``stop``, as products see them: no remainders."""
+        """FP32 weights of the rows ``start`` to ``stop``, without remainders, as in products."""
         return self._values(self.codes[start:stop])
 
     def _values(self, codes: Tensor) -> Tensor:
@@ -146,8 +146,8 @@ class RowTable(nn.Module):
         return values
 
     def floats(self) -> list[Tensor]:
-        """All floating-point numbers that weights are made of: stored ones or, of rows of integers,
-        scales and biases as a copy; and remainders.
+        """All floating-point numbers that make up the weights: the stored ones, or a copy of the
+        scales and biases of integer rows; and the remainders.
         """
         codes = self.codes.detach()
         if self.bits:
@@ -171,7 +171,7 @@ class RowTable(nn.Module):
             encode((values - self.decode(start, stop))[:count].contiguous(), kept)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """FP32 weights of some rows, ``(count, dim)``, remainders added."""
+        """FP32 weights of some rows ``(count, dim)``, remainders added."""
         values = self._values(_bytes(self.codes.detach())[rows].view(self.codes.dtype))
         if self.remainder is not None:
             precise = rows < self.remainder.shape[0]
@@ -180,7 +180,7 @@ class RowTable(nn.Module):
 
     @torch.no_grad()
     def permute(self, order: Tensor) -> None:
-        """Let row ``i`` be what row ``order[i]`` was, remainders included where both have one."""
+        """Make row ``i`` what row ``order[i]`` was; remainders move where both rows have one."""
         if self.remainder is not None:
             count = self.remainder.shape[0]
             source = order[:count]
@@ -192,7 +192,7 @@ class RowTable(nn.Module):
 
     @torch.no_grad()
     def fill_uniform(self, bound: float, generator: torch.Generator | None = None) -> None:
-        """Draw every weight from ``[-bound, bound)``: the same ones in any storage."""
+        """Draw every weight from ``[-bound, bound)``, the same numbers for any storage."""
         if self.codes.is_meta:
             return
         for start, stop in self.slices():
@@ -202,24 +202,24 @@ class RowTable(nn.Module):
 
     @torch.no_grad()
     def fill_columns(self, first: int, value: float) -> None:
-        """Let every row end in ``value``, rounded to nearest, from its number ``first`` on."""
+        """Set the columns from ``first`` on to ``value``, rounded to nearest."""
         for start, stop in self.slices():
             values = self.wide(start, stop)
             values[:, first:] = value
             self.store(start, values)
 
     def slices(self) -> Iterator[tuple[int, int]]:
-        """Runs of rows whose FP32 copy is small."""
+        """Ranges of rows whose FP32 copy is small."""
         for start in range(0, self.rows, self.slice_rows):
             yield start, min(start + self.slice_rows, self.rows)
 
     @property
     def slice_rows(self) -> int:
-        """Rows whose FP32 copy is small."""
+        """Number of rows whose FP32 copy is small."""
         return max(1, _SLICE // self.dim)
 
     def nbytes(self) -> dict[str, int]:
-        """Bytes of storage by what it holds; ``"quantisation"`` is scales and biases of rows."""
+        """Bytes of storage by content; ``"quantisation"`` is the scales and biases of rows."""
         sizes = {"codes": self.codes.nbytes}
         if self.bits:
             sizes["quantisation"] = PARAMETER_BYTES * self.rows
@@ -235,5 +235,5 @@ class RowTable(nn.Module):
 
 
 def _bytes(codes: Tensor) -> Tensor:
-    """FP8 rows as bytes: torch indexes those on every device."""
+    """FP8 rows as bytes, which torch can index on every device."""
     return codes.view(torch.uint8) if codes.dtype.itemsize == 1 else codes

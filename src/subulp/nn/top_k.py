@@ -1,4 +1,4 @@
-"""The best of a stream of scores."""
+"""The highest of a stream of scores."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 class TopK:
     """The k highest scores of each instance among all that were added.
 
-    The result does not depend on how the labels were cut into parts: equal scores go to the lower
-    label.
+    The result does not depend on how the labels are split into parts: of equal scores, that of the
+    lower label comes first.
 
     Args:
-        batch: Instances.
-        k: How many to keep.
-        device: Where the scores lie.
+        batch: Number of instances.
+        k: Number of scores to keep.
+        device: Device of the scores.
 
     Attributes:
         scores: FP32 ``(batch, k)``, descending.
@@ -30,8 +30,8 @@ class TopK:
         self.labels = torch.full((batch, k), torch.iinfo(torch.int64).max, device=device)
 
     def add(self, scores: Tensor, labels: Tensor) -> None:
-        """Take scores ``(batch, count)`` of ``labels`` ``(count,)``, which are ascending."""
-        # k + 1 at least as good as the k-th: only then can topk have chosen among equals.
+        """Add the scores ``(batch, count)`` of ascending ``labels`` ``(count,)``."""
+        # topk chooses among equal scores only where more than k are at least the k-th.
         best, index = scores.topk(min(self._k, scores.shape[1]), dim=1)
         crowded = (scores >= best[:, -1:]).sum(1) > best.shape[1]
         if bool(crowded.any()):

@@ -58,7 +58,7 @@ class Format:
 
     @property
     def bias(self) -> int:
-        """What the stored exponent field exceeds the exponent by."""
+        """The stored exponent field minus the exponent."""
         return (1 << self.exponent_bits - 1) - 1
 
     @property

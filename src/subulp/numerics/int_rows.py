@@ -33,7 +33,7 @@ PARAMETER_BYTES = 8
 
 @dataclass(frozen=True)
 class IntFormat:
-    """What a table's rows of integers are called, and their size.
+    """A format of rows of integers: its name and size.
 
     Attributes:
         bits: Bits of an integer: 8, 4 or 2.
@@ -57,7 +57,7 @@ class IntFormat:
 INT8, INT4, INT2 = INT_FORMATS = IntFormat(8), IntFormat(4), IntFormat(2)
 
 RowFormat = Format | IntFormat
-"""What rows of a table are made of."""
+"""The format of a table's rows."""
 
 ROW_FORMATS: dict[str, RowFormat] = {f.name: f for f in (FP32, BF16, FP16, E4M3, *INT_FORMATS)}
 """Storages of giant tables by their names in ``storage=``."""

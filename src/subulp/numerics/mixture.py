@@ -167,28 +167,28 @@ class Recipe:
 
 
 def below_threshold(fmt: Format) -> Acceptance:
-    """The format's error is below the threshold."""
+    """A test that the format's error is below the threshold."""
     return lambda evidence: evidence.error(fmt) < evidence.threshold
 
 
 def better_than(fmt: Format, other: Format) -> Acceptance:
-    """The format's error is below the other one's."""
+    """A test that the format's error is below the other one's."""
     return lambda evidence: evidence.error(fmt) < evidence.error(other)
 
 
 def no_worse_than(fmt: Format, other: Format) -> Acceptance:
-    """The format's error is not above the other one's."""
+    """A test that the format's error is not above the other one's."""
     return lambda evidence: evidence.error(fmt) <= evidence.error(other)
 
 
 def fits_range(fmt: Format) -> Acceptance:
-    """Largest and smallest non-zero magnitude are normal numbers under one scale."""
+    """A test that one scale makes all non-zero magnitudes normal numbers."""
     span = fmt.max / fmt.smallest_normal
     return lambda evidence: evidence.amax / evidence.smallest <= span
 
 
 def always(evidence: Evidence) -> Tensor:
-    """Whatever the error is."""
+    """Accepts every region, whatever its error."""
     return torch.ones_like(evidence.amax, dtype=torch.bool)
 
 
@@ -238,12 +238,12 @@ class Mixture:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is stored."""
+        """The stored tensors."""
         return self.codes, self.types, self.mantissa, self.exponents, self.wide
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is stored."""
+        """Bytes of the stored tensors."""
         return sum(t.nbytes for t in self.tensors)
 
     def block_types(self) -> Tensor:
@@ -258,7 +258,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was decided, and about what.
+    """What was decided about a matrix.
 
     Attributes:
         names: The formats, BF16 last.
@@ -301,7 +301,7 @@ def encode(
     threshold: float = DEFAULT_THRESHOLD,
     metric: str = RELATIVE_ERROR,
 ) -> tuple[Mixture, Summary]:
-    """Decide, and represent.
+    """Choose the representations of a matrix, and encode it.
 
     Args:
         x: FP32, BF16 or FP16 ``(rows, k)``, contraction dimension last.

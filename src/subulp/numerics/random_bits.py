@@ -129,11 +129,11 @@ def draw(
 def draw_at(
     index: Tensor, *, seed: int, stream: int = 0, step: int = 0, slot: int = 0, width: int = 32
 ) -> Tensor:
-    """The bits that :func:`draw` has for scattered elements.
+    """The bits of scattered elements, the same as :func:`draw` gives them.
 
     Args:
         index: int64 tensor of indices in the whole tensor, any shape.
-        seed: As for :func:`draw`, and so are the others.
+        seed: In ``[0, 2**32)``, as for :func:`draw`.
         stream: In ``[0, 2**32)``.
         step: In ``[0, 2**32)``.
         slot: In ``[0, 2**32)``.

@@ -1,4 +1,4 @@
-"""Memory of giant tables: rows are read at random, and small pages would make that slow."""
+"""Memory of giant tables in huge pages: with small ones, reading random rows is slow."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def zeros(
 ) -> Tensor:
     """``torch.zeros``, on a Linux CPU in pages of 2 MiB where there are any.
 
-    Almost every row of a giant table lies in another page. The processor remembers where a few
-    thousand pages are and looks the others up in memory; it gives up prefetches that would need
-    that. With huge pages it remembers gigabytes.
+    Almost every row of a giant table lies in another page. The processor's TLB holds a few thousand
+    pages; others take a walk through memory, for which prefetches are dropped. With huge pages the
+    TLB covers gigabytes.
     """
     made = torch.empty(shape, dtype=dtype, device=device)
     if made.device.type != "cpu" or made.nbytes < 2 * HUGE_PAGE:
         return made.zero_()
-    # The first write to a page chooses its size. Memory that the allocator had before has been
-    # written to: its pages are brought together afterwards, where Linux can (6.1 and later).
+    # The first write to a page chooses its size. Memory that the allocator reuses has been written
+    # to before: its pages are collapsed afterwards, where Linux can (6.1 and later).
     _advise(made, _MADV_HUGEPAGE)
     made.zero_()
     _advise(made, _MADV_COLLAPSE)
@@ -44,7 +44,7 @@ def full(
 
 
 def _advise(memory: Tensor, advice: int) -> None:
-    """Tell Linux a wish; it is no error if it is not granted."""
+    """Give Linux advice, which it may ignore."""
     madvise = _madvise()
     address = memory.data_ptr()
     first = -(-address // HUGE_PAGE) * HUGE_PAGE

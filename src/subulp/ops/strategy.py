@@ -79,10 +79,21 @@ class Strategy:
         """Stored bits of one packed tail."""
         return tail_width(self.k, self.tail_rounding)
 
+    def stored_bytes(self, dtype: torch.dtype) -> float:
+        """Bytes of a parameter of ``dtype``, what is kept beside it, and Adam's two moments."""
+        extra = self.extra_dtype(dtype)
+        low = self.slow_state == "expansion"
+        return (
+            dtype.itemsize
+            + (self.tail_width / 8 if self.k else extra.itemsize if extra else 0)
+            + self.fast_format(dtype).itemsize
+            + self.slow_format(dtype).itemsize * (2 if low else 1)
+        )
+
     @property
     def stochastic(self) -> bool:
         """Whether a step draws random bits."""
-        return self.weight == "stochastic" or self.tail_rounding == "stochastic"
+        return "stochastic" in (self.weight, self.slow_state, self.tail_rounding)
 
     def fast_format(self, dtype: torch.dtype) -> Format:
         """Format of Adam's first moment for parameters of ``dtype``."""

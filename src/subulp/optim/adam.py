@@ -14,15 +14,15 @@ from .base import Optimizer
 from .options import AUTO, Arithmetic, ExtraBits, NonFinite, check_number, check_rate
 from .parameters import Bucket, Params
 
-# Odd, so that multiples of it are distinct seeds; 2**32 over the golden ratio, so that they are far
+# Odd, so that its multiples are distinct seeds; 2**32 over the golden ratio, so that they are far
 # from those that people choose.
 _SEED_STRIDE = 0x9E3779B9
 
 
 class Adam(Optimizer):
-    """Adam with L2 weight decay: the decay enters the gradient.
+    """Adam with L2 weight decay: the decay is added to the gradient.
 
-    Arguments, errors and methods as :class:`AdamW` (weight decay default: 0).
+    Arguments, errors and methods are those of :class:`AdamW`; ``weight_decay`` defaults to 0.
     """
 
     _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
@@ -101,17 +101,17 @@ class Adam(Optimizer):
 
     @torch.no_grad()
     def fold(self, bucket: Bucket, number: int) -> None:
-        """Take one of several gradients of the coming step into the moments.
+        """Add one of several gradients of the next step to the moments.
 
-        Plain PyTorch; the fused step takes the last gradient, and weight decay with it.
+        In plain PyTorch; the step itself takes the last gradient, and the weight decay with it.
 
         Args:
             bucket: Parameters and their gradients.
-            number: Counts the gradients of the step, from 0.
+            number: The gradient's number in the step, from 0.
         """
         arguments = self._arguments(bucket)
         arguments["steps"] = [step + 1 for step in arguments["steps"]]
-        # Rounding a moment several times in a step takes fresh random bits each time.
+        # A moment that is rounded several times in a step takes fresh random bits each time.
         arguments["seed"] = (arguments["seed"] + (number + 1) * _SEED_STRIDE) & 0xFFFFFFFF
         reference.fold(self._make_job(**arguments))
 
@@ -120,9 +120,9 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    r"""AdamW whose parameters and states are kept in a chosen precision.
+    r"""AdamW with parameters and states stored in a chosen precision.
 
-    One fused pass per dtype and group decodes the stored components to FP32, computes
+    For each group and dtype, one fused pass decodes the stored components to FP32, computes
 
     .. math::
         m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
@@ -130,8 +130,8 @@ class AdamW(Adam):
         \Delta\theta_t &= -\alpha \big(\hat m_t / (\sqrt{\hat v_t} + \epsilon)
             + \lambda \theta_{t-1}\big)
 
-    (Collage, Algorithm 2, lines 8 to 12) and encodes once. The decay is part of the update, so it
-    is not lost in narrow formats as ``p * (1 - lr * weight_decay)`` would be.
+    (Collage, Algorithm 2, lines 8 to 12) and encodes the result once. Weight decay is part of the
+    update, so it is not lost in narrow formats as it would be in ``p * (1 - lr * weight_decay)``.
 
     Args:
         params: Parameters, parameter groups or named parameters. A group may set every option
@@ -160,10 +160,11 @@ class AdamW(Adam):
             ``float8_e4m3fn`` parameters can have nearest (4), stochastic (4), collage-light (5) and
             collage-plus (6).
         arithmetic: ``"wide"`` computes in FP32; ``"strict"`` rounds every operation to the narrow
-            format as the paper does (plain PyTorch, slow; nearest, kahan, light and plus)
-            (default: ``"wide"``).
-        nonfinite: ``"propagate"`` (as torch.optim), ``"raise"`` or ``"skip"``; the last two read
-            all gradients first, so that nothing is half updated (default: ``"propagate"``).
+            format, as the paper does: in plain PyTorch, slowly, and for nearest, kahan,
+            collage-light and collage-plus only (default: ``"wide"``).
+        nonfinite: What a NaN or infinity in a gradient does: ``"propagate"`` lets it through, as
+            torch.optim does; ``"raise"`` and ``"skip"`` check all gradients first, so a step is
+            taken whole or not at all (default: ``"propagate"``).
         seed: Seed of the random bits, 0 to 2**32 - 1 (default: from ``torch.manual_seed``).
 
     Raises:

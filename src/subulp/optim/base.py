@@ -37,8 +37,9 @@ class Optimizer(torch.optim.Optimizer):
         optimizer.end_step()
 
     Attributes:
-        fused: What steps the parameters in the backward pass instead of :meth:`step`, or ``None``.
-        observers: Who is told of every step. Neither is pickled or copied.
+        fused: The handle that steps the parameters in the backward pass instead of :meth:`step`, or
+            ``None``; neither pickled nor copied.
+        observers: Called at every step; neither pickled nor copied.
     """
 
     fused: FusedStep | None = None
@@ -126,17 +127,17 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One optimization step; while fused, nothing, for the backward pass has stepped already.
+        """Take a step; while fused, do nothing: the backward pass has stepped already.
 
         Args:
-            closure: Re-evaluates the model and returns the loss; while fused, its backward pass is
-                the step (optional).
+            closure: Reevaluates the model and returns the loss; while fused, its backward pass is
+                the step (default: ``None``).
 
         Raises:
             FloatingPointError: A gradient is not finite and ``nonfinite="raise"``; nothing was
                 updated.
-            RuntimeError: The backend cannot run; nothing was updated. Or a gradient scaler calls
-                while fused without ``scaler=``.
+            RuntimeError: The backend cannot run, and nothing was updated; or a gradient scaler
+                calls this while the step is fused without ``scaler=``.
             ValueError: A gradient is sparse or has a dtype that is no format of subulp; nothing was
                 updated.
         """
@@ -159,9 +160,9 @@ class Optimizer(torch.optim.Optimizer):
         if self.fused is None:
             super().zero_grad(set_to_none)
 
-    # Traced, a step would be one opaque op in a graph that guards on every tensor, compiles again
-    # for every new learning rate, and copies what the op mutates wherever the compiler cannot prove
-    # that it need not.
+    # If traced, a step would be one opaque op in a graph that guards on every tensor, is recompiled
+    # for every new learning rate, and copies what the op mutates unless the compiler can prove that
+    # it need not.
     @between_graphs
     def _step_between_graphs(self) -> None:
         buckets = parameters.buckets_of(self.param_groups)
@@ -175,12 +176,12 @@ class Optimizer(torch.optim.Optimizer):
         self.end_step()
 
     def begin_step(self) -> None:
-        """Tell observers that a step begins."""
+        """Tell the observers that a step begins."""
         for observer in self.observers:
             observer.begin_step()
 
     def step_bucket(self, bucket: Bucket) -> None:
-        """Update the parameters of a bucket with its gradients, which nothing checks any more."""
+        """Update the parameters of a bucket; whether its gradients are finite is not checked."""
         for observer in self.observers:
             observer.begin_update(bucket)
         self.update(bucket)
@@ -188,15 +189,15 @@ class Optimizer(torch.optim.Optimizer):
             observer.end_update(bucket)
 
     def end_step(self) -> None:
-        """Tell observers, and schedulers, that a step has been made."""
+        """Tell the observers and the schedulers that the step is complete."""
         for observer in self.observers:
             observer.end_step()
-        # Or schedulers warn that they come before the first step.
+        # Without it, schedulers warn that they were called before the first step.
         self._opt_called = True
 
     def skip_step(self) -> None:
-        """Count a step that was left out."""
-        # One policy leaves the whole step out, so every group has skipped it.
+        """Count a skipped step."""
+        # One group's policy skips the whole step, so every group counts it.
         for group in self.param_groups:
             group["skipped_steps"] += 1
 
@@ -218,11 +219,11 @@ class Optimizer(torch.optim.Optimizer):
         torch.autograd.graph.increment_version(bucket.params)
 
     def _admits(self, buckets: Buckets) -> bool:
-        """Whether the step may happen, asked before anything is updated."""
+        """Whether the step may be taken; asked before anything is updated."""
         found_inf = getattr(self, "found_inf", None)
         if found_inf is None:
             return self._gradients_admit(buckets)
-        # A gradient scaler has looked at all gradients, and leaves steps out on purpose.
+        # A gradient scaler has checked all gradients, and skips steps on purpose.
         if found_inf:
             self.skip_step()
         return not found_inf
@@ -280,17 +281,17 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that ``nonfinite="skip"`` or a gradient scaler left out."""
+        """Number of steps skipped by ``nonfinite="skip"`` or a gradient scaler."""
         return max((int(g["skipped_steps"]) for g in self.param_groups), default=0)
 
     # ------------------------------------------------------------------------- diagnostics
 
     @torch.no_grad()
     def intended_updates(self, bucket: Bucket) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """What the coming step would do if nothing were rounded away; changes nothing.
+        """What the next step would do if nothing were rounded away; changes nothing.
 
         Args:
-            bucket: Parameters and the gradients that they are about to step with.
+            bucket: Parameters and the gradients that they will step with.
 
         Yields:
             ``(parameter, wide value, intended update)``; the last two FP32, in storage order.
@@ -349,10 +350,10 @@ class Optimizer(torch.optim.Optimizer):
     # -------------------------------------------------------------------------- state dicts
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch.optim; every component in its own dtype.
+        """As in torch.optim, with every component in its own dtype.
 
-        Packed words of extra bits are in row-major order of the parameter, so that it may have
-        another memory layout when they are loaded.
+        Packed extra bits are in the row-major order of their parameter, whatever its memory layout,
+        so they can be loaded into another one.
         """
 
         # Before the user's hooks, which may give the dict any form.
@@ -369,10 +370,10 @@ class Optimizer(torch.optim.Optimizer):
         """Load a state dict of the same strategy; every component keeps its own dtype.
 
         ``torch.optim.Optimizer`` casts floating-point state to the parameter's dtype, which would
-        round master weights and FP32 moments away; they are put back as they were saved.
+        round master weights and FP32 moments; here they come back as they were saved.
 
         Raises:
-            ValueError: It comes from another optimizer, or groups, precision or a tensor's shape or
+            ValueError: Another optimizer saved it, or its groups, precision or a tensor's shape or
                 dtype do not fit; nothing was changed.
         """
         final: dict[str, Any] = {}
@@ -391,8 +392,8 @@ class Optimizer(torch.optim.Optimizer):
         def restore(_: torch.optim.Optimizer) -> None:
             restore_components(self.param_groups, self.state, final)
 
-        # Checks see what the user's hooks before loading made of the dict; the hooks after loading
-        # see the components as they were saved.
+        # The check comes after the user's pre-hooks, which may change the dict; the components are
+        # restored before the user's post-hooks.
         before = self.register_load_state_dict_pre_hook(check)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
         try:
@@ -411,7 +412,7 @@ class Optimizer(torch.optim.Optimizer):
         """The model's state dict with FP32 weights rebuilt from all components.
 
         Args:
-            model: Its parameters are this optimizer's, some or all; others are widened as they are.
+            model: Some or all of its parameters are this optimizer's; others are cast to FP32.
 
         Returns:
             Names as in ``model.state_dict()``; floating-point parameters in FP32, buffers as they
@@ -427,13 +428,14 @@ class Optimizer(torch.optim.Optimizer):
     def load_full_precision_state_dict(
         self, model: nn.Module, state_dict: Mapping[str, Tensor]
     ) -> None:
-        """Load wide weights into a narrow model and fill all components of its parameters.
+        """Load wide weights into a narrow model, filling all components of its parameters.
 
-        Moments and step counters stay. What the components can hold comes back unchanged from
+        Moments and step counters are kept. What the components can hold comes back unchanged from
         :meth:`full_precision_state_dict`.
 
         Args:
-            model: Its parameters are this optimizer's, some or all; others are rounded to nearest.
+            model: Some or all of its parameters are this optimizer's; others are rounded to
+                nearest.
             state_dict: Names as in ``model.state_dict()``, values of any float dtype.
 
         Raises:

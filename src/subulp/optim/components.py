@@ -1,6 +1,6 @@
-"""The tensors that a parameter is stored in: their memory order, fresh ones, and their value.
+"""The tensors that a parameter is stored in: memory order, initial states, and the wide value.
 
-Elementwise passes see every tensor in storage order: as one dense run of memory.
+Elementwise passes see every tensor in storage order, as one dense run of memory.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ..ops.step import storage
 from ..ops.strategy import Strategy, parse_strategy
 
 States = tuple[tuple[str, Literal["fast", "slow"]], ...]
-"""Names of state tensors and their roles; the role decides the format."""
+"""Names and roles of state tensors; the role determines the format."""
 
 SCALAR_STATES = ("step", "gradient_amax")
-"""States of one number a tensor."""
+"""States that hold one number for the whole tensor."""
 
 # ------------------------------------------------------------------------------- storage order
 
 
 def storage_view(tensor: Tensor, like: Tensor) -> Tensor:
-    """``tensor`` as a contiguous view, its dimensions in the memory order of ``like``.
+    """A contiguous view of ``tensor``, its dimensions in the memory order of ``like``.
 
-    The same permutation serves a parameter and all that is stored beside it, so elements stay
-    paired; for a contiguous parameter it is the tensor itself.
+    A parameter and all that is stored beside it are permuted alike, so their elements stay paired.
+    For a contiguous ``like`` it is ``tensor`` itself.
     """
     if like.is_contiguous():
         return tensor
@@ -47,7 +47,7 @@ def same_layout(tensor: Tensor, like: Tensor) -> bool:
 
 
 def in_layout_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """``tensor`` with the memory layout of ``like``, copied only if it has another one."""
+    """``tensor`` in the memory layout of ``like``, copied only if its layout differs."""
     if same_layout(tensor, like):
         return tensor
     return torch.empty_like(like, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -59,8 +59,8 @@ def repack(words: Tensor, width: int, before: Tensor, after: Tensor) -> Tensor:
     Args:
         words: From :func:`subulp.numerics.extra_bits.pack`.
         width: Bits of one tail.
-        before: Dense tensor of the parameter's shape, only its strides matter.
-        after: The same.
+        before: Dense tensor of the parameter's shape; only its strides matter.
+        after: Dense tensor of the same shape.
 
     Returns:
         Words of the same length; ``words`` itself if the orders agree.
@@ -74,12 +74,12 @@ def repack(words: Tensor, width: int, before: Tensor, after: Tensor) -> Tensor:
 
 
 def beside(value: Tensor, p: Tensor) -> Tensor:
-    """A state in the storage order of its parameter; packed words and scalars have no other."""
+    """A state in the storage order of its parameter; packed words and scalars are in it already."""
     return value if value.dim() != p.dim() else storage_view(value, p)
 
 
 def follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> None:
-    """Lay states out as their parameter, which ``model.to(memory_format=...)`` may have changed."""
+    """Lay states out like their parameter, which ``model.to(memory_format=...)`` may change."""
     stride = p.stride()
     for name, value in state.items():
         if value.stride() == stride or name in SCALAR_STATES or name == "extra_bits":
@@ -88,7 +88,7 @@ def follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> No
             continue
         if "extra_bits" in state:
             state["extra_bits"] = repack(state["extra_bits"], strategy.tail_width, value, p)
-            # Only the first state that differs still tells the order that the words had.
+            # This state still has the order that the words are in; convert all at once.
             state.update({n: in_layout_of(v, p) for n, v in state.items() if v.shape == p.shape})
             return
         state[name] = in_layout_of(value, p)
@@ -98,7 +98,7 @@ def follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> No
 
 
 def new_state(strategy: Strategy, p: Tensor, states: States) -> dict[str, Tensor]:
-    """Fresh state of a parameter: zeros, and its wide value its own value."""
+    """The initial state of a parameter: zeros, and components that add nothing to its value."""
     # On the CPU whatever torch.set_default_device says: the step's scalars are computed there.
     state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
     for name, role in states:
@@ -116,7 +116,7 @@ def new_state(strategy: Strategy, p: Tensor, states: States) -> dict[str, Tensor
 
 
 def bytes_per_parameter(stored: Iterable[tuple[Tensor, dict[str, Any]]]) -> dict[str, float]:
-    """Bytes of elementwise storage, from parameters and their states; see the optimizers' method.
+    """See ``Optimizer.bytes_per_parameter``; from parameters and their states.
 
     Returns:
         Bytes by tensor name and ``"total"``, averaged over all parameters.
@@ -161,7 +161,7 @@ def wide_value(strategy: Strategy, p: Tensor, state: dict[str, Tensor] | None) -
 def store_wide(
     strategy: Strategy, p: Tensor, state: dict[str, Tensor], wide: Tensor, *, seed: int, stream: int
 ) -> None:
-    """Let the components of a parameter stand for given FP32 values, as nearly as they can.
+    """Store FP32 values in the components of a parameter, as exactly as they can hold them.
 
     Args:
         strategy: How it is stored.
@@ -174,7 +174,7 @@ def store_wide(
     extra = state.get(strategy.extra_name) if strategy.extra_name else None
     target = storage_view(p.detach(), p)
     if strategy.weight == "stochastic":
-        # A given weight is best kept by its nearest neighbour; only updates need be unbiased.
+        # A given weight is best stored as its nearest neighbour; only updates must be unbiased.
         strategy = parse_strategy("nearest")
     bits = storage.draw_bits(
         strategy, target, seed=seed, stream=stream, step=int(state["step"].item()), offset=0

@@ -1,4 +1,4 @@
-"""FP32 weights in and out of a narrow model, through all components of its parameters."""
+"""Import and export of FP32 weights, through all components of a narrow model's parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def state_dict(
 
     Args:
         model: The model.
-        stored: The ids of the parameters that have components.
+        stored: Ids of the parameters that the optimizer stores in components.
         wide_value: The FP32 value of such a parameter.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
@@ -31,7 +31,7 @@ def state_dict(
         elif p is not None and p.is_floating_point() and p.dtype.itemsize < 4:
             result[name] = p.detach().to(torch.float32, copy=True)
         else:
-            # Modules may keep extra state that is no tensor.
+            # A module's extra state need not be a tensor.
             result[name] = value.detach().clone() if isinstance(value, Tensor) else value
     return result
 
@@ -47,8 +47,8 @@ def load_state_dict(
 
     Args:
         model: The model.
-        given: Its weights.
-        stored: The ids of the parameters that have components.
+        given: Its weights, by name.
+        stored: Ids of the parameters that the optimizer stores in components.
         store: Writes the FP32 value of such a parameter into its components.
     """
     own = model.state_dict()

@@ -1,8 +1,8 @@
-"""Scaled losses: unscaling in FP32, and how ``torch.amp.GradScaler`` learns what was found.
+"""Loss scaling: unscaling in FP32, and reporting overflows to ``torch.amp.GradScaler``.
 
 FP16 gradients underflow, so a scaler multiplies the loss. PyTorch refuses to unscale FP16 gradients
-where they lie, for there they would underflow after all. Here the step unscales them, a few at a
-time, into FP32: exact for scales that are powers of two.
+in place, where they would underflow after all. Here the step unscales them into FP32, a few at a
+time, which is exact for scales that are powers of two.
 
 ``scaler.step(optimizer)`` hands ``grad_scale`` and ``found_inf`` to optimizers with
 ``_step_supports_amp_scaling``, as it does to PyTorch's own fused ones.
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from .parameters import Bucket
 
-# FP32 gradients that are alive at a time, unless a single one is larger.
+# Bytes of FP32 gradients alive at a time, unless a single one is larger.
 _UNSCALED_BYTES = 1024 * 1024
 
 
 def unscaled(bucket: Bucket, scale: Tensor | float | None) -> Iterator[Bucket]:
-    """A bucket in parts with unscaled FP32 gradients; as it is if there is no ``scale``."""
+    """Parts of a bucket with unscaled FP32 gradients; without a ``scale``, the bucket itself."""
     if scale is None:
         yield bucket
         return
@@ -39,25 +39,25 @@ def unscaled(bucket: Bucket, scale: Tensor | float | None) -> Iterator[Bucket]:
 
 
 def inverse(scale: float) -> float:
-    """What scaled gradients are multiplied by: the reciprocal, rounded to FP32 by its use."""
+    """The factor that unscales gradients: the reciprocal, rounded to FP32 when it is used."""
     return 1.0 / scale
 
 
 def unscale(grad: Tensor, factor: float) -> Tensor:
-    """An FP32 gradient of the loss from one of the scaled loss."""
+    """The FP32 gradient of the loss, from that of the scaled loss."""
     return grad.to(torch.float32) * factor
 
 
 class ScalerLink:
-    """Reads the scale of a scaler and tells it what a fused step has found.
+    """Reads a scaler's scale, and reports to it whether a fused step overflowed.
 
-    ``GradScaler`` learns of overflows where it looks for them: in the gradients of an optimizer
-    given to ``unscale_``. While fused there are none left to look at. So it gets to see a witness,
-    an optimizer of one number, whose gradient is infinite if one of the model was not finite. All
-    of this is the public interface; ``scaler.update()`` then does what it always does.
+    ``GradScaler`` looks for overflows in the gradients of an optimizer given to ``unscale_``; a
+    fused step has none left to look at. So the scaler is given a witness: an optimizer of one
+    number, whose gradient is infinite if any of the model's is not finite. Only its public
+    interface is used, and ``scaler.update()`` then works as usual.
 
     Args:
-        scaler: As ``torch.amp.GradScaler``.
+        scaler: The scaler of the loss.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
@@ -71,14 +71,14 @@ class ScalerLink:
         return self._scaler.is_enabled()
 
     def factor(self) -> float:
-        """What unscales the gradients of this step."""
+        """The factor that unscales the gradients of this step."""
         return inverse(self._scaler.get_scale())
 
     def report(self, finite: bool) -> None:
         """Tell the scaler whether all gradients of this step are finite.
 
         Raises:
-            RuntimeError: It was not updated since the last step.
+            RuntimeError: ``scaler.update()`` was not called since the last step.
         """
         self._witness.grad = torch.full_like(self._witness, 0.0 if finite else torch.inf)
         try:

@@ -1,4 +1,4 @@
-"""The options of the optimizers: ``precision=``, and the checks of numbers and choices."""
+"""Options of the optimizers: parsing ``precision=``, and checks of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters as an optimizer finds them: their places, and the buckets that one call updates."""
+"""An optimizer's parameters: their places, and the buckets that one call updates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Bucket:
         params: The parameters.
         grads: Their gradients.
         streams: Their positions among all parameters.
-        folded: The moments have decayed in this step already, and hold earlier gradients of it.
+        folded: The moments already hold earlier gradients of this step, and have decayed for it.
     """
 
     group: dict[str, Any]
@@ -91,7 +91,7 @@ class Bucket:
 
 
 class Buckets:
-    """Parameters and gradients, gathered by what one call can update.
+    """Parameters and their gradients, grouped by what one call can update.
 
     Attributes:
         nbytes: Bytes of all gradients.
@@ -104,7 +104,7 @@ class Buckets:
     def add(
         self, group: dict[str, Any], place: Place, p: Tensor, grad: Tensor, *, folded: bool = False
     ) -> None:
-        """Put a parameter and its gradient into the bucket of those that one call can update.
+        """Add a parameter and its gradient to the bucket that it can be updated with.
 
         Args:
             group: The parameter's group.
@@ -114,7 +114,7 @@ class Buckets:
             folded: See :class:`Bucket` (default: ``False``).
 
         Raises:
-            ValueError: The gradient is sparse, complex or of a dtype that is no format.
+            ValueError: The gradient is sparse, complex or has a dtype that is no format of subulp.
         """
         if grad.layout != torch.strided:
             raise ValueError(
@@ -133,14 +133,14 @@ class Buckets:
         self.nbytes += grad.nbytes
 
     def pop_largest(self) -> Bucket:
-        """Take out the bucket with the most bytes of gradients."""
+        """Remove and return the bucket with the most bytes of gradients."""
         key = max(self._buckets, key=lambda key: self._buckets[key].nbytes)
         bucket = self._buckets.pop(key)
         self.nbytes -= bucket.nbytes
         return bucket
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all buckets."""
         self._buckets.clear()
         self.nbytes = 0
 
@@ -155,7 +155,7 @@ def buckets_of(groups: list[dict[str, Any]]) -> Buckets:
     """The parameters of all groups that have a gradient.
 
     Raises:
-        ValueError: As of :meth:`Buckets.add`.
+        ValueError: See :meth:`Buckets.add`.
     """
     buckets, stream = Buckets(), 0
     for g, group in enumerate(groups):
@@ -167,7 +167,7 @@ def buckets_of(groups: list[dict[str, Any]]) -> Buckets:
 
 
 def nonfinite_error(groups: list[dict[str, Any]], p: Tensor) -> FloatingPointError:
-    """The error of a gradient that is not finite, under ``nonfinite="raise"``."""
+    """The error for a parameter whose gradient is not finite, under ``nonfinite="raise"``."""
     place = places(groups)[id(p)]
     return FloatingPointError(
         f"{gradient_name(groups[place.group], place)} (shape {tuple(p.shape)}) has NaN or "
@@ -178,7 +178,7 @@ def nonfinite_error(groups: list[dict[str, Any]], p: Tensor) -> FloatingPointErr
 
 
 def gradient_name(group: dict[str, Any], place: Place) -> str:
-    """A gradient as errors call it."""
+    """What errors call a gradient."""
     return f"the gradient of {_name(group, place.index)} of group {place.group}"
 
 
@@ -193,6 +193,6 @@ def _check_gradient_dtype(group: dict[str, Any], place: Place, dtype: torch.dtyp
 
 
 def _name(group: dict[str, Any], index: int) -> str:
-    """A parameter as errors call it: by name where the user gave names."""
+    """What errors call a parameter: its name, if the user gave names."""
     names = group.get("param_names")
     return f"parameter {names[index]!r}" if names else f"parameter {index}"

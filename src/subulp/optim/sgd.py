@@ -16,7 +16,7 @@ from .parameters import Bucket, Params
 
 
 class SGD(Optimizer):
-    """SGD with momentum whose parameters and momentum are kept in a chosen precision.
+    """SGD with momentum, its parameters and momentum buffer stored in a chosen precision.
 
     ``"collage-plus"`` and ``"stochastic"`` treat the momentum buffer as AdamW treats the second
     moment: as the state that moves in small steps.
@@ -24,15 +24,15 @@ class SGD(Optimizer):
     Args:
         params: Parameters, parameter groups or named parameters.
         lr: Learning rate, a float or a tensor () (default: 1e-3).
-        momentum: Decay of the momentum buffer; 0 keeps none (default: 0).
+        momentum: Decay of the momentum buffer; with 0 there is none (default: 0).
         dampening: Dampening of the gradient that enters the buffer (default: 0).
         weight_decay: L2 penalty (default: 0).
         nesterov: Nesterov momentum; needs momentum and no dampening (default: ``False``).
         maximize: Ascend instead of descend (default: ``False``).
-        precision: As for :class:`AdamW` (default: ``"auto"``).
-        arithmetic: As for :class:`AdamW` (default: ``"wide"``).
-        nonfinite: As for :class:`AdamW` (default: ``"propagate"``).
-        seed: As for :class:`AdamW`.
+        precision: See :class:`AdamW` (default: ``"auto"``).
+        arithmetic: See :class:`AdamW` (default: ``"wide"``).
+        nonfinite: See :class:`AdamW` (default: ``"propagate"``).
+        seed: See :class:`AdamW`.
 
     Raises:
         ValueError: An option is out of range or a parameter cannot have its precision.

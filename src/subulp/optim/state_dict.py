@@ -1,4 +1,4 @@
-"""State dicts whose components keep their own dtypes, and are refused where they mean nothing."""
+"""State dicts: components keep their dtypes, and what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Expected:
-    """What the state dict of an optimizer holds.
+    """What the state dict of an optimizer must hold.
 
     Attributes:
         optimizer: The optimizer's name.
@@ -36,7 +36,7 @@ class Expected:
 
 
 def use_row_major_words(groups: Groups, state_dict: dict[str, Any]) -> None:
-    """Give the packed words of a fresh state dict the row-major order of their parameters."""
+    """Put the packed words of a new state dict into the row-major order of their parameters."""
     for group, p, index in _indices(groups, state_dict["param_groups"]):
         saved = state_dict["state"].get(index, {})
         if "extra_bits" in saved and not p.is_contiguous():
@@ -48,7 +48,7 @@ def use_row_major_words(groups: Groups, state_dict: dict[str, Any]) -> None:
 def restore_components(
     groups: Groups, states: MutableMapping[Tensor, Any], state_dict: dict[str, Any]
 ) -> None:
-    """Put the tensors of a loaded state dict back as they were saved, in dtype and order.
+    """Restore the tensors of a loaded state dict, in the dtype that they were saved in.
 
     Args:
         groups: The optimizer's groups.
@@ -67,7 +67,7 @@ def restore_components(
 
 
 def check_state_dict(expected: Expected, groups: Groups, state_dict: dict[str, Any]) -> None:
-    """Raise ValueError unless a state dict fits an optimizer; its message names the misfit."""
+    """Raise ValueError unless a state dict fits an optimizer; the message says what does not."""
     if not {"state", "param_groups"} <= set(state_dict):
         raise ValueError(
             f"state_dict has the keys {sorted(map(str, state_dict))}, an optimizer's has "
@@ -102,7 +102,7 @@ def check_state_dict(expected: Expected, groups: Groups, state_dict: dict[str, A
 
 
 def _check_meaning(i: int, group: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Refuse components that mean something else here; ``"auto"`` is what it stands for."""
+    """Refuse components that would mean something else; ``"auto"`` equals what it resolves to."""
     differ = saved["arithmetic"] != group["arithmetic"] or any(
         _strategy(saved, p) != _strategy(group, p) for p in group["params"]
     )
@@ -125,7 +125,7 @@ def _check_components(
     fake, strategy = p.detach().to("meta"), _strategy(group, p)
     needed = new_state(strategy, fake, expected.states_of(group))
     possible = new_state(strategy, fake, expected.states)
-    # More than needed: a scheduler may have brought SGD's momentum to zero since.
+    # There may be more than needed: a scheduler may have lowered SGD's momentum to zero.
     if not set(needed) <= set(saved) <= set(possible):
         raise ValueError(
             f"state_dict keeps {sorted(saved)} for a parameter of shape {tuple(p.shape)}, "
@@ -146,7 +146,7 @@ def _indices(groups: Groups, saved_groups: Groups) -> Iterator[tuple[dict[str, A
 
 
 def kind(value: object) -> str:
-    """Dtype and shape of a tensor, as errors give them."""
+    """Dtype and shape of a tensor, for error messages."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return f"{value!r:.80}"

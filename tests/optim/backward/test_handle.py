@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from subulp import diagnostics, optim
 from subulp.optim.backward.handle import WAITING_BYTES
 
-from .twins import HALVES, MAKERS, assert_same, batches, loss_of, twins
+from ..support import HALVES
+from .twins import MAKERS, assert_same, batches, loss_of, twins
 
 
 @pytest.mark.parametrize("precision", HALVES)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from subulp import diagnostics, optim
+from subulp.ops.strategy import parse_strategy
 from subulp.optim.backward.handle import WAITING_BYTES
 
-from ..support import BF16, E4M3, FP16, FP32, same_bits
+from ..support import BF16, E4M3, FP16, PRECISIONS, same_bits
 from .twins import MAKERS, assert_same, batches, loss_of, twins
 
 BETA1, BETA2, LR, EPS = 0.9, 0.95, 0.01, 1e-8
@@ -95,23 +96,10 @@ def test_narrow_moments_round_each_time(dtype: torch.dtype) -> None:
     assert same_bits(optimizer.state[module.p]["exp_avg_sq"], v)
 
 
-PRECISIONS = [
-    (FP32, "fp32"),
-    (BF16, "stochastic"),
-    (BF16, "kahan"),
-    (BF16, "collage-light"),
-    (BF16, "collage-plus"),
-    (FP16, "master"),
-    (BF16, "fp32-states"),
-    (BF16, "extra-bits-5"),
-    (FP16, "extra-bits-8-stochastic"),
-    (E4M3, "nearest"),
-    (E4M3, "stochastic"),
-    (E4M3, "collage-plus"),
-]
-
-
-@pytest.mark.parametrize(("dtype", "precision"), PRECISIONS)
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(dtype, name) for name in PRECISIONS for dtype in parse_strategy(name).dtypes],
+)
 def test_every_strategy(dtype: torch.dtype, precision: str) -> None:
     """The update is as long as the definition's, within what the stored moments can hold."""
     initial = torch.randn(4096, generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -14,19 +14,6 @@ from subulp import optim
 
 from ..support import same_bits
 
-HALVES = (
-    "nearest",
-    "stochastic",
-    "kahan",
-    "collage-light",
-    "collage-plus",
-    "fp32-states",
-    "master",
-    "extra-bits-5",
-    "extra-bits-8-stochastic",
-)
-"""Strategies of 16-bit parameters."""
-
 
 class Model(nn.Module):
     """Tied, repeated, frozen, unused and checkpointed parameters in one."""

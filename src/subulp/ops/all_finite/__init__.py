@@ -14,7 +14,7 @@ from .. import backend
 
 @dataclass
 class FiniteJob:
-    """Tensors to look at."""
+    """Arguments of :func:`all_finite`."""
 
     tensors: Sequence[Tensor]
 

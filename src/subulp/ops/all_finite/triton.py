@@ -17,7 +17,7 @@ from ..triton import codec, launch
 from . import FiniteJob
 
 BLOCK = 4096
-"""Elements of a block: 32 for each thread of four warps."""
+"""Elements per block: 32 for each thread of four warps."""
 
 
 def run(job: FiniteJob) -> Tensor:

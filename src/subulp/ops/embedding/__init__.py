@@ -32,7 +32,7 @@ def make_tables(
     ways: Sequence[int],
     mixed: Sequence[bool],
 ) -> list[Table]:
-    """The tables of a call."""
+    """Tables from the lists that a schema takes."""
     return [Table(*each) for each in zip(codes, caches, tags, bits, ways, mixed, strict=True)]
 
 
@@ -57,20 +57,20 @@ def embedding_pool(
         out[b, columns of f] = sum(fetch(table of f, values[k]) * weights[k] for k in the bag)
 
     Args:
-        codes: Stored rows of each table, see :class:`.job.Table`, and so are the next five.
+        codes: Stored rows of each table; for this and the next five see :class:`.job.Table`.
         caches: Cached rows.
         tags: Which rows are cached.
-        bits: Bits of integers.
+        bits: Bits of an integer; 0 for floating-point rows.
         ways: Rows of a set.
-        mixed: Hash of the sets.
-        features: See :class:`.job.Lookups`, and so are the others.
+        mixed: Whether a hash chooses the sets.
+        features: Table of each feature; for this and the next three see :class:`.job.Lookups`.
         values: Row numbers.
-        offsets: Begin of each bag.
+        offsets: Where each bag begins.
         weights: Factor of each row, or ``None``.
 
     Returns:
-        FP32 ``(batch, sum of the features' dims)``; and int64 ``(tables, 2)``: lookups, and those
-        of them that the cache served.
+        FP32 ``(batch, sum of the features' dims)``; and int64 ``(tables, 2)``: lookups, and cache
+        hits.
 
     Raises:
         ValueError: Shapes or dtypes do not fit, or offsets decrease or reach too far.
@@ -120,15 +120,16 @@ def embedding_weight_grad(
     :func:`.rows.row_sum`; 0 for values that belong to no bag.
 
     Args:
-        codes: As for :func:`embedding_pool`, and so are the next eight.
+        codes: Stored rows of each table; this and the next eight are those of
+            :func:`embedding_pool`.
         caches: Cached rows.
         tags: Which rows are cached.
-        bits: Bits of integers.
+        bits: Bits of an integer.
         ways: Rows of a set.
-        mixed: Hash of the sets.
+        mixed: Whether a hash chooses the sets.
         features: Table of each feature.
         values: Row numbers.
-        offsets: Begin of each bag.
+        offsets: Where each bag begins.
         grad: FP32 ``(batch, sum of the features' dims)``, contiguous.
 
     Returns:
@@ -208,35 +209,36 @@ def embedding_update(
         acc[i] += mean(g * g); x = x - g * (lr / (sqrt(acc[i]) + eps))    # row-wise Adagrad
 
     and ``x`` stays in the cache if it was there, or takes a free way of its set. If there is none,
-    let ``j`` be the resident of least priority (count or stamp; the first way among equals). If
-    ``i`` has a higher priority (or the policy is LRU and the cache direct-mapped), ``j`` is rounded
-    into the table and ``x`` takes its way; else ``x`` is rounded into the table. A mean sums in the
-    order of :func:`.rows.row_sum`. Each operation is rounded to FP32.
+    let ``j`` be the resident with the lowest priority (count or stamp; the first way among equals).
+    If the priority of ``i`` is higher (or the policy is LRU and the cache direct-mapped), ``j`` is
+    evicted: it is rounded into the table, and ``x`` takes its way. Otherwise ``x`` bypasses the
+    cache and is rounded into the table. A mean sums in the order of :func:`.rows.row_sum`. Each
+    operation is rounded to FP32.
 
     Args:
-        codes: As for :func:`embedding_pool`, and so are ``caches``, ``tags``, ``bits``, ``ways``,
-            ``mixed``, ``features``, ``values``, ``offsets``, ``weights``; row numbers are not
-            checked again.
+        codes: Stored rows of each table. ``caches``, ``tags``, ``bits``, ``ways``, ``mixed``,
+            ``features``, ``values``, ``offsets`` and ``weights`` too are those of
+            :func:`embedding_pool`; row numbers are not checked again.
         caches: Cached rows.
         tags: Which rows are cached.
-        counts: See :class:`.job.TableUpdate`, and so are the next three.
-        stamps: Of LRU.
-        floors: Of LFU.
-        accumulators: Of Adagrad.
-        evictions: int64 ``(tables,)``; rows that had to leave the cache are added.
-        bits: Bits of integers.
+        counts: LFU's counts; for this and the next three see :class:`.job.TableUpdate`.
+        stamps: LRU's time stamps.
+        floors: LFU's lower bounds of a set's counts.
+        accumulators: Adagrad's sums of squares.
+        evictions: int64 ``(tables,)``; the number of evicted rows is added.
+        bits: Bits of an integer.
         ways: Rows of a set.
-        mixed: Hash of the sets.
-        stochastic: See :class:`.job.TableUpdate`, and so are the next four.
+        mixed: Whether a hash chooses the sets.
+        stochastic: Whether rows that leave FP32 are rounded stochastically.
         streams: Philox key words.
         lrs: Learning rates.
         weight_decays: Weight decays.
-        eps: Of Adagrad.
+        eps: Adagrad's epsilons.
         seed: Philox key word.
         step: Number of the step, from 1.
         features: Table of each feature.
         values: Row numbers.
-        offsets: Begin of each bag.
+        offsets: Where each bag begins.
         weights: Factor of each row, or ``None``.
         grad: FP32 ``(batch, sum of the features' dims)``, contiguous.
 
@@ -253,4 +255,4 @@ def embedding_update(
 
 @embedding_update.register_fake
 def _(*arguments: object, **named: object) -> None:
-    """Nothing is returned, and what is mutated keeps its form."""
+    """Nothing is returned, and no tensor changes its shape."""

@@ -16,7 +16,7 @@ from .job import Job, check_offsets, index_error, not_finite
 
 
 def run(job: Job) -> Tensor | None:
-    """Do ``job``.
+    """Run ``job``.
 
     Raises:
         ValueError: Offsets decrease or reach too far.
@@ -34,7 +34,7 @@ def run(job: Job) -> Tensor | None:
 
 
 class _Call:
-    """The structures that a call of the library reads, kept alive for as long."""
+    """The structures that a call of the library reads, alive while it runs."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -1,4 +1,4 @@
-"""What a call of the embedding ops works on: tables with their caches, and lookups of them."""
+"""Arguments of the embedding ops: tables with their caches, and lookups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EMPTY = -1
 """Tag of a way that holds no row."""
 
 COUNT_LIMIT = 2**31 - 1
-"""Where access counts stop."""
+"""Access counts saturate here."""
 
 BYPASS_SLOT, EVICT_SLOT, FLUSH_SLOT = 0, 1, 2
 """Philox counter words of the reasons to round a row.
@@ -67,25 +67,25 @@ class Table:
 
     @property
     def storage(self) -> Format | IntFormat:
-        """What a row is made of."""
+        """The format of a row."""
         return IntFormat(self.bits) if self.bits else format_of(self.codes.dtype)
 
 
 @dataclass
 class TableUpdate:
-    """What an update of a table needs besides.
+    """What an update of a table needs beside the table.
 
     Attributes:
         counts: LFU: int32 ``(rows,)``, lookups in training so far; else empty.
         stamps: LRU: int32 ``(sets * ways,)``, the step of the last update; else empty.
-        floors: LFU: int32 ``(sets,)``, no more than the least count of a full set's residents, so
-            that most rows need not look at all of them; else empty. Backends may leave it alone.
+        floors: LFU: int32 ``(sets,)``, a lower bound of the counts of a full set's residents: a
+            row below it need not look at them; else empty. Backends may leave it alone.
         accumulator: FP32 ``(rows,)`` or ``(rows, dim)``; empty for SGD.
-        stochastic: Rounding of rows that leave FP32.
+        stochastic: Whether rows that leave FP32 are rounded stochastically, or to nearest.
         stream: Philox key word.
         lr: Learning rate.
-        weight_decay: Of the touched rows.
-        eps: Of Adagrad.
+        weight_decay: Weight decay of the touched rows.
+        eps: Adagrad's epsilon.
     """
 
     counts: Tensor
@@ -137,17 +137,16 @@ class Lookups:
 
 @dataclass
 class Job:
-    """Tables and lookups.
+    """One call of an embedding op.
 
     Attributes:
         kind: What to do with them.
         tables: All tables.
         lookups: Which rows.
         grad: FP32 ``(batch, sum of dims)``: the output's gradient, for all but ``"pool"``.
-        statistics: For ``"pool"``: int64 ``(tables, 2)``; lookups, and those of them that the cache
-            served, are added.
+        statistics: For ``"pool"``: int64 ``(tables, 2)``; lookups and cache hits are added.
         updates: For ``"update"``: one for each table.
-        evictions: For ``"update"``: int64 ``(tables,)``; rows that had to leave are added.
+        evictions: For ``"update"``: int64 ``(tables,)``; the number of evicted rows is added.
         seed: Philox key word.
         step: Philox counter word, and the time stamp of LRU; from 1.
     """
@@ -169,7 +168,7 @@ class Job:
 
 
 def index_error(position: int, value: int, feature: int, rows: int) -> IndexError:
-    """The error of a row number that does not exist."""
+    """The error for a row number that does not exist."""
     return IndexError(
         f"row number {value} at position {position} (feature {feature}) is out of range: its table "
         f"has the rows 0 to {rows - 1}"
@@ -209,7 +208,7 @@ def check_values(job: Job) -> None:
 
 
 def not_finite(name: str, tensor: Tensor) -> FloatingPointError:
-    """The error of an update that has not begun."""
+    """The error for an update that is refused before it begins."""
     return FloatingPointError(
         f"the {name} of shape {tuple(tensor.shape)} has NaN or infinite values; nothing was updated"
     )

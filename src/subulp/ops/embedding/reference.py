@@ -24,7 +24,7 @@ from .job import (
 
 
 def run(job: Job) -> Tensor | None:
-    """Do ``job``."""
+    """Run ``job``."""
     if job.kind == "pool":
         check_values(job)
         return _pool(job)
@@ -111,7 +111,7 @@ def _update_table(job: Job, t: int) -> None:
     unique, lengths = torch.unique_consecutive(values[order], return_counts=True)
     starts = lengths.cumsum(0) - lengths
     merged = _sums(starts, lengths, lambda i: terms[order[i]], table.dim)
-    # Rows of one set follow each other; those of different sets do not meet.
+    # Rows of one set go one after the other; rows of different sets are independent.
     turn = _turns(stored.set_of(table, unique)) if table.sets else torch.zeros_like(unique)
     for i in range(int(turn.max()) + 1):
         now = turn == i
@@ -129,7 +129,7 @@ def _turns(sets: Tensor) -> Tensor:
 
 
 def _update_rows(job: Job, t: int, rows: Tensor, lookups: Tensor, grad: Tensor) -> None:
-    """Rows of different sets, each once."""
+    """Update rows that belong to different sets."""
     table, update = job.tables[t], job.updates[t]
     places = stored.find(table, rows)
     x = _optimize(update, rows, stored.fetch(table, rows, places), grad)
@@ -175,7 +175,7 @@ def _optimize(update: TableUpdate, rows: Tensor, x: Tensor, grad: Tensor) -> Ten
 def _place(
     job: Job, table: Table, update: TableUpdate, rows: Tensor, places: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where rows go, whose place another row has to leave, and which rows bypass the cache."""
+    """The places of rows in the cache, which of them evict a row, and which bypass the cache."""
     first = stored.set_of(table, rows) * table.ways
     ways = first.unsqueeze(1) + torch.arange(table.ways, device=rows.device)
     free = table.tags[ways] == EMPTY
@@ -185,7 +185,7 @@ def _place(
     elif update.stamps.numel():
         priority = update.stamps[ways]
         own = torch.full_like(rows, job.step)
-    else:  # Direct-mapped LRU: the row of now goes first.
+    else:  # Direct-mapped LRU: the current row always wins.
         priority = torch.zeros_like(ways)
         own = torch.ones_like(rows)
     priority = torch.where(free, torch.iinfo(torch.int32).min, priority)

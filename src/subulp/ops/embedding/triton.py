@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Embedding ops in Triton: a program pools a bag, or updates the rows of a set one after the other.
+"""Embedding ops in Triton: a program pools a bag, or updates the rows of a set one by one.
 
 Tables are launched one by one: those of other storages are other kernels.
 """
@@ -43,7 +43,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def run(job: Job) -> Tensor | None:
-    """Do ``job``.
+    """Run ``job``.
 
     Raises:
         IndexError: A row number is out of range.

@@ -1,4 +1,4 @@
-"""``head_step``: one training step of a chunk of a classifier's rows, in one visit to them.
+"""``head_step``: one training step of a chunk of a classifier's rows, in one pass over them.
 
 A function and no operator of ``torch.library``: it runs inside the backward pass of
 :class:`subulp.nn.ExtremeClassifier`, once for each chunk, and no graph ever holds it.
@@ -34,17 +34,17 @@ class HeadJob:
         x: FP32 ``(batch, dim)``, the head's inputs.
         grad_x: FP32 ``(batch, dim)``; the chunk's part is added.
         positive_instances: int64 ``(count,)``.
-        positive_labels: int64 ``(count,)``, ascending, counted from the chunk's first row; a pair
-            stands once.
+        positive_labels: int64 ``(count,)``, ascending, counted from the chunk's first row; no pair
+            is given twice.
         gain: Factor on the gradient of the logits.
         lr: Learning rate.
-        weight_decay: Of the rows.
-        rounding: Of rows without a remainder.
+        weight_decay: Weight decay of the rows.
+        rounding: How rows without a remainder are rounded.
         random: Address of the random bits of the chunk's first element.
         scale: A stored value times ``scale``, a power of two, is the weight; 1 for integers.
         dropout: Share of the weights that are left out of the products.
-        train: Whether the rows are updated and ``grad_x`` is wanted.
-        loss: FP64 (); the chunk's sum of binary cross-entropies is added. ``None`` skips it.
+        train: Whether to update the rows and compute ``grad_x``.
+        loss: FP64 (); the chunk's sum of binary cross-entropies is added to it. ``None`` skips it.
         products: ``"fp32"``, or ``"fp8"`` for E4M3 rows.
     """
 
@@ -83,7 +83,7 @@ class HeadJob:
 
 
 def head_step(job: HeadJob) -> None:
-    """Logits, their gradient, the inputs' gradient and the rows' update, chunk by chunk.
+    """Compute a chunk's logits, their gradient and the inputs' gradient, and update its rows.
 
     ELMO, algorithm 1 and appendix B, with ``W`` the wide values of the rows::
 

@@ -10,5 +10,5 @@ TILE_BYTES = 4 * 1024 * 1024
 
 
 def run(job: HeadJob) -> None:
-    """Do ``job``."""
+    """Run ``job``."""
     tiles.run(job, max(1, TILE_BYTES // (4 * job.dim)), sgd.run)

@@ -65,7 +65,7 @@ def _padded(size: int) -> int:
 
 
 def _enlarged(codes: Tensor, rows: int, columns: int) -> Tensor:
-    """Zeros below and to the right, which add nothing to a sum."""
+    """The codes padded with zeros below and to the right."""
     if codes.shape == (rows, columns):
         return codes.contiguous()
     # Bytes: torch copies those on every device, and zero is zero in both.

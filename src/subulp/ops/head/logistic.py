@@ -1,4 +1,4 @@
-"""Logits to the gradient of their loss, in place."""
+"""The gradient of the loss from the logits, in place."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .. import backend, native
 
 
 def logistic_(logits: Tensor, gain: float, *, gradient: bool, loss: bool) -> Tensor | None:
-    """Turn logits into ``sigmoid(logits) * gain``, and sum up ``softplus(logits)``.
+    """Turn logits into ``sigmoid(logits) * gain``, and sum ``softplus(logits)``.
 
     Args:
         logits: Contiguous FP32 ``(rows, columns)``; overwritten with ``gradient``.
         gain: Factor on the sigmoid.
-        gradient: Whether it is wanted.
-        loss: Whether the sums are.
+        gradient: Whether to compute it.
+        loss: Whether to sum the softplus.
 
     Returns:
         FP64 ``(rows,)``, the sum of each row from its first element to its last; ``None`` without

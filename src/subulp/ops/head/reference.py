@@ -7,5 +7,5 @@ from . import HeadJob, tiles
 
 
 def run(job: HeadJob) -> None:
-    """Do ``job``, the whole chunk as one tile."""
+    """Run ``job`` with the whole chunk as one tile."""
     tiles.run(job, job.rows.shape[0], sgd.run)

@@ -1,4 +1,4 @@
-"""A chunk's step, a tile of rows after the other: the order of operations that backends share."""
+"""A chunk's step, tile by tile of rows: the order of operations that backends share."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def run(
     *,
     fp8_units: bool = False,
 ) -> None:
-    """Do ``job``.
+    """Run ``job``.
 
     Args:
-        job: What to do.
+        job: The chunk's step.
         tile_rows: Rows of a tile.
         step_sgd: The backend's :mod:`subulp.ops.sgd`, without the dispatcher.
         fused_update: Gradient product and update in one, where the backend has it.
@@ -106,7 +106,7 @@ def _logits(job: HeadJob, tile: _Tile, narrow: _Narrow | None, dropped: bool, ou
     elif narrow.units and not dropped:
         out.copy_(fp8.unit_logits(job.rows[tile.start : tile.stop], narrow.x, job.scale))
     else:
-        # Weights that dropout has scaled are E4M3 numbers no more.
+        # Weights scaled by dropout are no longer E4M3 numbers.
         torch.mm(tile.weight, narrow.x.float().t(), out=out)
         fp8.to_bf16_(out)
 
@@ -125,7 +125,7 @@ def _logit_gradient(job: HeadJob, tile: _Tile, out: Tensor, positives: slice) ->
 
 
 def _dropout(job: HeadJob, tile: _Tile) -> Tensor | None:
-    """Drop weights of the tile at random; what the others, and their gradients, are multiplied by.
+    """Drop weights of the tile at random; return the factors of the weights and their gradients.
 
     The mask is a function of (seed, step, element), so nothing is stored for the backward pass.
     """
@@ -148,7 +148,7 @@ def _update(job: HeadJob, tile: _Tile, step_sgd: Callable[[StepJob], None]) -> N
         if isinstance(job.format, IntFormat):
             wide = tile.weight[precise:]
             if job.dropout != 0.0:
-                # It has left its mark on the tile's weights.
+                # Dropout has changed the tile's weights.
                 _decode(job, rows, wide)
             _update_plain(job, wide, gradient, first, step_sgd)
             random = job.random.after(first * job.dim) if job.rounding == "stochastic" else None
@@ -213,7 +213,7 @@ def _update_precise(job: HeadJob, tile: _Tile, count: int) -> None:
     assert job.remainder is not None
     first = tile.start
     rows, remainder = job.rows[first : first + count], job.remainder[first : first + count]
-    # Dropout has left its mark on the tile's weights: decode them again.
+    # Dropout has changed the tile's weights: decode them again.
     wide = _decode(job, rows, tile.weight[:count])
     wide.add_(remainder)
     gradient = tile.gradient[:count]

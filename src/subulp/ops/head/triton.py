@@ -22,13 +22,13 @@ from ..triton import codec, launch, random_bits
 from . import HeadJob, fp8, tiles
 
 TILE_BYTES = 256 * 1024 * 1024
-"""FP32 bytes of a tile's weights: on a GPU a tile is there to bound memory, not to fit a cache."""
+"""FP32 bytes of a tile's weights: on a GPU, tiles bound memory and need not fit a cache."""
 
 BLOCKS = {"BLOCK_LABELS": 64, "BLOCK_DIM": 64, "BLOCK_BATCH": 16}
 
 
 def run(job: HeadJob) -> None:
-    """Do ``job``.
+    """Run ``job``.
 
     Raises:
         RuntimeError: The kernels do not run on the device of the rows.

@@ -47,8 +47,8 @@ def encode(
 ) -> tuple[Mixture, Summary]:
     """:func:`subulp.numerics.mixture.encode` at the speed of the device.
 
-    The recipes of the paper, E4M3 for all and the relative error run in one fused pass; others in
-    plain PyTorch. Arguments and errors are those of the definition.
+    The paper's recipes and E4M3 for all, with the relative error, run in one fused pass; others
+    run in plain PyTorch. Arguments and errors are those of the definition.
     """
     if recipe is ALWAYS_E4M3:
         recipe, threshold = TENSOR, math.inf
@@ -100,7 +100,7 @@ def mixture_encode(
         block: Rows and columns of a block.
         groups: Rows and columns of blocks in a group.
         scaling: ``"gam"``, ``"amax"`` or ``"e8m0"``.
-        threshold: Of the tensor's error, for ``"tensor"``.
+        threshold: The tensor's error must stay below it, for ``"tensor"``.
 
     Returns:
         Codes, types, mantissas, exponents, lower bytes of BF16 numbers; FP64 numbers.

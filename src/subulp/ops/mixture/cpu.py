@@ -14,7 +14,7 @@ from .job import DecodeJob, EncodeJob, Job
 
 
 def run(job: Job) -> tuple[Tensor, ...] | Tensor:
-    """Do ``job``: the stored tensors and the numbers of a summary, or the decoded matrix.
+    """Run ``job``: return the stored tensors and the numbers of a summary, or the decoded matrix.
 
     Raises:
         RuntimeError: The library is missing.

@@ -1,4 +1,4 @@
-"""What the mixture ops are asked to do."""
+"""Arguments of the mixture ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...numerics.scaling import Scaling
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """A matrix to be represented.
+    """A matrix to encode.
 
     Attributes:
         x: FP32, BF16 or FP16 (rows, k), contiguous.
@@ -21,7 +21,7 @@ class EncodeJob:
         block: Rows and columns of a block.
         groups: Rows and columns of blocks in a group.
         scaling: Where mantissas come from.
-        threshold: Of the tensor's error.
+        threshold: The tensor's error must stay below it.
     """
 
     x: Tensor
@@ -39,7 +39,7 @@ class EncodeJob:
 
 @dataclass(frozen=True)
 class DecodeJob:
-    """A mixture to be decoded."""
+    """A mixture to decode."""
 
     mixture: Mixture
 

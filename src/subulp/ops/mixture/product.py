@@ -78,8 +78,8 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     Args:
         a: (rows, k).
         b: (columns, k).
-        dtype: Of the activations: where units multiply BF16 or FP16 and it is one of them, decoded
-            values are rounded to it before they are multiplied.
+        dtype: Dtype of the activations. On a GPU, decoded values are rounded to it before they are
+            multiplied if it is BF16 or FP16.
 
     Returns:
         (rows, columns), FP32 or ``dtype``.
@@ -106,16 +106,16 @@ def has_tiles(device: torch.device) -> bool:
 
 
 def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, *, tiles: bool) -> ScalingType | None:
-    """How the scales of a product are given.
+    """The kind of scales with which units of FP8 multiply two operands.
 
     Args:
         a: (rows, k).
         b: (columns, k).
-        dtype: Of ``a @ b.T``.
-        tiles: Whether there are scales of tiles.
+        dtype: Dtype of ``a @ b.T``.
+        tiles: Whether the units take scales of tiles.
 
     Returns:
-        ``None`` if units do not multiply it.
+        ``None`` if the units cannot multiply these operands.
     """
     if a.sole not in _FP8 or b.sole not in _FP8 or a.sole == b.sole == E5M2.name:
         return None

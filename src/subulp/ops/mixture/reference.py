@@ -9,7 +9,7 @@ from .job import DecodeJob, Job
 
 
 def run(job: Job) -> tuple[Tensor, ...] | Tensor:
-    """Do ``job``: the stored tensors and the numbers of a summary, or the decoded matrix."""
+    """Return the stored tensors and the numbers of a summary, or the decoded matrix."""
     if isinstance(job, DecodeJob):
         return mixture.decode(job.mixture)
     found, numbers = mixture.encode_blocks(

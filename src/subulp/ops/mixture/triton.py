@@ -32,7 +32,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def run(job: Job) -> tuple[Tensor, ...] | Tensor:
-    """Do ``job``: the stored tensors and the numbers of a summary, or the decoded matrix.
+    """Run ``job``: return the stored tensors and the numbers of a summary, or the decoded matrix.
 
     Raises:
         RuntimeError: The kernels do not run on the device of the tensors.

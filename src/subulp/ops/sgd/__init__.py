@@ -141,4 +141,4 @@ sgd_step = torch.library.custom_op(
 
 @sgd_step.register_fake
 def _(*arguments: object, **named: object) -> None:
-    """Nothing is returned, and what is mutated keeps its form."""
+    """Nothing is returned, and no tensor changes its shape."""

@@ -1,4 +1,4 @@
-"""Hands a step job to the C++ kernels."""
+"""Steps of Adam and SGD by the C++ kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the strict steps share: constants of a format, and the parameter update."""
+"""What the strict steps share: rounded constants, and the parameter update."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Hands a step job to a Triton kernel, and compiles such kernels ahead of time."""
+"""Steps of Adam and SGD by Triton kernels, which can also be compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..triton import launch
 from .job import SCALARS, StepJob
 
 BLOCK = 1024
-"""Elements of a block: eight for each thread of a whole block's four warps."""
+"""Elements per block: eight for each thread of a whole block's four warps."""
 
 _NUMBERS = [name for name in SCALARS.names or () if SCALARS[name] == np.float32]
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")

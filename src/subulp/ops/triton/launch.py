@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 ALIGNMENT = 16
 """Bytes of the widest load."""
 
-# Enough programs to fill any device several times over, and no more table rows than that.
+# Enough programs to fill any device several times over; more would only lengthen the table.
 _PROGRAMS = 4096
 
 # A fused multiply-add rounds once where the reference rounds twice.

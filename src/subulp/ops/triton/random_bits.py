@@ -63,7 +63,7 @@ def draw(
 
     Args:
         first: int64 scalar.
-        key: As for :func:`draw_at`, and so are the next two.
+        key: uint64 scalar, as for :func:`draw_at`.
         step: uint32 scalar.
         width: 32 or 16.
         aligned: ``first`` is a multiple of 8, so that whole counters serve whole runs of elements.

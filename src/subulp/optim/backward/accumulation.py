@@ -1,4 +1,4 @@
-"""Gradients of several backward passes, kept until the pass that steps."""
+"""Accumulation of the gradients of several backward passes into one step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BufferFormat = Literal["param", "fp32", "expansion"]
 
 
 class Accumulator(ABC):
-    """Counts the backward passes of a step, and keeps what the earlier ones leave.
+    """Counts the backward passes of a step, and keeps the gradients of the earlier ones.
 
     Args:
         passes: Backward passes to a step.
@@ -23,7 +23,7 @@ class Accumulator(ABC):
     Attributes:
         passes: Backward passes to a step.
         done: Those of the current step that are over.
-        revocable: Whether a step can still be left out when its last gradient has come.
+        revocable: Whether a step can still be skipped once all its gradients are known.
     """
 
     revocable = True
@@ -38,54 +38,54 @@ class Accumulator(ABC):
         return self.done == self.passes - 1
 
     def advance(self) -> None:
-        """The pass is over."""
+        """End a pass."""
         self.done = (self.done + 1) % self.passes
 
     def reset(self) -> None:
-        """Forget all passes since the last step."""
+        """Discard all passes since the last step."""
         self.done = 0
 
     def folded(self, p: Tensor) -> bool:
-        """Whether the optimizer's moments hold the earlier gradients of a parameter."""
+        """Whether the optimizer's moments already hold earlier gradients of a parameter."""
         return False
 
     @abstractmethod
     def check(self, params: Sequence[Tensor]) -> None:
-        """Raise ValueError if a parameter cannot be accumulated so."""
+        """Raise ValueError if a parameter's gradients cannot be accumulated like this."""
 
     @abstractmethod
     def add(self, p: Tensor) -> None:
-        """Take and free the gradient of a pass that is not the last."""
+        """Take and free a parameter's gradient, in a pass that is not the last."""
 
     @abstractmethod
     def total(self, p: Tensor, *, keep: bool) -> Tensor:
-        """Take and free the gradient of the last pass, and add it to the earlier ones.
+        """Take and free a parameter's gradient in the last pass, and add the earlier ones.
 
         Args:
             p: The parameter; the last pass need not have reached it.
-            keep: The last pass will run again: keep the earlier ones.
+            keep: Keep the earlier ones, because the last pass will run again.
         """
 
     def zero(self, p: Tensor) -> Tensor:
-        """The gradient of a parameter that no pass has reached."""
+        """The gradient of a parameter that no pass has reached: zeros."""
         dtype = getattr(p, "grad_dtype", None) or p.dtype
         return torch.zeros_like(p, dtype=dtype, requires_grad=False)
 
     @abstractmethod
     def holds(self, p: Tensor) -> bool:
-        """Whether earlier passes left something for a parameter."""
+        """Whether earlier passes have left a gradient for a parameter."""
 
     @abstractmethod
     def release(self, params: Sequence[Tensor]) -> None:
-        """Give back what can be given back, as ``p.grad``."""
+        """Leave unfinished sums in ``p.grad``, if there are any."""
 
 
 class BufferAccumulator(Accumulator):
-    """One buffer a parameter holds the sum, in a chosen format.
+    """Sums gradients in one buffer per parameter, in a chosen format.
 
-    ``"param"`` adds in the parameter's dtype, as autograd does in ``p.grad``; ``"fp32"`` in FP32.
-    ``"expansion"`` keeps the sum as two components of the parameter's dtype: BF16 holds 16
-    significant bits of it in 4 bytes.
+    ``"param"`` adds in the parameter's dtype, as autograd does in ``p.grad``; ``"fp32"`` adds in
+    FP32. ``"expansion"`` stores the sum as two components of the parameter's dtype: in BF16, 16
+    significant bits in 4 bytes.
 
     Args:
         passes: Backward passes to a step.
@@ -99,7 +99,7 @@ class BufferAccumulator(Accumulator):
         self._buffers: dict[Tensor, tuple[Tensor, ...]] = {}
 
     def check(self, params: Sequence[Tensor]) -> None:
-        """Raise ValueError if a parameter cannot have the format."""
+        """Raise ValueError if a parameter cannot have a buffer of this format."""
         if self.passes == 1 or self._form == "fp32":
             return
         for p in params:
@@ -124,17 +124,17 @@ class BufferAccumulator(Accumulator):
             self._buffers[p] = (total,)
 
     def total(self, p: Tensor, *, keep: bool) -> Tensor:
-        """The sum, in the format that it is computed in."""
+        """The sum, in the dtype that it is computed in."""
         earlier = self._buffers.get(p) if keep else self._buffers.pop(p, None)
         if p.grad is not None:
             return self._sum(_take(p), earlier)
         assert earlier is not None
         total = _decode(earlier)
-        # Whoever reduces it may do so in place.
+        # It may be reduced in place.
         return total.clone() if keep else total
 
     def zero(self, p: Tensor) -> Tensor:
-        """A total of nothing, in the format of others."""
+        """Zeros, in the dtype of other totals."""
         zero = super().zero(p)
         return zero.to(torch.float32) if self._wide else zero
 
@@ -143,12 +143,12 @@ class BufferAccumulator(Accumulator):
         return p in self._buffers
 
     def reset(self) -> None:
-        """Forget all passes since the last step, and free the buffers."""
+        """Discard all passes since the last step, and free the buffers."""
         super().reset()
         self._buffers.clear()
 
     def release(self, params: Sequence[Tensor]) -> None:
-        """Leave the sums in ``p.grad``, in the parameter's dtype."""
+        """Leave unfinished sums in ``p.grad``, in the parameter's dtype."""
         for p in params:
             if p in self._buffers:
                 p.grad = _decode(self._buffers.pop(p)).to(p.dtype)
@@ -160,7 +160,7 @@ class BufferAccumulator(Accumulator):
 
 
 def _take(p: Tensor) -> Tensor:
-    """The gradient of a parameter, which no longer has it."""
+    """Take the gradient of a parameter away from it."""
     grad, p.grad = p.grad, None
     assert grad is not None
     return grad

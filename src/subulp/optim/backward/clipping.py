@@ -1,4 +1,4 @@
-"""Clipping of gradients, with the bits of ``torch.nn.utils``."""
+"""Gradient clipping, with the same bits as ``torch.nn.utils``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Clipping:
-    """One way to clip, or none.
+    """One way to clip gradients, or none.
 
     Args:
         max_norm: Largest norm of all gradients together.
         parameter_norm: Largest norm of each parameter's gradient.
         value: Largest magnitude of an element.
-        norm_type: Which norm.
+        norm_type: Order p of the norm.
 
     Raises:
         ValueError: A limit is not positive, or more than one is set.
@@ -44,11 +44,11 @@ class Clipping:
 
     @property
     def active(self) -> bool:
-        """Whether anything is clipped."""
+        """Whether gradients are clipped at all."""
         return (self.max_norm, self.parameter_norm, self.value) != (None, None, None)
 
     def alone(self, grad: Tensor) -> Tensor:
-        """A gradient clipped as far as it can be without the others."""
+        """A gradient, clipped as far as that needs no other gradient."""
         if self.value is not None:
             return widened(grad).clamp(-self.value, self.value)
         if self.parameter_norm is not None:
@@ -57,12 +57,12 @@ class Clipping:
         return grad
 
     def norm(self, grad: Tensor) -> Tensor:
-        """Norm of one gradient."""
+        """The norm of one gradient."""
         norm: Tensor = torch.linalg.vector_norm(widened(grad), self.norm_type)
         return norm
 
     def coefficient(self, norms: Sequence[Tensor], limit: float) -> tuple[Tensor, Tensor]:
-        """The norm of gradients that have these norms, and what they are multiplied by."""
+        """The joint norm of gradients with these norms, and the factor that clips them."""
         device = norms[0].device
         total = torch.linalg.vector_norm(
             torch.stack([norm.to(device) for norm in norms]), self.norm_type
@@ -71,10 +71,10 @@ class Clipping:
 
 
 def scaled(grad: Tensor, coefficient: Tensor) -> Tensor:
-    """A gradient times a coefficient of another device."""
+    """A gradient times a coefficient, which may lie on another device."""
     return widened(grad) * coefficient.to(grad.device)
 
 
 def widened(grad: Tensor) -> Tensor:
-    """A gradient that torch can compute with: FP8 becomes FP32."""
+    """A gradient in a dtype that torch can compute with: FP8 becomes FP32."""
     return grad.to(torch.float32) if grad.dtype.itemsize == 1 else grad

@@ -1,4 +1,4 @@
-"""``fuse_backward``: its options, and which of them contradict each other."""
+"""``fuse_backward``: its options, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -37,45 +37,46 @@ def fuse_backward(
     """Step each parameter as soon as its gradient is complete, and free the gradient.
 
     Bit-identical to ``backward(); clip; step(); zero_grad()`` for every optimizer and precision.
-    Small gradients wait for each other, 512 KiB of them at most, and are stepped together.
+    Small gradients, up to 512 KiB of them, wait to be stepped together.
 
-    A parameter's value changes while the pass still runs. Autograd notices an operation that needs
-    the old value later and raises its usual error about in-place modification.
+    A parameter's value changes while the pass is still running. If an operation needs the old value
+    later, autograd raises its usual error about in-place modification.
 
     Args:
         model: Module whose parameters the optimizer steps; others keep their gradients.
         optimizer: One of :mod:`subulp.optim`. Its ``step()`` and ``zero_grad()`` do nothing until
-            :meth:`FusedBackward.remove`; schedulers and changed group options count from the next
-            backward pass on.
+            :meth:`FusedBackward.remove`; schedulers and changed group options take effect with the
+            next backward pass.
         max_norm: Clip the global norm of all gradients, as ``clip_grad_norm_`` does. It must be
-            known before the first step, so :meth:`FusedBackward.backward` runs the backward pass
-            twice: once for the norm, each gradient freed at once, and once to step.
-        norm_type: Which norm (default: 2).
+            known before the first parameter steps, so :meth:`FusedBackward.backward` runs the
+            backward pass twice: once for the norm, each gradient freed at once, and once to step.
+        norm_type: Order p of the norm (default: 2).
         clip_parameter_norm: Clip the norm of each parameter's gradient, as ``clip_grad_norm_`` of
-            that parameter alone does; costs no second pass.
-        clip_value: Clamp each gradient element to ``[-clip_value, clip_value]``; the same.
-        accumulate: Backward passes to a step; gradients add up in one buffer a parameter
+            that parameter alone does; needs no second pass.
+        clip_value: Clamp each gradient element to ``[-clip_value, clip_value]``; needs no second
+            pass.
+        accumulate: Backward passes per step; gradients add up in one buffer per parameter
             (default: 1).
         accumulate_in: Format of that buffer: ``"param"`` (as without fusion), ``"fp32"``, or
             ``"expansion"``, two components of the parameter's dtype, for 16-bit parameters.
-            ``"adam-moments"`` has no buffer and is an approximation: each gradient goes into Adam's
-            moments at once, so the second one takes the sum of the squares instead of the square
-            of the sum (default: ``"param"``).
+            ``"adam-moments"`` needs no buffer and is an approximation: each gradient is added to
+            Adam's moments at once, so the second moment takes the sum of the squares instead of
+            the square of the sum (default: ``"param"``).
         scaler: The ``torch.amp.GradScaler`` that scales the loss. Gradients are unscaled in FP32
-            before they are clipped; if one is not finite, the whole step is left out, which takes
-            a second pass as ``max_norm`` does. ``scaler.update()`` follows each step as usual.
+            before they are clipped; if one is not finite, the whole step is skipped, which takes a
+            second pass, as ``max_norm`` does. ``scaler.update()`` follows each step as usual.
         reduce: Called once with each complete gradient, before it is unscaled and clipped; returns
-            the one to step with, for example the mean over all ranks. The order is that of the
-            optimizer's parameters backwards, and a parameter that the pass did not reach takes part
-            with zeros, so ranks need not have the same graph.
+            the one to step with, for example the mean over all ranks. It is called in the reverse
+            order of the optimizer's parameters, with zeros for a parameter that the pass did not
+            reach, so the ranks' graphs may differ.
 
     Returns:
-        A handle; also a context manager that removes itself.
+        A handle, also usable as a context manager that removes itself at the end.
 
     Raises:
-        ValueError: An argument is out of range, two contradict each other, the optimizer is not
-            subulp's, fused already, or has none of the model's parameters, one of them has a
-            gradient, or the model is wrapped in ``DistributedDataParallel``.
+        ValueError: An argument is out of range or excludes another; the optimizer is not subulp's,
+            is fused already, or has none of the model's parameters; one of these has a gradient; or
+            the model is wrapped in ``DistributedDataParallel``.
     """
     _check_pair(model, optimizer)
     clipping = Clipping(max_norm, clip_parameter_norm, clip_value, norm_type)
@@ -156,7 +157,7 @@ def _folding(optimizer: Adam) -> Fold:
 
 
 def _check_moments(clipping: Clipping, scaler: object, reduce: object) -> None:
-    """Refuse what needs the sum of the gradients, or needs to take one back."""
+    """Refuse what needs the sum of the gradients, or to take one back."""
     refused = {
         "clipping": clipping.active,
         "scaler=": scaler is not None,

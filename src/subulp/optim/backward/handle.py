@@ -1,7 +1,7 @@
 """The optimizer step inside the backward pass: gradients are never all alive.
 
-"Memory Efficient Mixed Precision Optimizers", section 3.2, without what it gives up (section 4.1):
-global-norm clipping takes a second backward pass and no gradient memory, accumulation one buffer.
+"Memory Efficient Mixed Precision Optimizers", section 3.2, and also what its section 4.1 gives up:
+global-norm clipping, at the price of a second backward pass, and accumulation, at that of a buffer.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from .clipping import Clipping, scaled
 from .look_ahead import LookAhead
 from .reduction import Reduction
 
-# Small gradients wait for company: a call in the middle of a backward pass takes a third of a
-# millisecond, for the caches have forgotten its code; stepping as many parameters as fit here takes
-# less. A fixed number, for what waits is alive beside the next gradient, which may be the largest.
+# Small gradients wait to be stepped together: in the middle of a backward pass a call takes a third
+# of a millisecond, because its code is no longer in the caches. Stepping as many parameters as fit
+# here takes less. The limit is fixed, because what waits is alive beside the next gradient, which
+# may be the largest.
 WAITING_BYTES = 512 * 1024
 
 _Roots = tuple[Sequence[Tensor], Sequence[Tensor | None] | None]
-"""Losses, and their own gradients."""
+"""Losses, and the gradients to start from."""
 
 
 class FusedBackward:
     """Handle of :func:`subulp.optim.fuse_backward`.
 
     Attributes:
-        total_norm: Norm before clipping at the last step, with ``max_norm``; else ``None``.
+        total_norm: Global norm before clipping, at the last step with ``max_norm``; else ``None``.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class FusedBackward:
         self._optimizer = optimizer
         self._clipping, self._accumulator = clipping, accumulator
         self._scaler, self._reduction = scaler, reduction
-        # Of the step that is going on: what scales gradients, and who looks at them beforehand.
+        # The current step: what its gradients are multiplied by, and the pass that looks ahead.
         self._factor: float | None = None
         self._coefficient: Tensor | None = None
         self._ahead: LookAhead | None = None
@@ -78,13 +79,13 @@ class FusedBackward:
         *,
         retain_graph: bool = False,
     ) -> None:
-        """``loss.backward()``, twice where all gradients must be seen before the first step.
+        """``loss.backward()``, run twice where all gradients must be seen before any steps.
 
         Args:
-            loss: What to differentiate; several losses are differentiated in one pass, as by
+            loss: The loss; several are differentiated in one pass, as by
                 ``torch.autograd.backward``.
-            gradient: Its own gradient, if it is not a scalar; one for each of several losses
-                (default: ``None``).
+            gradient: The gradient to start from, for a loss that is not a scalar; one for each of
+                several losses (default: ``None``).
             retain_graph: Keep the graph for another backward pass (default: ``False``).
 
         Raises:
@@ -92,7 +93,7 @@ class FusedBackward:
                 nothing was updated.
             RuntimeError: The handle was removed, or ``scaler.update()`` was not called since the
                 last step; nothing was updated.
-            ValueError: There is no loss.
+            ValueError: ``loss`` is an empty sequence.
         """
         if self._optimizer.fused is not self:
             raise RuntimeError("the handle was removed: fuse again, or call loss.backward()")
@@ -112,9 +113,9 @@ class FusedBackward:
             self._factor = self._coefficient = None
 
     def remove(self) -> None:
-        """Give stepping back to ``optimizer.step()``; half an accumulation stays in ``.grad``.
+        """Let ``optimizer.step()`` step again; an unfinished accumulation is left in ``.grad``.
 
-        With ``accumulate_in="adam-moments"`` it stays in the moments.
+        With ``accumulate_in="adam-moments"`` it is left in the moments.
         """
         if self._optimizer.fused is not self:
             return
@@ -136,7 +137,7 @@ class FusedBackward:
         self.remove()
 
     def check_scaled(self) -> None:
-        """Raise RuntimeError unless the handle knows of the scaler that calls ``step()``."""
+        """Raise RuntimeError unless the handle was given the scaler that calls ``step()``."""
         if self._scaling is None:
             raise RuntimeError(
                 "scaler.step(optimizer) while the step is fused: the backward pass has stepped "
@@ -166,7 +167,7 @@ class FusedBackward:
             )
 
     def _run(self, roots: _Roots, retain_graph: bool) -> None:
-        """One backward pass, whose end is seen from here."""
+        """One backward pass that was called from here."""
         self._begin()
         try:
             losses, gradients = roots
@@ -179,7 +180,7 @@ class FusedBackward:
             self._inside = False
 
     def _enter_plain_backward(self) -> None:
-        """The first gradient of a ``loss.backward()`` that the user called."""
+        """Called at the first gradient of a ``loss.backward()`` that the user called."""
         if self._looks_ahead:
             raise RuntimeError(
                 "this optimizer must see all gradients before the first step (max_norm, scaler, or "
@@ -207,13 +208,13 @@ class FusedBackward:
             return
         if self._reduction is not None:
             self._reduction.begin([p for p in reversed(self._params) if p.requires_grad])
-        # Of two passes, the step begins with the first.
+        # With two passes, the step begins with the first.
         if self._ahead is not None or not self._looks_ahead:
             self._optimizer.begin_step()
 
     def _complete(self, p: Tensor) -> None:
         """Called by autograd when a parameter's gradient of this pass is complete."""
-        # Autograd runs its hooks with gradients enabled only if it makes a graph of them.
+        # Autograd runs hooks with gradients enabled only under create_graph.
         if torch.is_grad_enabled():
             p.grad = None
             raise RuntimeError(
@@ -248,7 +249,7 @@ class FusedBackward:
         self._accumulator.advance()
 
     def _finish_untouched(self) -> None:
-        """Parameters that the last pass did not reach, but an earlier one or another rank."""
+        """Step parameters that only an earlier pass, or another rank, has reached."""
         for p in self._params:
             if id(p) not in self._completed and self._accumulator.holds(p):
                 self._finish(p)
@@ -257,7 +258,7 @@ class FusedBackward:
                 self._take(q, grad)
 
     def _finish(self, p: Tensor) -> None:
-        """The gradient that a parameter steps with is there, from this rank."""
+        """Called when this rank has the whole gradient that a parameter steps with."""
         total = self._accumulator.total(p, keep=self._ahead is not None)
         if self._reduction is None:
             self._take(p, total)
@@ -282,7 +283,7 @@ class FusedBackward:
         place, folded = self._places[id(p)], self._accumulator.folded(p)
         self._waiting.add(self._group_of(p), place, p, grad, folded=folded)
         if self._waiting.nbytes >= WAITING_BYTES:
-            # The small ones go on waiting.
+            # The smaller buckets go on waiting.
             self._optimizer.step_bucket(self._waiting.pop_largest())
 
     def _group_of(self, p: Tensor) -> dict[str, Any]:
@@ -291,7 +292,7 @@ class FusedBackward:
     # -------------------------------------------------------------------- looking ahead
 
     def _look_ahead(self, roots: _Roots) -> bool:
-        """Run the pass without stepping; whether the step may follow."""
+        """Run the pass without stepping; return whether the step may follow."""
         self._ahead = LookAhead(self._clipping, self._factor, self._is_guarded)
         try:
             self._run(roots, retain_graph=True)
@@ -312,16 +313,16 @@ class FusedBackward:
         return self._scaling is not None or self._group_of(p)["nonfinite"] != "propagate"
 
     def _leave_out(self, bad: Sequence[Tensor]) -> None:
-        """Raise if a group with a gradient that is not finite says so, else count the step."""
+        """Raise if a gradient's group has the policy ``"raise"``; else count a skipped step."""
         for p in bad:
-            # A scaler looks for overflows on purpose: no error.
+            # A scaler provokes overflows on purpose: no error.
             if self._scaling is None and self._group_of(p)["nonfinite"] == "raise":
                 raise nonfinite_error(self._optimizer.param_groups, p)
         self._optimizer.skip_step()
 
 
 def _hook(p: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:
-    """Hook a parameter whether it trains now or later; autograd hooks only what trains."""
+    """Hook a parameter even if it is frozen now; autograd hooks only what requires a gradient."""
     trains = p.requires_grad
     p.requires_grad_(True)
     handle: RemovableHandle = p.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What a backward pass tells of all gradients, before another one steps with them."""
+"""What a first backward pass learns of all gradients, before a second one steps with them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .clipping import Clipping
 
 
 class LookAhead:
-    """Sees every gradient of a step once and keeps a few numbers of each.
+    """Sees every gradient of a step once, and keeps a few numbers of each.
 
     Args:
-        clipping: Norms are taken if it needs them.
-        factor: What unscales gradients; ``None`` without a scaler.
-        guarded: Whether a parameter's gradient has to be finite.
+        clipping: If it needs norms, they are computed.
+        factor: The factor that unscales gradients; ``None`` without a scaler.
+        guarded: Whether the gradient of a parameter must be finite.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class LookAhead:
         self._finite: list[tuple[Tensor, Tensor]] = []
 
     def see(self, p: Tensor, grad: Tensor) -> None:
-        """Take note of a gradient, still scaled."""
+        """Record a gradient that is still scaled."""
         if self._guarded(p):
             self._finite.append((p, all_finite([grad])))
         if self._clipping.max_norm is not None:
@@ -38,15 +38,15 @@ class LookAhead:
             self._norms[id(p)] = self._clipping.norm(grad)
 
     def nonfinite(self) -> list[Tensor]:
-        """Guarded parameters whose gradient is not finite."""
+        """The guarded parameters whose gradients are not finite."""
         if not self._finite:
             return []
-        # One transfer for all.
+        # One transfer from the device for all.
         flags = torch.stack([finite.cpu() for _, finite in self._finite]).tolist()
         return [p for (p, _), finite in zip(self._finite, flags, strict=True) if not finite]
 
     def coefficient(self, order: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Global norm and clipping coefficient, norms in ``order``; ``None`` without gradients."""
+        """Global norm and clipping coefficient, of norms in ``order``; ``None`` without norms."""
         norms = [self._norms[id(p)] for p in order if id(p) in self._norms]
         if not norms or self._clipping.max_norm is None:
             return None

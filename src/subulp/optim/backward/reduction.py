@@ -1,4 +1,4 @@
-"""Gradients shared between ranks, one by one, in an order that no rank's graph decides."""
+"""Reduction of gradients over ranks, one by one, in an order that no rank's graph decides."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Reduction:
 
     A collective pairs the first call of one rank with the first of another, whatever they hold.
     Autograd completes gradients in the order of its graph, which may differ between ranks; so a
-    gradient waits here until those before it have come. A parameter that this rank's pass did not
-    reach takes part with zeros, for another rank may have reached it and waits.
+    gradient waits here for those before it. A parameter that this rank's pass did not reach takes
+    part with zeros, because another rank may have reached it.
 
     Args:
-        reduce: From this rank's gradient to that of all; may work in place.
+        reduce: Maps this rank's gradient to that of all ranks; may work in place.
     """
 
     def __init__(self, reduce: Reduce) -> None:
@@ -28,18 +28,18 @@ class Reduction:
         self._held: dict[int, Tensor] = {}
 
     def begin(self, order: Sequence[Tensor]) -> None:
-        """A pass begins, over these parameters in this order."""
+        """Begin a pass over these parameters, in this order."""
         self._order, self._next = order, 0
         self._held.clear()
 
     def complete(self, p: Tensor, grad: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Parameters whose turn has come with this gradient, and their reduced gradients."""
+        """The parameters that this gradient was holding up, and their reduced gradients."""
         self._held[id(p)] = grad
         while self._next < len(self._order) and id(self._order[self._next]) in self._held:
             yield self._turn()
 
     def rest(self, zero: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """All that are left when the pass has ended."""
+        """The parameters left at the end of the pass, and their reduced gradients."""
         while self._next < len(self._order):
             p = self._order[self._next]
             if id(p) not in self._held:

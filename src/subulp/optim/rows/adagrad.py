@@ -1,4 +1,4 @@
-"""Adagrad for embedding tables that update themselves in their own backward pass."""
+"""Adagrad for embedding tables that update their own rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from .base import Modules, RowOptimizer
 class RowAdagrad(RowOptimizer):
     """Adagrad for :class:`subulp.nn.CachedEmbeddingBag` and ``CachedEmbeddingBags``.
 
-    Row-wise, a row has one FP32 number: the sum of its gradients' mean squares. Otherwise every
-    element has its own sum, as in ``torch.optim.Adagrad``, which takes the memory of an FP32 table.
+    With ``rowwise``, a row has one FP32 number: the sum of its gradients' mean squares. Otherwise
+    every element has its own sum, as in ``torch.optim.Adagrad``, which takes the memory of an FP32
+    table.
     The module updates its rows while it computes their gradient; :meth:`step` does nothing.
 
     Args:
@@ -24,8 +25,8 @@ class RowAdagrad(RowOptimizer):
         lr: Learning rate (default: 0.01).
         eps: Added to the root (default: 1e-10).
         weight_decay: L2 penalty of the rows that are looked up (default: 0).
-        rowwise: One number a row (default: ``True``).
-        initial_accumulator_value: What the sums begin with (default: 0).
+        rowwise: One sum per row (default: ``True``).
+        initial_accumulator_value: Initial value of the sums (default: 0).
 
     Raises:
         ValueError: A number is out of range, or a module has no such rows or another optimizer.

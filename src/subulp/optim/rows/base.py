@@ -1,4 +1,4 @@
-"""What optimizers of tables of rows that update themselves have in common."""
+"""The base of optimizers for modules that update their own rows."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ Modules = RowModule | Sequence[RowModule] | Sequence[dict[str, Any]]
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """Groups of modules that update their own rows, and the options that they read.
+    """Groups of modules that update their own rows, with the options that they read.
 
-    :meth:`step` does nothing, so that training loops and schedulers of torch work as with any
-    optimizer.
+    :meth:`step` does nothing, so training loops and torch's schedulers work as with any optimizer.
 
     Args:
         modules: One module, several, or a list of groups ``{"modules": [...], "lr": ...}``.
-        defaults: Options of a group that does not name them.
+        defaults: Options of groups that do not set them.
 
     Raises:
         ValueError: A number is out of range, or a module has no rows or another optimizer.
     """
 
-    # Not copied or pickled, as nothing of torch.optim's optimizers but their groups and states is.
+    # Not copied or pickled: of torch.optim's optimizers only groups and states are.
     _modules: Sequence[RowModule] = ()
 
     def __init__(self, modules: Modules, defaults: dict[str, Any]) -> None:
@@ -99,11 +98,11 @@ class RowOptimizer(torch.optim.Optimizer):
         return next(g for g in self.param_groups if any(p is rows for p in g["params"]))
 
     def accumulator(self, rows: Tensor) -> Tensor | None:
-        """What the optimizer keeps of a table's gradients: here nothing."""
+        """The state that the optimizer keeps for a table: here none."""
         return None
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Do nothing: the rows have been updated in the forward and backward pass."""
+        """Do nothing: the rows were updated in the forward or backward pass."""
         if closure is None:
             return None
         with torch.enable_grad():

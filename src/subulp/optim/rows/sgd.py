@@ -1,4 +1,4 @@
-"""SGD for tables of rows that update themselves in their own backward pass."""
+"""SGD for modules that update their own rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pass that decides on a matrix and represents it, against memory and against eager PyTorch.
 
-    python benchmarks/mor.py --out benchmarks/results/mor-NAME.json
+    python benchmarks/mixture.py --out benchmarks/results/mixture-NAME.json
 
 On a CPU: every recipe and partition, FP32 matrices of 4,096 x 4,096, with one thread and with two.
 The bound reads the matrix twice and writes a byte an element, at the bandwidth of a copy in the
@@ -203,7 +203,7 @@ def main(*, size: int = 4096, rounds: int = 7, out: Path | None = None) -> None:
         console.print(table)
     if out:
         record = {
-            "benchmark": "mor",
+            "benchmark": "mixture",
             "machine": machine,
             "size": size,
             "rounds": rounds,

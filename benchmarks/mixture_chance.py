@@ -1,6 +1,6 @@
 """How much of a mixture's validation loss is chance, and how much the operands of its evaluation.
 
-    python benchmarks/mor_chance.py --record benchmarks/results/mor-chance.json
+    python benchmarks/mixture_chance.py --record benchmarks/results/mixture-chance.json
 
 Trains the language model of `subulp train lm --linear bf16,mor-2way --partition subchannel-128
 --width 128`, several times for each seed:
@@ -224,7 +224,7 @@ def show(runs: Sequence[Run]) -> None:
 @app.default
 def main(
     *,
-    record: Path = Path("mor-chance.json"),
+    record: Path = Path("mixture-chance.json"),
     seeds: Sequence[int] = tuple(range(12)),
     draws: int = 2,
     steps: int = 2000,
@@ -233,12 +233,12 @@ def main(
 
     Args:
         record: JSON file of the results; trainings that it has already, of as many steps, stay.
-        seeds: Of initial weights and data order.
+        seeds: Seeds of the initial weights and the data order.
         draws: Errors at the start, for each seed.
-        steps: Of each training.
+        steps: Steps of each training.
     """
     if len(seeds) * draws < 2:
-        raise SystemExit("mor_chance: a spread needs two trainings with an error, or more")
+        raise SystemExit("mixture_chance: a spread needs two trainings with an error, or more")
     jobs = [Job(PLAIN, seed, draw) for seed in seeds for draw in range(draws + 1)]
     jobs += [Job(MIXTURE, seed, draw) for seed in seeds for draw in range(1, draws + 1)]
     machine = describe()

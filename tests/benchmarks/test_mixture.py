@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Scripts find each other in their own folder.
 sys.path.insert(0, str(BENCHMARKS))
 try:
-    import mor
+    import mixture as benchmark
 finally:
     sys.path.remove(str(BENCHMARKS))
 
@@ -36,7 +36,7 @@ def test_eager_decides_the_same(recipe, partition):
     x = torch.randn(256, 256, generator=generator)
     # Some blocks that E4M3 is too narrow for.
     x[:128, :128] *= torch.empty(128, 128).uniform_(-22, 0, generator=generator).exp2()
-    codes, types = mor.eager(x, recipe, partition)
+    codes, types = benchmark.eager(x, recipe, partition)
     found, _ = mixture.encode(x, RECIPES[recipe], partition)
     chosen = found.block_types()
     assert torch.equal(types.flatten().int(), chosen.flatten().int())
@@ -46,13 +46,13 @@ def test_eager_decides_the_same(recipe, partition):
 
 def test_it_records_every_case(tmp_path, monkeypatch):
     # Other tests measure the memory of this process.
-    monkeypatch.setattr(mor, "keep_memory", lambda: None)
-    mor.main(size=256, rounds=1, out=tmp_path / "mor.json")
-    record = json.loads((tmp_path / "mor.json").read_text())
+    monkeypatch.setattr(benchmark, "keep_memory", lambda: None)
+    benchmark.main(size=256, rounds=1, out=tmp_path / "mixture.json")
+    record = json.loads((tmp_path / "mixture.json").read_text())
     assert len(record["cpu"]) == 2 * len(RECIPES) * len(PARTITIONS)
     assert all(row["share_of_bound"] > 0 and row["times_eager"] > 0 for row in record["cpu"])
 
 
 @pytest.mark.gpu
 def test_it_runs_on_a_gpu():
-    assert len(mor.on_gpu([(256, 256, 256)], 1)) == len(RECIPES) * len(PARTITIONS)
+    assert len(benchmark.on_gpu([(256, 256, 256)], 1)) == len(RECIPES) * len(PARTITIONS)

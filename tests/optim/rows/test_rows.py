@@ -1,0 +1,119 @@
+"""Optimizers of rows: groups, what they refuse, and state dicts of today and before."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from subulp import nn, optim
+
+D, L = 4, 30
+
+
+def head(seed: int = 3) -> nn.ExtremeClassifier:
+    return nn.ExtremeClassifier(D, L, storage="e4m3", dropout=0.1, seed=seed)
+
+
+def train(module: nn.ExtremeClassifier, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(8, D, generator=generator)
+        module(x, torch.arange(8), torch.randint(L, (8,), generator=generator))
+
+
+def weights(module: nn.ExtremeClassifier) -> Tensor:
+    return module.weight(torch.arange(L))
+
+
+def test_groups_have_options_of_their_own() -> None:
+    first, second = head(0), head(1)
+    opt = optim.RowSGD([{"modules": [first], "lr": 0.0}, {"modules": [second]}], lr=0.5)
+    before = weights(first), weights(second)
+    for module in (first, second):
+        train(module, range(1))
+    assert torch.equal(weights(first), before[0])
+    assert not torch.equal(weights(second), before[1])
+    assert opt.step(lambda: 3.0) == 3.0
+    assert opt.step() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.RowSGD(head(), lr=-1.0), "lr=-1.0 is out of range: use 0 or more"),
+        (lambda: optim.RowSGD(head(), lr=float("nan")), "lr=nan is out of range"),
+        (lambda: optim.RowAdagrad(nn.CachedEmbeddingBag(64, 4), eps=-1), "eps=-1"),
+        (lambda: optim.RowSGD(torch.nn.Linear(2, 2)), "Linear has no rows that update themselves"),
+        (lambda: optim.RowAdagrad(torch.nn.Linear(2, 2)), "no rows"),
+        (lambda: optim.RowAdagrad(head()), "trained with RowSGD"),
+        (lambda: [optim.RowSGD(m) for m in [head()] * 2], "a module has an optimizer already"),
+        (lambda: optim.RowSGD([m := head(), m]), "some parameters appear in more than one"),
+    ],
+)
+def test_what_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_sums_of_another_optimizer_are_refused() -> None:
+    opt = optim.RowAdagrad(nn.CachedEmbeddingBag(64, 4))
+    other = optim.RowAdagrad(nn.CachedEmbeddingBag(64, 4), rowwise=False)
+    with pytest.raises(ValueError, match="shape"):
+        opt.load_state_dict(other.state_dict())
+    pair = optim.RowAdagrad([nn.CachedEmbeddingBag(64, 4), nn.CachedEmbeddingBag(64, 4)])
+    with pytest.raises(ValueError, match="2 tables"):
+        opt.load_state_dict(pair.state_dict())
+
+
+def test_a_new_optimizer_draws_no_random_bits_again() -> None:
+    """The module counts its updates: the second optimizer goes on where the first one was."""
+    straight, changed = head(), head()
+    optim.RowSGD(straight, lr=0.1)
+    optim.RowSGD(changed, lr=0.1)
+    train(straight, range(4))
+    train(changed, range(2))
+    changed.row_optimizer = None
+    optim.RowSGD(changed, lr=0.1)
+    train(changed, range(2, 4))
+    assert changed.steps == 4
+    assert torch.equal(weights(changed), weights(straight))
+
+
+@pytest.mark.parametrize("model_first", [True, False])
+def test_a_state_dict_whose_optimizer_counts_is_resumed(model_first: bool) -> None:
+    """Until the modules counted their updates, RowSGD did, and a head had no extra state."""
+    straight, stopped, resumed = head(), head(), head()
+    opts = [optim.RowSGD(m, lr=0.1) for m in (straight, stopped, resumed)]
+    train(straight, range(4))
+    train(stopped, range(2))
+    saved = stopped.state_dict()
+    del saved["_extra_state"]
+    counted = {**opts[1].state_dict(), "state": {0: {"step": 2}}}
+    loads = [lambda: resumed.load_state_dict(saved), lambda: opts[2].load_state_dict(counted)]
+    for load in loads if model_first else loads[::-1]:
+        load()
+    assert not opts[2].state
+    train(resumed, range(2, 4))
+    assert torch.equal(weights(resumed), weights(straight))
+
+
+def test_a_copy_without_modules_refuses_a_count() -> None:
+    opt = optim.RowSGD(head(), lr=0.1)
+    counted = {**opt.state_dict(), "state": {0: {"step": 2}}}
+    with pytest.raises(ValueError, match="load it into the optimizer that was made for them"):
+        copy.deepcopy(opt).load_state_dict(counted)
+
+
+def test_head_and_optimizer_are_copied_together() -> None:
+    module = head()
+    opt = optim.RowSGD(module, lr=0.1)
+    train(module, range(2))
+    twin, _ = copy.deepcopy((module, opt))
+    for each in (module, twin):
+        train(each, range(2, 4))
+    assert twin.steps == module.steps == 4
+    assert torch.equal(weights(twin), weights(module))
