@@ -38,7 +38,7 @@ def with_mixture_metrics(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
     return (*metrics[:-1], *METRICS, metrics[-1])
 
 
-def convert(model: nn.Module, variant: Variant, filter: Filter | None = None) -> MixLog | None:
+def convert(model: nn.Module, variant: Variant, filter: Filter | None = None) -> MixtureLog | None:
     """Give a model the linear layers of a variant, in place.
 
     Args:
@@ -57,10 +57,10 @@ def convert(model: nn.Module, variant: Variant, filter: Filter | None = None) ->
         variant.threshold or DEFAULT_THRESHOLD,
     )
     convert_to_mor(model, mor, filter=filter)
-    return MixLog(model)
+    return MixtureLog(model)
 
 
-class MixLog:
+class MixtureLog:
     """What the mixtures of a model decide in training steps; evaluations do not count.
 
     Args:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from subulp.lab.cli import main
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.saved import RunName, load_model

@@ -13,7 +13,7 @@ import torch
 
 from subulp import optim
 from subulp.lab.cli import main
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.output import CONSTANTS, OUTPUT_NORM

@@ -14,7 +14,7 @@ from ....optim.precision import strategy_for
 from ...data.digest import digest as digest_of
 from ...engine.linear_operands import Variant
 from ...engine.metrics import Metric
-from ...engine.mixture_log import MixLog, convert, with_mixture_metrics
+from ...engine.mixture_log import MixtureLog, convert, with_mixture_metrics
 from ...engine.schedule import one_cycle
 from ...engine.task import Workload
 from .config import LMConfig, ParameterDtype
@@ -133,7 +133,7 @@ def build_model(
     return model, optimizer
 
 
-def convert_blocks(model: GPT, variant: Variant) -> MixLog | None:
+def convert_blocks(model: GPT, variant: Variant) -> MixtureLog | None:
     """Give the blocks the linear layers of a variant; the output layer multiplies as it is."""
     return convert(model, variant, lambda name, _: name.startswith("blocks."))
 

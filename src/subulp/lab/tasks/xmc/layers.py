@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from ...engine.linear_operands import TORCHAO, Variant
-from ...engine.mixture_log import MixLog, convert
+from ...engine.mixture_log import MixtureLog, convert
 from .fp8_encoder import multiply_in_fp8
 from .reader import Encoder
 from .transformer import TransformerEncoder
 
 
-def change_layers(encoder: Encoder, variant: Variant, device: torch.device) -> MixLog | None:
+def change_layers(encoder: Encoder, variant: Variant, device: torch.device) -> MixtureLog | None:
     """Give an encoder the linear layers of a variant, in place; parameters stay the same objects.
 
     Args:

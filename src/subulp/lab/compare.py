@@ -1,4 +1,4 @@
-"""All runs of a comparison, and the run directory that they leave."""
+"""Comparisons: train all variants and seeds, and write the run directory with its report."""
 
 from __future__ import annotations
 
@@ -10,26 +10,18 @@ from typing import Any, Literal
 
 import torch
 
-from .config import RunConfig
-from .event_files import FOLDER as EVENTS
-from .event_files import EventFiles, check_available
-from .files import UnwritableError
-from .loop import resolve_device
-from .metrics import Metric, Record, Summary, with_drops
-from .parallel import Start, default_jobs, run_all
-from .progress import Plan, Reporter
-from .run_checkpoints import run_name
-from .run_directory import (
-    CONFIG,
-    DESCENT_PLOT,
-    LOSS_PLOT,
-    MIXES,
-    REPORT,
-    RunDirectory,
-    summary_object,
-)
-from .stopping import resume_command, stop_requests
-from .task import metrics_of, task_of
+from .engine.config import RunConfig
+from .engine.event_files import FOLDER as EVENTS
+from .engine.event_files import EventFiles, check_available
+from .engine.files import UnwritableError
+from .engine.loop import resolve_device
+from .engine.metrics import Metric, Record, Summary, with_drops
+from .engine.parallel import PlannedRun, default_jobs, run_all
+from .engine.progress import Plan, Reporter
+from .engine.run_checkpoints import run_name
+from .engine.run_directory import CONFIG, RunDirectory, summary_object
+from .engine.stopping import resume_command, stop_requests
+from .engine.task import metrics_of, task_of
 
 
 @dataclass(frozen=True)
@@ -92,14 +84,14 @@ def compare(
     device = resolve_device(config.device)
     config = config.located()
     data = task_of(config).load(config)
-    runs = [Start(variant, seed) for variant in config.variants for seed in config.seeds]
+    runs = [PlannedRun(variant, seed) for variant in config.variants for seed in config.seeds]
     jobs = _jobs(jobs, len(runs), device)
     digest = task_of(config).digest(data)
     with RunDirectory.create(config.task, out, overwrite=overwrite) as directory:
         directory.write_config(config, device=device.type, jobs=jobs, digest=digest)
         if log is not None:
             (directory.path / EVENTS).mkdir()
-        return _train(config, data, directory, runs, jobs, _Before(), reporter)
+        return _train(config, data, directory, runs, jobs, _ResumePoint(), reporter)
 
 
 def resume(
@@ -108,26 +100,26 @@ def resume(
     jobs: int | None = None,
     reporter: Callable[[Plan], Reporter] | None = None,
 ) -> Comparison:
-    """Go on with a comparison that was stopped or killed, from the last checkpoint of each run.
+    """Continue a comparison that was stopped or killed from the last checkpoint of each run.
 
     Its results are those of a comparison that never stopped, timings aside. One that has come to
     its end is only read.
 
     Args:
         directory: The run directory; what it is made of stands there.
-        jobs: As of :func:`compare` (default: ``None``).
-        reporter: As of :func:`compare` (default: ``None``).
+        jobs: As in :func:`compare` (default: ``None``).
+        reporter: As in :func:`compare` (default: ``None``).
 
     Raises:
         ValueError: The configuration, the data or the checkpoints are damaged or have changed.
         OSError: The folder is missing, holds no run, is in use or cannot be written.
-        Interrupted: As of :func:`compare`.
+        Interrupted: As in :func:`compare`.
     """
     _check_jobs(jobs)
     with RunDirectory.open(directory) as opened:
         config, digest = opened.read_config()
         names = [(variant, seed) for variant in config.variants for seed in config.seeds]
-        before = _Before.of(opened, config, names)
+        before = _ResumePoint.of(opened, config, names)
         ended = opened.read_summary()
         if len(before.summaries) == len(names) and ended is not None:
             found = _comparison(config, opened, ended["data"], names, before)
@@ -140,8 +132,8 @@ def resume(
                 "has now: put the data back, or begin a new run"
             )
         opened.write_records(before.records)
-        runs = [Start(*name, before.begins.get(name)) for name in names]
-        runs = [start for start in runs if (start.variant, start.seed) not in before.summaries]
+        runs = [PlannedRun(*name, before.begins.get(name)) for name in names]
+        runs = [run for run in runs if (run.variant, run.seed) not in before.summaries]
         return _train(config, data, opened, runs, _jobs(jobs, len(runs), device), before, reporter)
 
 
@@ -157,15 +149,15 @@ def _same_data(config: RunConfig, directory: RunDirectory) -> Any:
 
 
 @dataclass(frozen=True)
-class _Before:
-    """What was done before a comparison was resumed; nothing if it was not.
+class _ResumePoint:
+    """What the runs had done when a comparison was resumed; nothing if it has just begun.
 
     Attributes:
-        summaries: Of the runs that came to their end.
-        begins: Checkpoints of those that did not.
-        steps: That each run has made.
-        records: Of all runs, up to these steps.
-        notes: What to tell about it.
+        summaries: Results of the runs that came to their end.
+        begins: Checkpoints that the others go on from.
+        steps: Steps that each run has made.
+        records: Logged steps of all runs, up to these.
+        notes: Messages about it for the user.
     """
 
     summaries: dict[tuple[str, int], Summary] = field(default_factory=dict)
@@ -177,7 +169,7 @@ class _Before:
     @classmethod
     def of(
         cls, directory: RunDirectory, config: RunConfig, names: Sequence[tuple[str, int]]
-    ) -> _Before:
+    ) -> _ResumePoint:
         """Read what finished runs and checkpoints have left."""
         before = cls(notes=[f"note: {change}" for change in directory.other_versions()])
         for name in names:
@@ -215,9 +207,9 @@ def _train(
     config: RunConfig,
     data: Any,
     directory: RunDirectory,
-    runs: Sequence[Start],
+    runs: Sequence[PlannedRun],
     jobs: int,
-    before: _Before,
+    before: _ResumePoint,
     reporter: Callable[[Plan], Reporter] | None,
 ) -> Comparison:
     """Make the runs that are left, and write what all have found."""
@@ -246,8 +238,8 @@ def _train(
         if progress is not None:
             progress.on_record(record)
 
-    def end(start: Start, summary: Summary) -> None:
-        name = start.variant, start.seed
+    def end(planned: PlannedRun, summary: Summary) -> None:
+        name = planned.variant, planned.seed
         found.summaries[name] = summary
         own = [record for record in found.records if (record.name, record.seed) == name]
         directory.checkpoints(config, *name).finish(summary, own)
@@ -263,15 +255,13 @@ def _train(
             events.close()
     compared = _comparison(config, directory, described, names, found)
     directory.write_summary(summary_object(config.task, described, compared.summaries))
-    # Matplotlib takes a second to import, which a failing run need not wait for.
-    from ..report import write_report  # noqa: PLC0415
+    # Matplotlib takes a second to import, which a run that fails need not wait for.
+    from .report import write_run_report  # noqa: PLC0415
 
     plot = getattr(task, "plot", None)
-    if plot is None:
-        _plot(compared)
-    else:
-        plot(config, data, compared)
-    write_report([directory.path], directory.path / REPORT)
+    if plot is not None:
+        plot(config, data, directory.path)
+    write_run_report(directory.path)
     return compared
 
 
@@ -280,7 +270,7 @@ def _comparison(
     directory: RunDirectory,
     described: dict[str, Any],
     names: Sequence[tuple[str, int]],
-    found: _Before,
+    found: _ResumePoint,
 ) -> Comparison:
     """What all runs have found, in the order of the runs."""
     metrics = metrics_of(task_of(config), config)
@@ -290,12 +280,3 @@ def _comparison(
     latest = {(names.index((r.name, r.seed)), r.step): r for r in found.records}
     records = [latest[key] for key in sorted(latest)]
     return Comparison(config.task, directory.path, metrics, described, records, summaries)
-
-
-def _plot(found: Comparison) -> None:
-    from ..report.mixture_plot import plot_mixes  # noqa: PLC0415
-    from ..report.plots import plot_descent_quality, plot_quality  # noqa: PLC0415
-
-    plot_quality(found.records, found.metrics, found.directory / LOSS_PLOT)
-    plot_descent_quality(found.records, found.directory / DESCENT_PLOT)
-    plot_mixes(found.records, found.directory / MIXES)

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from subulp.lab.compare import compare
 from subulp.lab.engine import parallel
-from subulp.lab.engine.comparison import compare
 from subulp.lab.engine.run_directory import RunDirectory
 
 FILES = {
