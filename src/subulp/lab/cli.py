@@ -342,7 +342,7 @@ def predict(
     """
     from .engine.loop import resolve_device  # noqa: PLC0415
     from .tasks.xmc.predict import predict_file  # noqa: PLC0415
-    from .tasks.xmc.saved import choose_model, load_model  # noqa: PLC0415
+    from .tasks.xmc.saved_model import choose_model, load_model  # noqa: PLC0415
 
     model = load_model(run, choose_model(run, precision, seed), resolve_device(device))
     with _written(out, file) as target:

@@ -22,8 +22,8 @@ METRICS = (
     Metric("e5m2_share", "E5M2\n%", "{:.2f}", "Operands in E5M2", "%", factor=100),
     Metric("fp8_error", "FP8\nerror %", "{:.2f}", "Mean relative error", "%", factor=100),
 )
-"""Of all training steps so far. A tensor counts by the share of its elements, and all tensors
-count alike; the error is that of what is in FP8."""
+"""Means over all training steps so far. A tensor counts by the share of its elements, and all
+tensors count alike; the error is that of the elements in FP8."""
 
 _GRANULARITIES: dict[str, str | Recipe] = {
     "e4m3": ALWAYS_E4M3,
@@ -94,7 +94,7 @@ class MixtureLog:
         return {"all": self._all.state_dict(), "recent": self._recent.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the log that gave the state."""
+        """Continue from the state of another log."""
         self._all.load_state_dict(state_dict["all"])
         self._recent.load_state_dict(state_dict["recent"])
 

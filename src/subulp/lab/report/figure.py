@@ -78,8 +78,8 @@ class Panel:
     """A chart's place in a figure. Places are points right and down from its upper left corner.
 
     Attributes:
-        width: Of the panel.
-        height: Of the panel.
+        width: Points from left to right.
+        height: Points from top to bottom.
         tips: Texts that a pointer shows over an artist, by the artist's ``gid``.
     """
 

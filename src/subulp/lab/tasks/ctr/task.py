@@ -14,6 +14,7 @@ from .... import optim
 from ....nn import CachedEmbeddingBags
 from ....optim.row_optimizer import RowOptimizer
 from ...engine.metrics import Metric
+from ...engine.parameter_groups import decay_groups
 from ...engine.run_directory import ACCESS_PLOT
 from ...engine.schedule import one_cycle
 from ...engine.task import Workload
@@ -21,8 +22,8 @@ from .config import CTRConfig
 from .dlrm import DLRM
 from .metrics import click_metrics
 from .readers.dataset import CTRData, ReadOptions
-from .readers.encode import Batch
-from .readers.read import load_data
+from .readers.examples import Batch
+from .readers.load import load_data
 from .variant import Variant
 
 METRICS = (
@@ -76,7 +77,7 @@ def load(config: CTRConfig) -> CTRData:
 
 
 def describe(data: CTRData) -> dict[str, Any]:
-    """Its name, examples of its parts, tables and their rows, and lines that were left out."""
+    """Name, number of examples in each part, tables and their rows, and lines left out."""
     skipped = {"skipped_lines": data.skipped, "first_skipped": data.first_skipped}
     return {
         "name": data.name,
@@ -95,7 +96,7 @@ def steps(config: CTRConfig, data: CTRData) -> int:
 
 
 def digest(data: CTRData) -> str:
-    """Of all examples."""
+    """A digest of all examples."""
     return data.digest
 
 
@@ -125,12 +126,8 @@ def build(
     """A run of one variant and seed."""
     model = build_model(config, data, config.grid[variant], seed).to(device)
     named = _dense(model)
-    groups: list[dict[str, Any]] = [
-        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
-        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
-    ]
     optimizer = optim.AdamW(
-        groups,
+        decay_groups(named),
         lr=config.lr,
         weight_decay=config.weight_decay,
         precision="fp32",

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....data.lines import find, shown, whole_lines
-from .criteo import criteo_layout
 from .dataset import CTRData, ReadOptions, make_data
 from .description import Description, make_layout, read_description
-from .line import split_line
-from .stream import Span, count_lines
+from .example_stream import Span, count_lines
+from .layout import criteo_layout
+from .parse_line import split_line
 
 BUNDLED = Path(__file__).parent
 ADULT = BUNDLED / "adult.toml"

@@ -1,4 +1,4 @@
-"""Texts as bags of words and word pairs, numbered by a vocabulary."""
+"""What bag encoders know: terms of the training texts, or features of the training instances."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data.counts import Counts
 from ...data.lines import Int64s
+from ...data.saved_json import saved_json
+from .readers.bags import BagLines, Features
+from .readers.labels import offsets_of
 
 PLACES = 24
 """Places of a term in a text: each of the first eleven, and all later ones; words, then pairs."""
@@ -23,7 +27,12 @@ COUNTED_AT_ONCE = 20_000_000
 """Different terms that are counted before rare ones are forgotten: about 2 GiB."""
 
 _WORD = re.compile(r"[^\W_]+")
-_FORMAT = "subulp vocabulary 1"
+_VOCABULARY_FORMAT = "subulp vocabulary 1"
+_FEATURES_FORMAT = "subulp features 1"
+_REMEDY = "give the file that the training run wrote"
+_READ_AT_ONCE = 4096
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +123,7 @@ class Vocabulary:
     def save(self, path: Path) -> None:
         """Write the vocabulary as one JSON object."""
         fields = {
-            "format": _FORMAT,
+            "format": _VOCABULARY_FORMAT,
             "texts": self.texts,
             "bigrams": self.bigrams,
             "counts": self.counts,
@@ -130,10 +139,7 @@ class Vocabulary:
             FileNotFoundError: There is no such file.
             ValueError: The file holds something else.
         """
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            if fields["format"] != _FORMAT:
-                raise ValueError(f"its format is {fields['format']!r}")
+        with saved_json(path, _VOCABULARY_FORMAT, "a vocabulary", _REMEDY) as fields:
             vocabulary = cls(
                 tuple(map(str, fields["terms"])),
                 tuple(map(int, fields["counts"])),
@@ -142,11 +148,6 @@ class Vocabulary:
             )
             if len(vocabulary.counts) != len(vocabulary):
                 raise ValueError("it has not one count a term")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(
-                f"{path} is not a vocabulary as {_FORMAT!r} writes it ({error}): give the file "
-                "that the training run wrote"
-            ) from None
         return vocabulary
 
     @cached_property
@@ -173,3 +174,88 @@ def _count(texts: Iterable[str], bigrams: bool, at_once: int) -> tuple[int, Coun
             forgotten += 1
             counts = Counter({t: n for t, n in counts.items() if n > forgotten})
     return total, counts
+
+
+@dataclass(frozen=True, eq=False)
+class KnownFeatures:
+    """The features that training instances have, out of those that there may be.
+
+    Attributes:
+        numbers: In the data set's numbering, ascending, int64 ``(known,)``; a feature's place is
+            its new number.
+        num_features: What every feature of the data set is below.
+    """
+
+    numbers: Int64s
+    num_features: int
+
+    @classmethod
+    def build(cls, source: BagLines, max_features: int) -> KnownFeatures:
+        """Count features in one pass, and keep the most frequent; ties go to the lower number.
+
+        The memory is that of the features that occur, whatever the file's header says.
+
+        Args:
+            source: The training instances.
+            max_features: Features that are kept at most.
+
+        Raises:
+            ValueError: No instance has a feature.
+        """
+        counts = Counts(np.int64)
+        for start in range(0, len(source), _READ_AT_ONCE):
+            found = source.read(np.arange(start, min(start + _READ_AT_ONCE, len(source))))
+            counts.add(found.ids[found.values != 0])
+        numbers = counts.most_frequent(max_features)
+        if not len(numbers):
+            raise ValueError(
+                "no training instance has a feature other than 0: there is nothing to learn from"
+            )
+        return cls(numbers, source.num_features)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def encode(self, features: Features) -> tuple[Int64s, Int64s, Floats]:
+        """The known features of each instance under their new numbers, in the order given.
+
+        Returns:
+            ``ids``, int64 ``(known features of all instances,)``; ``offsets``, int64
+            ``(instances + 1,)``; and ``weights``, FP32: the values, divided by the Euclidean norm
+            of those of the instance, so that neither tiny nor huge ones are lost in FP32.
+        """
+        places = np.searchsorted(self.numbers, features.ids)
+        places = np.minimum(places, len(self) - 1)
+        known = self.numbers[places] == features.ids
+        count = len(features.offsets) - 1
+        instance = np.repeat(np.arange(count), np.diff(features.offsets))[known]
+        values = features.values[known].astype(np.float64)
+        norms = np.sqrt(np.bincount(instance, values * values, minlength=count))
+        norms[norms == 0] = 1.0
+        offsets = offsets_of(np.bincount(instance, minlength=count))
+        return places[known], offsets, (values / norms[instance]).astype(np.float32)
+
+    def save(self, path: Path) -> None:
+        """Write the numbers as one JSON object."""
+        fields = {
+            "format": _FEATURES_FORMAT,
+            "num_features": self.num_features,
+            "numbers": self.numbers.tolist(),
+        }
+        path.write_text(json.dumps(fields), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> KnownFeatures:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file holds something else.
+        """
+        with saved_json(path, _FEATURES_FORMAT, "a list of features", _REMEDY) as fields:
+            known = cls(np.array(fields["numbers"], np.int64), int(fields["num_features"]))
+            if known.numbers.ndim != 1 or not len(known):
+                raise ValueError("it has no list of features")
+            if (np.diff(known.numbers, prepend=-1) <= 0).any():
+                raise ValueError("its features are not in ascending order")
+        return known

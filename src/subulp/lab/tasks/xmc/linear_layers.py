@@ -1,7 +1,8 @@
-"""A transformer whose linear layers multiply in FP8, by torchao.
+"""The linear layers of an encoder: as they are, with a mixture of representations, or torchao's.
 
-ELMO, section 4.3: weights, activations and gradients of a linear layer are cast to FP8 for its
-products, with a scale for each tensor; what is stored and what flows between layers is as before.
+ELMO, section 4.3, has torchao's: weights, activations and gradients of a linear layer are cast to
+FP8 for its products, with a scale for each tensor; what is stored and what flows between layers
+is as before.
 """
 
 from __future__ import annotations
@@ -11,10 +12,34 @@ from typing import Any
 import torch
 
 from ....ops.head import fp8
+from ...engine.linear_operands import TORCHAO, Variant
+from ...engine.mixture_log import MixtureLog, convert
+from .preprocessing import Encoder
 from .transformer import TransformerEncoder
 
 # What FP8 units want of a layer's sizes.
 _MULTIPLE = 16
+
+
+def change_layers(encoder: Encoder, variant: Variant, device: torch.device) -> MixtureLog | None:
+    """Give an encoder the linear layers of a variant, in place; parameters stay the same objects.
+
+    Args:
+        encoder: What to change.
+        variant: What its linear layers multiply.
+        device: Where it computes.
+
+    Returns:
+        What mixtures decide from now on; ``None`` where there are none.
+
+    Raises:
+        ValueError: torchao is needed and not installed, or there is no layer to change.
+    """
+    if variant.linear == TORCHAO:
+        assert isinstance(encoder, TransformerEncoder)
+        multiply_in_fp8(encoder, device)
+        return None
+    return convert(encoder, variant)
 
 
 def check_torchao() -> None:
@@ -44,7 +69,7 @@ def multiply_in_fp8(encoder: TransformerEncoder, device: torch.device) -> None:
     layers = [m for m in encoder.transformer.modules() if _fits(m)]
     if not layers:
         raise ValueError(
-            "linear=fp8 finds no linear layer in the transformer whose sizes are "
+            f"linear={TORCHAO} finds no linear layer in the transformer whose sizes are "
             f"multiples of {_MULTIPLE}: use bf16"
         )
     config = torchao.Float8LinearConfig(
@@ -71,6 +96,6 @@ def _torchao() -> Any:
         import torchao.float8  # noqa: PLC0415 - optional, and slow to import
     except ImportError as error:
         raise ValueError(
-            f"linear=fp8 needs the package torchao ({error}): pip install torchao"
+            f"linear={TORCHAO} needs the package torchao ({error}): pip install torchao"
         ) from None
     return torchao.float8

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subulp.lab.tasks.ctr.readers import parse
-from subulp.lab.tasks.ctr.readers.criteo import criteo_layout
-from subulp.lab.tasks.ctr.readers.layout import Layout, Number, Table
-from subulp.lab.tasks.ctr.readers.line import key, parse_line
-from subulp.lab.tasks.ctr.readers.parse import parse_block
+from subulp.lab.tasks.ctr.readers import parse_block as module
+from subulp.lab.tasks.ctr.readers.layout import Layout, Number, Table, criteo_layout
+from subulp.lab.tasks.ctr.readers.parse_block import parse_block
+from subulp.lab.tasks.ctr.readers.parse_line import key, parse_line
 
 from .support import criteo_lines
 
@@ -49,7 +48,7 @@ def both(layout, block):
     """The block parsed as arrays, and by the definition, with the bad lines of each."""
     bad = [], []
     fast = parse_block(layout, block, lambda *found: bad[0].append(found))
-    slow = parse._parse_lines(
+    slow = module._parse_lines(
         layout,
         block.replace(b"\r\n", b"\n").removesuffix(b"\r"),
         lambda *found: bad[1].append(found),
@@ -115,7 +114,7 @@ def test_a_bad_line_of_a_table(raw):
 
 def test_arrays_are_the_rule(monkeypatch):
     """The line-by-line definition is a hundred times slower: ordinary files do not need it."""
-    monkeypatch.setattr(parse, "_parse_lines", None)
+    monkeypatch.setattr(module, "_parse_lines", None)
     criteo = "\n".join([*criteo_lines(50), line(I1="1.0", C3="").decode()]).encode()
     assert len(parse_block(CRITEO, criteo, never)) == 51
     assert len(parse_block(SHOPS, b'1,2.5," x ",40\r\n0,?,"a,""b""",\r\n', never)) == 2

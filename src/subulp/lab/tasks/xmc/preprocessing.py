@@ -17,11 +17,10 @@ from ...engine.files import replacing
 from ...engine.json_text import read_object
 from .config import XMCConfig
 from .encoder import BagEncoder, Bags
-from .features import PLACES, Vocabulary
-from .known_features import KnownFeatures
 from .readers.bags import FeatureLines, Features
-from .readers.dataset import BagPart, TextPart
-from .transformer import Tokens, TransformerEncoder, TransformerReader
+from .readers.dataset import BagSplit, TextSplit
+from .transformer import Tokens, TransformerEncoder, TransformerPreprocessor
+from .vocabulary import PLACES, KnownFeatures, Vocabulary
 
 Batch = Bags | Tokens
 Encoder = BagEncoder | TransformerEncoder
@@ -43,7 +42,7 @@ class Lines(Protocol[T_co]):
         """The instances of the lines ``indices``, from 0."""
 
 
-class Reader(Protocol[T]):
+class Preprocessor(Protocol[T]):
     """Instances to batches, and the encoder that takes them: texts, or :class:`Features`."""
 
     kind: ClassVar[str]
@@ -79,7 +78,7 @@ class Reader(Protocol[T]):
 
 
 @dataclass(frozen=True, eq=False)
-class BagReader:
+class BagPreprocessor:
     """Bags of the words and word pairs that the training texts have.
 
     Attributes:
@@ -131,7 +130,7 @@ class BagReader:
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureReader:
+class FeaturePreprocessor:
     """Bags of the features that a data set gives, weighted by their values.
 
     Attributes:
@@ -176,30 +175,30 @@ class FeatureReader:
         return cls(KnownFeatures.load(folder / _FEATURES), **settings)
 
 
-_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Reader[Any]]] = {
-    BagReader.kind: BagReader.load,
-    FeatureReader.kind: FeatureReader.load,
-    TransformerReader.kind: TransformerReader.load,
+_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Preprocessor[Any]]] = {
+    BagPreprocessor.kind: BagPreprocessor.load,
+    FeaturePreprocessor.kind: FeaturePreprocessor.load,
+    TransformerPreprocessor.kind: TransformerPreprocessor.load,
 }
 
 
-def make_reader(config: XMCConfig, train: TextPart | BagPart) -> Reader[Any]:
-    """The reader of a configuration, from the training instances alone.
+def make_preprocessor(config: XMCConfig, train: TextSplit | BagSplit) -> Preprocessor[Any]:
+    """The preprocessing of a configuration, from the training instances alone.
 
     Raises:
         ValueError: The encoder is neither the bag nor a folder that can be used, or is one that
             reads texts and there are none.
     """
-    if config.encoder == BagReader.kind:
-        return _bag_reader(config, train)
-    if isinstance(train, BagPart):
+    if config.encoder == BagPreprocessor.kind:
+        return _bag_preprocessor(config, train)
+    if isinstance(train, BagSplit):
         raise ValueError(
             f"data={config.data} is a bag of words, and encoder={config.encoder} reads texts: "
             "use --encoder bag, or give a data set with texts"
         )
     assert config.max_length is not None
     assert config.pooling is not None
-    return TransformerReader.open(
+    return TransformerPreprocessor.open(
         Path(config.encoder),
         max_length=config.max_length,
         pooling=config.pooling,
@@ -207,27 +206,27 @@ def make_reader(config: XMCConfig, train: TextPart | BagPart) -> Reader[Any]:
     )
 
 
-def _bag_reader(config: XMCConfig, train: TextPart | BagPart) -> Reader[Any]:
+def _bag_preprocessor(config: XMCConfig, train: TextSplit | BagSplit) -> Preprocessor[Any]:
     assert config.width is not None
     assert config.layers is not None
     assert config.max_terms is not None
-    if isinstance(train, BagPart):
+    if isinstance(train, BagSplit):
         known = KnownFeatures.build(train.source, config.max_terms)
-        return FeatureReader(known, config.width, config.layers, config.dropout)
+        return FeaturePreprocessor(known, config.width, config.layers, config.dropout)
     vocabulary = Vocabulary.build(train.source, max_terms=config.max_terms)
-    return BagReader(vocabulary, config.width, config.layers, config.dropout)
+    return BagPreprocessor(vocabulary, config.width, config.layers, config.dropout)
 
 
-def save_reader(reader: Reader[Any], folder: Path) -> None:
-    """Write a reader into a folder, its settings last: with them, everything is there."""
-    reader.save(folder)
-    text = json.dumps({"encoder": reader.kind, **reader.settings()}, indent=2)
+def save_preprocessor(preprocessor: Preprocessor[Any], folder: Path) -> None:
+    """Write a preprocessor into a folder, its settings last: with them, everything is there."""
+    preprocessor.save(folder)
+    text = json.dumps({"encoder": preprocessor.kind, **preprocessor.settings()}, indent=2)
     with replacing(folder / SETTINGS) as path:
         path.write_text(text + "\n", encoding="utf-8")
 
 
-def load_reader(folder: Path) -> Reader[Any]:
-    """Read what :func:`save_reader` wrote.
+def load_preprocessor(folder: Path) -> Preprocessor[Any]:
+    """Read what :func:`save_preprocessor` wrote.
 
     Raises:
         FileNotFoundError: A file is missing.

@@ -17,7 +17,7 @@ from pyarrow import csv
 
 from .examples import Examples, Keys
 from .layout import Layout, Table, Transform
-from .line import MISSING, key, parse_line
+from .parse_line import MISSING, key, parse_line
 
 OnBadLine = Callable[[int, str], None]
 """Told the index of a bad line in its block, from 0, and what is wrong with it."""

@@ -9,13 +9,11 @@ import pyarrow as pa
 import pytest
 
 from subulp.lab.data import lines as xmc_lines
-from subulp.lab.tasks.ctr.readers import stream
-from subulp.lab.tasks.ctr.readers.criteo import criteo_layout
 from subulp.lab.tasks.ctr.readers.dataset import ReadOptions
-from subulp.lab.tasks.ctr.readers.encode import Counts, Encoder, Moments
-from subulp.lab.tasks.ctr.readers.examples import Examples
-from subulp.lab.tasks.ctr.readers.read import load_data
-from subulp.lab.tasks.ctr.readers.stream import BadLines, Span, count_lines, read_spans
+from subulp.lab.tasks.ctr.readers.example_stream import BadLines, Span, count_lines, read_spans
+from subulp.lab.tasks.ctr.readers.examples import ColumnStatistics, Encoder, Examples
+from subulp.lab.tasks.ctr.readers.layout import criteo_layout
+from subulp.lab.tasks.ctr.readers.load import load_data
 
 from .support import criteo_lines, write_lines
 
@@ -194,24 +192,11 @@ def test_a_vocabulary_has_the_frequent_categories(criteo):
     assert small.tables[0].rows == 4
 
 
-def test_counts_merge(monkeypatch):
-    monkeypatch.setattr(Counts, "_PENDING", 10)
-    generator = np.random.default_rng(0)
-    counts, seen = Counts(), []
-    for _ in range(20):
-        seen.append(generator.integers(0, 50, 30).astype(np.uint32))
-        counts.add(seen[-1])
-    values, numbers = np.unique(np.concatenate(seen), return_counts=True)
-    np.testing.assert_array_equal(counts.vocabulary(12, 100), values[numbers >= 12])
-    best = sorted(zip(-numbers, values, strict=True))[:5]
-    np.testing.assert_array_equal(counts.vocabulary(1, 5), sorted(v for _, v in best))
-
-
 def test_numbers_are_standardised_by_the_training_part():
     numbers = np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]], np.float32)
-    moments = Moments(2)
-    moments.add(numbers)
-    mean, deviation = moments.result()
+    statistics = ColumnStatistics(2)
+    statistics.add(numbers)
+    mean, deviation = statistics.result()
     assert mean.tolist() == [2.0, 5.0]
     assert deviation.tolist() == [1.0, 1.0]
 
@@ -390,8 +375,8 @@ def test_a_damaged_gzip_file_has_its_place(tmp_path):
 
 
 def test_bad_lines_count_once():
-    bad = stream.BadLines("skip")
+    bad = BadLines("skip")
     for line in (3, 5):
         bad(Path("f"), line, "wrong")
     assert (bad.count, bad.first) == (2, "f:3: wrong")
-    assert isinstance(Encoder(criteo_layout([5]), Moments(13), None).rows, list)
+    assert isinstance(Encoder(criteo_layout([5]), ColumnStatistics(13), None).rows, list)

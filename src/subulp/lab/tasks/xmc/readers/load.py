@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ....data.lines import TextLines, fail, find
 from .bags import read_bag_file
-from .dataset import BagPart, TextPart, XMCData
+from .dataset import BagSplit, TextSplit, XMCData
 from .json_lines import read_json_part, read_json_texts
-from .label_file import read_filter_file, read_label_file
+from .label_files import read_filter_file, read_label_file
 from .labels import MAX_LABELS, LabelMatrix
 
 BUNDLED = "wordnet_small"
@@ -82,7 +82,7 @@ def _raw(folder: Path, cache: Path | None) -> XMCData:
     path = find(folder, "Y.txt")
     label_texts = None if path is None else _texts(path, cache, train.num_labels, label_file)
     parts = {
-        part: TextPart(
+        part: TextSplit(
             labels,
             _filter(folder, part, labels),
             _texts(
@@ -102,7 +102,7 @@ def _json(folder: Path, cache: Path | None) -> XMCData:
     for part in (_TRAIN, _TEST):
         path = _need(folder, f"{part}.json")
         texts, labels = read_json_part(path, len(label_texts), cache)
-        parts[part] = TextPart(labels, _filter(folder, part, labels), texts)
+        parts[part] = TextSplit(labels, _filter(folder, part, labels), texts)
     return XMCData(str(folder), parts[_TRAIN], parts[_TEST], label_texts)
 
 
@@ -118,7 +118,7 @@ def _bags(folder: Path, cache: Path | None) -> XMCData:
             f"{train_bags.num_features}",
         )
     return XMCData(
-        str(folder), BagPart(train, None, train_bags), BagPart(test, None, test_bags), None
+        str(folder), BagSplit(train, None, train_bags), BagSplit(test, None, test_bags), None
     )
 
 

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from subulp.lab.tasks.xmc.features import PLACES, Vocabulary
-from subulp.lab.tasks.xmc.readers.read import load_bundled
+from subulp.lab.tasks.xmc.readers.load import load_bundled
+from subulp.lab.tasks.xmc.vocabulary import PLACES, Vocabulary
 
 TEXTS = ["The red fox", "the RED dog", "a fox; a fox_2", "Größe x²", ""]
 
@@ -108,7 +108,7 @@ def test_rare_terms_are_forgotten_when_too_many_are_counted():
 
 def test_the_vocabulary_does_not_depend_on_the_hash_seed():
     program = (
-        "from subulp.lab.tasks.xmc.features import Vocabulary;"
+        "from subulp.lab.tasks.xmc.vocabulary import Vocabulary;"
         "v = Vocabulary.build((f'{i % 7} x{i} y{i % 3}' for i in range(300)), counted_at_once=50);"
         "print(v.terms, v.counts)"
     )

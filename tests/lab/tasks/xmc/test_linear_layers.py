@@ -10,7 +10,7 @@ from subulp.lab.cli import main
 from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.saved import RunName, load_model
+from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import build, build_encoder, load
 
 from .support import transformer_config, write_bert
@@ -30,7 +30,7 @@ def bert(tmp_path_factory):
 
 @pytest.fixture
 def config(bert, tmp_path):
-    return transformer_config(bert, tmp_path / "data", linear=("fp8",))
+    return transformer_config(bert, tmp_path / "data", linear=("torchao-fp8",))
 
 
 def fp8_layers(encoder):
@@ -47,7 +47,7 @@ def enlarge(encoder):
 
 def vectors(encoder, data, texts):
     with torch.no_grad():
-        return encoder.eval()(data.reader.read(texts))
+        return encoder.eval()(data.preprocessor.read(texts))
 
 
 def test_linear_layers_multiply_in_fp8_and_nothing_else_changes(config):
@@ -80,16 +80,17 @@ def test_linear_layers_multiply_in_fp8_and_nothing_else_changes(config):
 def test_its_gradient_is_near_that_of_bf16(config):
     data = load(config)
     gradients = {}
-    for name in ("bf16", "fp8"):
+    for name in ("bf16", "torchao-fp8"):
         chosen = dataclasses.replace(config, linear=(name,))
         encoder = build(chosen, data, "fp8", 0, CPU).model["encoder"]
         enlarge(encoder)
         generator = torch.Generator().manual_seed(1)
         direction = torch.randn(encoder.dim, generator=generator)
         # Without the transformer's own dropout.
-        (encoder.eval()(data.reader.read(["red things", "new thing"])) @ direction).sum().backward()
+        batch = data.preprocessor.read(["red things", "new thing"])
+        (encoder.eval()(batch) @ direction).sum().backward()
         gradients[name] = torch.cat([p.grad.float().flatten() for p in encoder.parameters()])
-    cosine = torch.nn.functional.cosine_similarity(gradients["fp8"], gradients["bf16"], dim=0)
+    cosine = torch.nn.functional.cosine_similarity(*gradients.values(), dim=0)
     assert 0.9 < cosine < 0.99999
 
 
@@ -132,7 +133,7 @@ def test_fused_runs_are_the_same(config):
 def test_from_the_command_line_and_without_the_package(config, bert, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     options = ["--data", str(config.data), "--encoder", str(bert), "--max-length=12", "--epochs=1"]
-    small = ["--batch-size=8", "--precision=fp8", "--linear=fp8", "--out", str(out)]
+    small = ["--batch-size=8", "--precision=fp8", "--linear=torchao-fp8", "--out", str(out)]
     assert main(["train", "xmc", *options, *small]) == 0
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     text = tmp_path / "texts.txt"
@@ -147,8 +148,10 @@ def test_from_the_command_line_and_without_the_package(config, bert, tmp_path, m
 
 
 def test_the_bag_has_no_fp8_products():
-    with pytest.raises(ValueError, match="linear=fp8 and encoder=bag contradict"):
-        XMCConfig(linear=("fp8",))
+    with pytest.raises(ValueError, match="linear=torchao-fp8 and encoder=bag contradict"):
+        XMCConfig(linear=("torchao-fp8",))
+    with pytest.raises(ValueError, match=r"linear='fp8' .* use torchao-fp8 .* or e4m3"):
+        XMCConfig(linear=("fp8",), encoder="bert")
 
 
 def test_layers_of_other_sizes_stay_and_some_must_fit(config, tmp_path):

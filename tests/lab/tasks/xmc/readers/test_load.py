@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from subulp.lab.tasks.xmc.readers.dataset import BagPart, TextPart
-from subulp.lab.tasks.xmc.readers.read import load_bundled, read_xmc
+from subulp.lab.tasks.xmc.readers.dataset import BagSplit, TextSplit
+from subulp.lab.tasks.xmc.readers.load import load_bundled, read_xmc
 
 from . import support
 from .support import LABEL_TEXTS, TEST_LABELS, TEST_TEXTS, TRAIN_LABELS, TRAIN_TEXTS, put
@@ -29,7 +29,7 @@ def test_the_forms_hold_the_same(tmp_path, form, compressed):
     assert (rows.tolist(), cols.tolist()) == ([0, 1, 1], [0, 0, 1])
     assert rows.dtype == cols.dtype == np.int64
     if form == "bags":
-        assert isinstance(data.train, BagPart)
+        assert isinstance(data.train, BagSplit)
         features = data.train.features([3, 1, 0])
         assert features.ids.tolist() == [3, 3, 3, 1]
         assert features.offsets.tolist() == [0, 2, 2, 4]
@@ -38,7 +38,7 @@ def test_the_forms_hold_the_same(tmp_path, form, compressed):
         assert data.train.source.num_features == 4
         assert data.label_texts is None
     else:
-        assert isinstance(data.train, TextPart)
+        assert isinstance(data.train, TextSplit)
         assert data.train.texts([2, 0, 1]) == ["the lazy dög", "a red fox", ""]
         assert list(data.train.source) == TRAIN_TEXTS
         assert list(data.test.source) == TEST_TEXTS

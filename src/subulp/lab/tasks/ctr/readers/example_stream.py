@@ -13,7 +13,7 @@ import torch
 from ....data.lines import fail, whole_lines
 from .examples import Examples
 from .layout import Layout
-from .parse import parse_block
+from .parse_block import parse_block
 
 OnBadLine = Literal["raise", "skip"]
 
@@ -28,7 +28,7 @@ class Span:
 
 
 class BadLines:
-    """What happens to lines that cannot be read, and how many there were.
+    """The policy for unreadable lines, and how many there were.
 
     Args:
         policy: ``"raise"``, or ``"skip"`` to leave them out.
@@ -90,13 +90,13 @@ def _cut(block: bytes, begin: int, end: int) -> bytes:
     return block[ends[begin] : ends[end]]
 
 
-class Part:
+class ExampleStream:
     """The examples of one part of a data set, to be read again and again.
 
     Args:
         blocks: Reads them in their order.
         count: How many there are.
-        buffer: Examples that are shuffled among each other, and that memory may hold.
+        buffer: Size of the shuffle buffer, in examples.
     """
 
     def __init__(self, blocks: Callable[[], Iterator[Examples]], count: int, buffer: int) -> None:
@@ -134,13 +134,13 @@ class Batches(Iterator[Examples]):
     not fill an epoch's last batch are left out.
 
     Args:
-        part: What to draw from.
+        stream: What to draw from.
         batch_size: Examples of a batch.
         seed: Seed of the generator that shuffles.
     """
 
-    def __init__(self, part: Part, batch_size: int, seed: int) -> None:
-        self._part, self._size = part, batch_size
+    def __init__(self, stream: ExampleStream, batch_size: int, seed: int) -> None:
+        self._stream, self._size = stream, batch_size
         self._generator = np.random.default_rng(seed)
         self._place: dict[str, Any] | None = None
         self._batches = self._epochs()
@@ -157,7 +157,7 @@ class Batches(Iterator[Examples]):
         """The batches of an epoch, from the place in it where it was left."""
         begin = self._place or {"chunk": 0, "before": 0, "drawn": 0, "rest": None}
         rest, before, first = begin["rest"], begin["before"], begin["drawn"]
-        for number, chunk in enumerate(self._part.chunks()):
+        for number, chunk in enumerate(self._stream.chunks()):
             if number < begin["chunk"]:
                 continue
             waiting = Examples.join([chunk] if rest is None else [rest, chunk])
@@ -176,9 +176,9 @@ class Batches(Iterator[Examples]):
                 yield waiting.take(order[batch * self._size : (batch + 1) * self._size])
             rest = waiting.take(order[whole * self._size :])
             before, first = before + whole, 0
-        if before != len(self._part) // self._size:
+        if before != len(self._stream) // self._size:
             raise ValueError(
-                f"the data had {len(self._part)} examples and now make {before} batches of "
+                f"the data had {len(self._stream)} examples and now make {before} batches of "
                 f"{self._size}: the file has changed while it was read"
             )
 
@@ -192,7 +192,7 @@ class Batches(Iterator[Examples]):
         return {"place": {**self._place, "rest": kept}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a place."""
+        """Continue from a place."""
         place = state_dict["place"]
         self._generator.bit_generator.state = (place or state_dict)["generator"]
         if place is not None and place["rest"] is not None:

@@ -24,12 +24,12 @@ from ....nn import ExtremeClassifier
 from ....numerics import Format
 from ....numerics.logistic import sigmoid
 from ...data.lines import TextLines
+from ...data.saved_json import saved_json
 from ...engine.files import replacing
-from ...engine.json_text import read_object
-from ...engine.linear_operands import Variant
+from ...engine.linear_operands import TORCHAO, Variant
 from ...engine.run_directory import MODELS, task_of_run
-from .layers import change_layers
-from .reader import SETTINGS, Reader, load_reader, save_reader, to_device
+from .linear_layers import change_layers
+from .preprocessing import SETTINGS, Preprocessor, load_preprocessor, save_preprocessor, to_device
 from .readers.dataset import Texts
 from .renee import ReneeClassifier
 
@@ -57,7 +57,7 @@ def save_model(
     path: Path,
     model: nn.ModuleDict,
     variant: Variant,
-    reader: Reader[Any],
+    preprocessor: Preprocessor[Any],
     label_texts: Texts | None,
 ) -> None:
     """Write a trained model, and beside it what its directory has not yet.
@@ -69,10 +69,10 @@ def save_model(
         path: ``RUN/models/PRECISION-seed-SEED``; suffixes are appended.
         model: ``encoder`` and ``head``.
         variant: What the encoder's linear layers multiply.
-        reader: The encoder's.
+        preprocessor: The encoder's.
         label_texts: Text of each label, if there are any.
     """
-    _save_shared(path.parent, reader, label_texts)
+    _save_shared(path.parent, preprocessor, label_texts)
     tensors = {
         name: tensor.contiguous()
         for name, tensor in model.state_dict().items()
@@ -95,7 +95,7 @@ def save_model(
         unfinished.write_text(text + "\n", encoding="utf-8")
 
 
-def _save_shared(folder: Path, reader: Reader[Any], label_texts: Texts | None) -> None:
+def _save_shared(folder: Path, preprocessor: Preprocessor[Any], label_texts: Texts | None) -> None:
     """What all runs have in common; runs that end at once write the same."""
     folder.mkdir(parents=True, exist_ok=True)
     if label_texts is not None and not (folder / LABELS).exists():
@@ -105,7 +105,7 @@ def _save_shared(folder: Path, reader: Reader[Any], label_texts: Texts | None) -
         ):
             file.writelines(json.dumps(text) + "\n" for text in label_texts)
     if not (folder / SETTINGS).exists():
-        save_reader(reader, folder)
+        save_preprocessor(preprocessor, folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,12 +113,12 @@ class SavedModel:
     """A trained model that predicts.
 
     Attributes:
-        reader: Texts, or given features, to the encoder's input.
+        preprocessor: Texts, or given features, to the encoder's input.
         model: ``encoder`` and ``head``, in ``eval()``.
         label_texts: Text of each label as JSON, if the data set had any.
     """
 
-    reader: Reader[Any]
+    preprocessor: Preprocessor[Any]
     model: nn.ModuleDict
     label_texts: TextLines | None
 
@@ -134,7 +134,7 @@ class SavedModel:
         """The most probable labels of some instances.
 
         Args:
-            instances: ``batch`` of them, as ``reader`` reads them: texts or features.
+            instances: ``batch`` of them, as ``preprocessor`` reads them: texts or features.
             k: How many labels, at most ``num_labels``.
 
         Returns:
@@ -144,7 +144,7 @@ class SavedModel:
         encoder, head = self.model["encoder"], self.model["head"]
         assert isinstance(head, Head)
         device = next(encoder.parameters()).device
-        logits, labels = head.topk(encoder(to_device(self.reader.read(instances), device)), k)
+        logits, labels = head.topk(encoder(to_device(self.preprocessor.read(instances), device)), k)
         return sigmoid(logits), labels
 
     def names(self, labels: Sequence[int]) -> list[str] | None:
@@ -219,8 +219,8 @@ def load_model(run: Path, name: RunName, device: torch.device) -> SavedModel:
     """
     folder = run / MODELS
     path = folder / f"{name.precision}-seed-{name.seed}"
-    reader = load_reader(folder)
-    encoder = reader.encoder(device)
+    preprocessor = load_preprocessor(folder)
+    encoder = preprocessor.encoder(device)
     head, variant = _described(_description(path))
     change_layers(encoder, variant, device)
     model = nn.ModuleDict({"encoder": encoder, "head": head})
@@ -240,7 +240,7 @@ def load_model(run: Path, name: RunName, device: torch.device) -> SavedModel:
             f"{labels} has {len(texts)} lines for {head.num_labels} labels: it is damaged; train "
             "again"
         )
-    return SavedModel(reader, model.to(device).eval(), texts)
+    return SavedModel(preprocessor, model.to(device).eval(), texts)
 
 
 def _check_whole(model: nn.ModuleDict, tensors: dict[str, Tensor]) -> None:
@@ -277,18 +277,17 @@ def _describe(head: Head) -> dict[str, Any]:
 
 def _described(path: Path) -> tuple[Head, Variant]:
     """What a description says: a head without rows, and the encoder's linear layers."""
-    try:
-        description = read_object(path)
-        if description["format"] != _FORMAT:
-            raise ValueError(f"its format is {description['format']!r}")
-        settings, variant = description["head"], Variant(**description["encoder"])
+    with saved_json(path, _FORMAT, "a description", "train again") as description:
+        settings, encoder = description["head"], description["encoder"]
+        if encoder.get("linear") == "fp8":
+            # What torchao's layers were called before there were others in FP8.
+            encoder["linear"] = TORCHAO
+        variant = Variant(**encoder)
         storage = settings.pop("storage")
+        head: Head
         if storage == "renee":
-            return ReneeClassifier(**settings, seed=0), variant
-        storage = tuple(storage) if isinstance(storage, list) else storage
-        head = ExtremeClassifier(**settings, storage=storage, chunks=1, device="meta")
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise ValueError(
-            f"{path} is not a description as {_FORMAT!r} writes it ({error}): train again"
-        ) from None
+            head = ReneeClassifier(**settings, seed=0)
+        else:
+            storage = tuple(storage) if isinstance(storage, list) else storage
+            head = ExtremeClassifier(**settings, storage=storage, chunks=1, device="meta")
     return head, variant
