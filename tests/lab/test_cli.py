@@ -99,7 +99,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("subulp.lab.engine.comparison.compare", interrupted)
+    monkeypatch.setattr("subulp.lab.compare.compare", interrupted)
     assert main(["train", "lm"]) == cli.INTERRUPTED == 130
     assert capsys.readouterr().err == "interrupted\n"
 

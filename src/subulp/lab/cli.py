@@ -33,7 +33,7 @@ from .tasks.lm.config import LMConfig
 from .tasks.xmc.config import XMCConfig
 
 if TYPE_CHECKING:
-    from .engine.comparison import Comparison
+    from .compare import Comparison
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -216,16 +216,16 @@ def train_resume(
     if resume is None:
         train.help_print()
         return 0
-    from .engine import comparison  # noqa: PLC0415
+    from .compare import resume as resume_comparison  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
     errors = Console(stderr=True)
-    found = comparison.resume(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
+    found = resume_comparison(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
     return _show(found, errors, json=json)
 
 
 def _compare(config: RunConfig, output: Output) -> int:
-    from .engine.comparison import compare  # noqa: PLC0415
+    from .compare import compare  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
     errors = Console(stderr=True)
@@ -342,7 +342,7 @@ def predict(
     """
     from .engine.loop import resolve_device  # noqa: PLC0415
     from .tasks.xmc.predict import predict_file  # noqa: PLC0415
-    from .tasks.xmc.saved import choose_model, load_model  # noqa: PLC0415
+    from .tasks.xmc.saved_model import choose_model, load_model  # noqa: PLC0415
 
     model = load_model(run, choose_model(run, precision, seed), resolve_device(device))
     with _written(out, file) as target:

@@ -169,7 +169,7 @@ def test_every_task_is_repeated_from_its_own_file(options, tmp_path, monkeypatch
         made.append(config)
         raise ValueError("enough")
 
-    monkeypatch.setattr("subulp.lab.engine.comparison.compare", compare)
+    monkeypatch.setattr("subulp.lab.compare.compare", compare)
     assert main(["train", *options]) == 2
     RunDirectory.create(options[0], tmp_path / "run").write_config(made[0], device="cpu", jobs=1)
     assert main(["train", options[0], "--config", str(tmp_path / "run/config.json")]) == 2

@@ -15,9 +15,10 @@ import time
 
 import pytest
 
+from subulp.lab import compare as comparison
 from subulp.lab.cli import main
-from subulp.lab.engine import comparison, parallel
-from subulp.lab.engine.comparison import compare, resume
+from subulp.lab.compare import compare, resume
+from subulp.lab.engine import parallel
 from subulp.lab.engine.lock import Lock
 from subulp.lab.engine.run_checkpoints import RunCheckpoints
 from subulp.lab.engine.stopping import Interrupted, StopRequest, stop_requests

@@ -11,14 +11,14 @@ from cyclopts import Parameter
 
 from .config import COMPARED, NAMES, RunConfig, check_list, check_range
 
-Linear = Literal["bf16", "fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
+Linear = Literal["bf16", "torchao-fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
 PartitionName = Literal["tensor", "channel", "subchannel-128", "subchannel-32", "block-128x128"]
 
 PLAIN: Linear = "bf16"
 """Layers as they are."""
 
-TORCHAO: Linear = "fp8"
-"""Layers of the package torchao."""
+TORCHAO: Linear = "torchao-fp8"
+"""Layers of the package torchao, whose operands are in FP8."""
 
 _PARTITION: PartitionName = "block-128x128"
 
@@ -71,6 +71,11 @@ class LinearConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if "fp8" in self.linear and TORCHAO in self.linear_choices:
+            raise ValueError(
+                f"linear='fp8' does not say whose FP8: use {TORCHAO} for the layers of the package "
+                "torchao, which had this name, or e4m3 for ours"
+            )
         _check("linear", self.linear, self.linear_choices)
         if self.partition is not None:
             _check("partition", self.partition, get_args(PartitionName))

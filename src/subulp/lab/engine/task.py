@@ -99,8 +99,8 @@ class Task(Protocol):
     With a function ``metrics(config)`` what it measures depends on the configuration; otherwise it
     is :attr:`METRICS`.
 
-    With a function ``plot(config, data, comparison)`` it draws its own figures into the run
-    directory, instead of quality and descent quality against steps.
+    With a function ``plot(config, data, directory)`` it adds figures of its own to the run
+    directory.
     """
 
     METRICS: tuple[Metric, ...]
