@@ -299,7 +299,7 @@ def test_a_table_of_ones_own(clicks):
             "[label]",
             f"[buckets]\nprice = [1{'0' * 400}]\n[label]",
             2,
-            "price.0. to be a finite",
+            "buckets.price to be an array of",
         ),
         ("[numeric]", "a = '''\n[numeric]\n'''\n[numeric]", 4, "unknown key label.a"),
         (

@@ -106,7 +106,7 @@ class Layout:
     positive: tuple[str, ...] = ("1", "1.0")
     negative: tuple[str, ...] = ("0", "0.0")
     missing: str = ""
-    buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    buckets: Mapping[str, Sequence[float]] = field(default_factory=dict)
     hexadecimal: bool = False
 
     def __post_init__(self) -> None:
