@@ -18,8 +18,9 @@ BLOCK = 1024
 
 _NUMBERS = [name for name in SCALARS.names or () if SCALARS[name] == np.float32]
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
-_TENSOR = ("numel", "offset", "key", "step", *_ROLES)
-"""Columns of the tables that a kernel reads, a row for each tensor."""
+# Columns of the tables that a kernel reads, a row for each tensor.
+_COLUMNS = {n: i for i, n in enumerate(("numel", "offset", "key", "step", *_ROLES))}
+_NUMBER_COLUMNS = {n: i for i, n in enumerate(_NUMBERS)}
 
 
 def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, Any]) -> None:
@@ -101,25 +102,25 @@ def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, A
 @triton.constexpr_function
 def columns():
     """Columns of the table of tensors."""
-    return len(_TENSOR)
+    return len(_COLUMNS)
 
 
 @triton.constexpr_function
 def column(name):
     """A column of the table of tensors."""
-    return _TENSOR.index(name)
+    return _COLUMNS[name]
 
 
 @triton.constexpr_function
 def number_columns():
     """Columns of the table of numbers."""
-    return len(_NUMBERS)
+    return len(_NUMBER_COLUMNS)
 
 
 @triton.constexpr_function
 def number_column(name):
     """A column of the table of numbers."""
-    return _NUMBERS.index(name)
+    return _NUMBER_COLUMNS[name]
 
 
 @triton.jit

@@ -13,11 +13,13 @@ import triton.language as tl
 from .. import strategy
 from ..triton import codec, random_bits
 
+_LOW_SCALES = {name: strategy.low_scale(fmt) for name, fmt in codec.FORMATS.items()}
+
 
 @triton.constexpr_function
 def low_scale(fmt):
     """See :func:`subulp.ops.strategy.low_scale`."""
-    return strategy.low_scale(codec.FORMATS[fmt])
+    return _LOW_SCALES[fmt]
 
 
 # ---------------------------------------------------------------------------------------- elements
