@@ -37,7 +37,7 @@ SANITIZED ?= tests/ops/test_all_finite.py tests/ops/test_convert.py tests/ops/te
 	tests/ops/test_head.py tests/ops/test_head_integers.py tests/ops/test_logistic.py \
 	tests/ops/test_mixture.py tests/ops/test_step_backends.py tests/ops/test_step_oracle.py
 sanitize: $(VENV)/.test
-	$(PIP) install --constraint constraints.txt '.[sanitize]'
+	$(PIP) install --constraint constraints.txt 'subulp[sanitize]'
 	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DSUBULP_SANITIZE=address,undefined \
 		-DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja
 	$(BIN)/cmake --build build/sanitize
@@ -48,14 +48,14 @@ sanitize: $(VENV)/.test
 
 # The API reference, from the docstrings.
 docs: $(VENV)/.package
-	$(PIP) install --constraint constraints.txt '.[docs]'
+	$(PIP) install --constraint constraints.txt 'subulp[docs]'
 	$(BIN)/pdoc --docformat google --output-directory build/docs \
 		subulp.numerics subulp.ops subulp.optim subulp.nn subulp.diagnostics
 
 # Each parser for SECONDS; a finding is left in the folder as crash-...
 SECONDS ?= 60
 fuzz: $(VENV)/.test
-	$(PIP) install --constraint constraints.txt '.[fuzz]'
+	$(PIP) install --constraint constraints.txt 'subulp[fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # PyTorch comes first and pinned: what follows then takes it as it is.
@@ -68,8 +68,9 @@ $(VENV)/.package: $(VENV)/.torch $(SOURCES)
 	$(PIP) install --constraint constraints.txt '.[lab]'
 	@touch $@
 
+# The package as it is installed, and what its extra needs besides: nothing is built again.
 $(VENV)/.test: $(VENV)/.package
-	$(PIP) install --constraint constraints.txt '.[test]'
+	$(PIP) install --constraint constraints.txt 'subulp[lab,test]'
 	@touch $@
 
 clean:

@@ -26,14 +26,13 @@ from subulp.lab.engine.saved_state import rebuild
 from subulp.lab.report import render
 from subulp.lab.tasks.ctr.readers.dataset import ReadOptions
 from subulp.lab.tasks.ctr.readers.description import make_layout, read_description
-from subulp.lab.tasks.ctr.readers.read import load_data
-from subulp.lab.tasks.xmc.features import Vocabulary
-from subulp.lab.tasks.xmc.known_features import KnownFeatures
-from subulp.lab.tasks.xmc.reader import SETTINGS, load_reader
+from subulp.lab.tasks.ctr.readers.load import load_data
+from subulp.lab.tasks.xmc.preprocessing import SETTINGS, load_preprocessor
 from subulp.lab.tasks.xmc.readers.bags import FeatureLines, read_bag_file
 from subulp.lab.tasks.xmc.readers.json_lines import read_json_part, read_json_texts
-from subulp.lab.tasks.xmc.readers.label_file import read_filter_file, read_label_file
-from subulp.lab.tasks.xmc.saved import _described
+from subulp.lab.tasks.xmc.readers.label_files import read_filter_file, read_label_file
+from subulp.lab.tasks.xmc.saved_model import _described
+from subulp.lab.tasks.xmc.vocabulary import KnownFeatures, Vocabulary
 from subulp.lab.tools.dblp import build_dblp
 from tests.lab.report.support import LM, lm_records, lm_summary, write_run
 from tests.lab.tasks.ctr.readers.support import criteo_lines
@@ -228,7 +227,7 @@ def _reader(data: bytes, folder: Path) -> None:
     path = _written(data, folder / SETTINGS)
     (folder / "vocabulary.json").write_text(_VOCABULARY)
     with refused(path, line=False):
-        load_reader(folder)
+        load_preprocessor(folder)
 
 
 def _model(data: bytes, folder: Path) -> None:

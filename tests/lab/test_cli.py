@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from subulp import cli
+from subulp.lab import cli
 from subulp.lab.cli import main
 
 SMALL = [
@@ -73,7 +73,7 @@ def test_without_json_a_table_is_printed(text_file, tmp_path, capsys):
         (["train", "lm", "--dtype", "int4"], 'Choose from: "bf16", "fp16", "e4m3"'),
         (["train", "lm", "--data", "missing.txt"], "/missing.txt does not exist"),
         (["train", "cnn"], 'Unknown command "cnn"'),
-        (["train", "lm", "extra"], "['extra']. Each of these is one word too many: options are"),
+        (["train", "lm", "extra"], "['extra']. These words belong to no option: give options as"),
         (["train", "--lr", "3"], "Unknown option: --lr"),
         (["train", "--resume", "run", "--lr", "3"], "takes only --jobs and --json"),
         (["train", "lm", "--resume", "run"], "subulp train --resume RUN, without a task"),
@@ -99,7 +99,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("subulp.lab.engine.comparison.compare", interrupted)
+    monkeypatch.setattr("subulp.lab.compare.compare", interrupted)
     assert main(["train", "lm"]) == cli.INTERRUPTED == 130
     assert capsys.readouterr().err == "interrupted\n"
 

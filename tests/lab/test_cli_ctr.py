@@ -46,7 +46,7 @@ def test_skipped_lines_are_counted_at_the_end(clicks, tmp_path, capsys):
     assert "Traceback" not in error
     assert main([*arguments, "--on-bad-line", "skip"]) == 0
     captured = capsys.readouterr()
-    assert f"left out 1 line that cannot be read; the first: {clicks}:201: 2" in captured.err
+    assert f"skipped 1 unreadable line; the first: {clicks}:201: 2" in captured.err
     assert "normalised" in captured.out
 
 

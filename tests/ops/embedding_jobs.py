@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from subulp.nn.cached_table import CachedTable, EmbeddingTable
+from subulp.numerics.int_rows import ROW_FORMATS
 from subulp.ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
 
-STORAGES = ("fp32", "bf16", "fp16", "e4m3", "int8", "int4", "int2")
+STORAGES = tuple(ROW_FORMATS)
 RULES = ("sgd", "adagrad", "rowwise")
 
 

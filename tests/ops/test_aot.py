@@ -17,8 +17,17 @@ aot_worker = pytest.importorskip("tests.ops.aot_worker", reason="Triton is not i
 
 # Words of one, an odd number of and many bits; one that fills a half-word, and one beyond it.
 WIDTHS = (1, 7, 8, 16)
-# Without the tails that differ from Adam's in a few multiplications.
-ALL = [s for s in setups(all_names(*WIDTHS)) if s.op == "adam" or s.strategy.k in (0, 8)]
+NIGHTLY = pytest.mark.nightly
+
+
+def is_typical(setup: Setup) -> bool:
+    """All but SGD's kernels that differ from other ones in a few operations."""
+    return setup.op == "adam" or (
+        setup.strategy.k in (0, 8) and setup.dtype in (setup.strategy.dtypes[0], E4M3)
+    )
+
+
+ALL = [pytest.param(s, marks=[] if is_typical(s) else NIGHTLY) for s in setups(all_names(*WIDTHS))]
 REPRESENTATIVE = (
     Setup("adam", "fp32", FP32),
     Setup("adam", "stochastic", BF16),
@@ -28,6 +37,8 @@ REPRESENTATIVE = (
     Setup("sgd", "kahan", BF16),
     Setup("sgd", "extra-bits-8", BF16, nesterov=True),
 )
+# Hopper's code for all; the others', which comes from the same passes, for some.
+CAPABILITIES = (80, 89, 90, 100)
 CLASSES = pytest.mark.parametrize("whole", [True, False], ids=["whole", "ragged"])
 
 
@@ -77,26 +88,45 @@ def test_all_finite(compiler, dtype, whole):
         assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90, 100])
-@pytest.mark.parametrize("dtype", [FP32, BF16, FP16, E4M3], ids=short)
-@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "ragged"])
+@pytest.mark.parametrize(
+    ("dtype", "capability", "aligned"),
+    [
+        pytest.param(
+            *(dtype, capability, aligned),
+            id=f"{short(dtype)}-{capability}-{'aligned' if aligned else 'ragged'}",
+            marks=[] if capability == 90 or (aligned and dtype in (FP32, E4M3)) else NIGHTLY,
+        )
+        for dtype in (FP32, BF16, FP16, E4M3)
+        for capability in CAPABILITIES
+        for aligned in (True, False)
+    ],
+)
 def test_head(compiler, dtype, capability, aligned):
     compiled = compiler.submit(aot_worker.compile_head, dtype, capability, aligned).result()
     # The product is a sum of fused multiply-adds; the rounded operations after it are not.
     check_registers(compiled)
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+TABLES = (
+    ("fp32", "sgd", "lfu", 64),
+    ("bf16", "adagrad", "lru", 128),
+    ("fp16", "rowwise", "lfu", 100),
+    ("e4m3", "rowwise", "lru", 64),
+    ("int8", "rowwise", "lfu", 128),
+    ("int4", "rowwise", "lfu", 128),
+    ("int2", "adagrad", "lru", 19),
+)
+
+
 @pytest.mark.parametrize(
-    ("storage", "rule", "policy", "dim"),
+    ("storage", "rule", "policy", "dim", "capability"),
     [
-        ("fp32", "sgd", "lfu", 64),
-        ("bf16", "adagrad", "lru", 128),
-        ("fp16", "rowwise", "lfu", 100),
-        ("e4m3", "rowwise", "lru", 64),
-        ("int8", "rowwise", "lfu", 128),
-        ("int4", "rowwise", "lfu", 128),
-        ("int2", "adagrad", "lru", 19),
+        pytest.param(
+            *(*table, capability),
+            marks=[] if capability == 90 or table[0] in ("e4m3", "int4") else NIGHTLY,
+        )
+        for table in TABLES
+        for capability in CAPABILITIES
     ],
 )
 def test_embedding(compiler, storage, rule, policy, dim, capability):
@@ -105,8 +135,18 @@ def test_embedding(compiler, storage, rule, policy, dim, capability):
         check(compiled)
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90, 100])
-@pytest.mark.parametrize("block", [(128, 128), (1, 32)], ids=str)
+@pytest.mark.parametrize(
+    ("block", "capability"),
+    [
+        pytest.param(
+            *(block, capability),
+            id=f"{block}-{capability}",
+            marks=[] if capability == 90 or block == (128, 128) else NIGHTLY,
+        )
+        for block in ((128, 128), (1, 32))
+        for capability in CAPABILITIES
+    ],
+)
 @pytest.mark.parametrize("kernel", ["measure", "candidates", "rest", "decode"])
 def test_mixture(compiler, kernel, block, capability):
     check(compiler.submit(aot_worker.compile_mixture, kernel, block, FP32, capability).result())

@@ -89,6 +89,10 @@ def test_triton_is_the_reference(storage, rule, rounding):
     same(run("triton", storage, rule, rounding=rounding, **SMALL), expected)
 
 
+def test_triton_is_tested_with_every_storage():
+    assert {storage for storage, _, _ in TRITON} == set(STORAGES)
+
+
 @pytest.mark.parametrize("dim", [1, 15, 16, 17, 100])
 def test_row_sum_is_sixteen_lanes(dim):
     x = torch.randn(3, dim, generator=torch.Generator().manual_seed(0))

@@ -296,7 +296,9 @@ def special_case(setup: Setup) -> tuple[State, torch.Tensor]:
 
 @pytest.mark.parametrize("grad_dtype", [None, FP32], ids=["same", "fp32"])
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
-@pytest.mark.parametrize("setup", setups(all_names(4, 9)), ids=str)
+@pytest.mark.parametrize(
+    "setup", setups((*FIXED, "extra-bits-4", "extra-bits-9-stochastic")), ids=str
+)
 def test_special_values(setup, backend, grad_dtype):
     setup = dataclasses.replace(setup, grad_dtype=grad_dtype)
     expected, grad = special_case(setup)
@@ -375,7 +377,9 @@ def test_gpu_options(setup):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("grad_dtype", [None, FP32], ids=["same", "fp32"])
-@pytest.mark.parametrize("setup", setups(all_names(4, 9)), ids=str)
+@pytest.mark.parametrize(
+    "setup", setups((*FIXED, "extra-bits-4", "extra-bits-9-stochastic")), ids=str
+)
 def test_gpu_special_values(setup, grad_dtype):
     """Subnormal numbers in every role among them: nothing is flushed."""
     setup = dataclasses.replace(setup, grad_dtype=grad_dtype)

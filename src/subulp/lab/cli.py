@@ -33,7 +33,7 @@ from .tasks.lm.config import LMConfig
 from .tasks.xmc.config import XMCConfig
 
 if TYPE_CHECKING:
-    from .engine.comparison import Comparison
+    from .compare import Comparison
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -50,7 +50,7 @@ app = App(
     help="""Training in low precision without losing what low precision rounds away.
 
     Exit codes: 0, done; 1, a run diverged or a check failed; 2, wrong input, named in one line;
-    130, Ctrl-C; 143, SIGTERM. The last two leave checkpoints to go on from.
+    130, Ctrl-C; 143, SIGTERM. The last two leave checkpoints to resume from.
     """,
     version=version,
     version_flags=["--version"],
@@ -60,8 +60,8 @@ train = App(
     name="train",
     help="""Train on real data under several precisions, and compare them.
 
-    A training that was stopped with Ctrl-C, or killed, goes on bit for bit from the last
-    checkpoint of each of its runs:
+    A run that was stopped with Ctrl-C, or killed, resumes bit for bit from its last
+    checkpoint:
 
         subulp train --resume RUN
     """,
@@ -72,7 +72,7 @@ app.command(data)
 
 
 def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Give options that the command line does not name their values in the file of ``--config``."""
+    """Take options that the command line does not set from the file of ``--config``."""
     file = next((a for a in arguments if a.name == _CONFIG), None)
     if file is None or not file.tokens:
         return
@@ -104,7 +104,7 @@ class Output:
 
     config: Annotated[Path | None, _FILE] = None
     """TOML file whose keys are names of options, as in steps = 500 and seeds = [0, 1], or
-    config.json of an earlier run; options of the command line count more."""
+    config.json of an earlier run; options on the command line take precedence."""
 
     out: Annotated[Path | None, _OUTPUT] = None
     """Run directory to make, for config.json, metrics.jsonl, summary.json, report.html, plots and
@@ -114,7 +114,7 @@ class Output:
     """Replace an earlier run in --out."""
 
     jobs: Annotated[int | None, MACHINE] = None
-    """Runs that train at the same time; without it, one per core. It changes no result."""
+    """Runs that train at the same time; one per core by default. It changes no result."""
 
     log: Annotated[Literal["tensorboard"] | None, _OUTPUT] = None
     """Write TensorBoard's event files too, into the folder tensorboard of the run; it needs
@@ -192,20 +192,20 @@ def train_resume(
     jobs: Annotated[int | None, MACHINE] = None,
     json: Annotated[bool, _OUTPUT] = False,
 ) -> int:
-    """Go on with a training that was stopped or killed.
+    """Resume a training run that was stopped or killed.
 
     Args:
-        task: None: what is resumed says of which task it is.
-        resume: Run directory to go on with, from the last checkpoint of each of its runs.
-        jobs: Runs that train at the same time; without it, one per core. It changes no result.
+        task: Not given: the run directory names its task.
+        resume: Run directory to resume, each of its runs from its last checkpoint.
+        jobs: Runs that train at the same time; one per core by default. It changes no result.
         json: Print one JSON object instead of the table.
     """
     if task and task[0].startswith("-"):
         raise ValueError(
             f"Unknown option: {task[0]}"
             + (
-                "; --resume goes on with the options that the run was begun with, and takes only "
-                "--jobs and --json"
+                "; --resume keeps the options that the run was started with, and takes only --jobs "
+                "and --json"
                 if resume
                 else ""
             )
@@ -216,16 +216,16 @@ def train_resume(
     if resume is None:
         train.help_print()
         return 0
-    from .engine import comparison  # noqa: PLC0415
+    from .compare import resume as resume_comparison  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
     errors = Console(stderr=True)
-    found = comparison.resume(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
+    found = resume_comparison(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
     return _show(found, errors, json=json)
 
 
 def _compare(config: RunConfig, output: Output) -> int:
-    from .engine.comparison import compare  # noqa: PLC0415
+    from .compare import compare  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
     errors = Console(stderr=True)
@@ -257,10 +257,10 @@ def _show(found: Comparison, errors: Console, *, json: bool) -> int:
 
 
 def _skipped(described: Mapping[str, object]) -> str:
-    """How many lines a data set was read without."""
+    """How many unreadable lines of a data set were skipped."""
     count = described["skipped_lines"]
     return (
-        f"left out {count:,} line{'' if count == 1 else 's'} that cannot be read; the first: "
+        f"skipped {count:,} unreadable line{'' if count == 1 else 's'}; the first: "
         f"{described['first_skipped']}"
     )
 
@@ -342,7 +342,7 @@ def predict(
     """
     from .engine.loop import resolve_device  # noqa: PLC0415
     from .tasks.xmc.predict import predict_file  # noqa: PLC0415
-    from .tasks.xmc.saved import choose_model, load_model  # noqa: PLC0415
+    from .tasks.xmc.saved_model import choose_model, load_model  # noqa: PLC0415
 
     model = load_model(run, choose_model(run, precision, seed), resolve_device(device))
     with _written(out, file) as target:
@@ -464,7 +464,7 @@ def _is_failure(error: Exception) -> bool:
 
 
 def _place(tokens: Sequence[str], error: Exception) -> str:
-    """The line of the file of ``--config`` that sets the option which an error begins with."""
+    """The line in the file of ``--config`` that sets the option an error message begins with."""
     named = re.match(r"(\w+)=", str(error))
     given = [word for token in tokens for word in token.split("=", 1)]
     if named is None or _CONFIG not in given or _is_failure(error):
@@ -480,9 +480,9 @@ def _place(tokens: Sequence[str], error: Exception) -> str:
 
 def _hint(tokens: Sequence[str], error: Exception) -> str:
     if isinstance(error, UnknownOptionError) and error.token.keyword == "--resume":
-        return " It is an option of train itself: subulp train --resume RUN, without a task."
+        return " It belongs to train itself: subulp train --resume RUN, without a task."
     if isinstance(error, UnusedCliTokensError):
-        return " Each of these is one word too many: options are given as --name value."
+        return " These words belong to no option: give options as --name value."
     return ""
 
 

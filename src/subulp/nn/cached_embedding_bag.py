@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..numerics.int_rows import RowRounding
 from ..ops.embedding.job import Policy
+from ..ops.graph_breaks import between_graphs
 from .cached_lookup import CachedLookup, check_weights, integers
 from .cached_table import CachedTable, EmbeddingTable, Hash
 from .row_table import Storage
@@ -106,7 +107,7 @@ class CachedEmbeddingBag(CachedLookup):
         return self.table.config.embedding_dim
 
     # Row numbers are checked, and rows updated, outside compiled graphs.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @between_graphs
     def forward(
         self,
         input: Tensor,
@@ -259,7 +260,7 @@ class CachedEmbeddingBags(CachedLookup):
         return list(self._features)
 
     # Row numbers are checked, and rows updated, outside compiled graphs.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @between_graphs
     def forward(
         self,
         values: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..numerics.mixture import Mixture, Summary
+from ..ops.graph_breaks import between_graphs
 from ..ops.mixture.product import Operand, product
 from .linear import Linear, check_linear, narrow_linear
 from .mor import MoR
@@ -27,7 +28,7 @@ Filter = Callable[[str, torch.nn.Module], bool]
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@between_graphs
 def mor_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, mor: MoR, note: Note | None = None
 ) -> Tensor:

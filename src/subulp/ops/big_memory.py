@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -54,7 +55,7 @@ def _advise(memory: Tensor, advice: int) -> None:
 
 
 @cache
-def _madvise() -> ctypes._NamedFuncPointer | None:
+def _madvise() -> Callable[..., int] | None:
     if sys.platform != "linux":
         return None
     return getattr(ctypes.CDLL(None), "madvise", None)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..numerics import random_bits
 from ..ops import all_finite
+from ..ops.graph_breaks import between_graphs
 from ..ops.step import storage
 from ..ops.step.job import StepJob
 from ..ops.strategy import Strategy
@@ -43,7 +44,6 @@ class Optimizer(torch.optim.Optimizer):
 
     fused: FusedStep | None = None
     observers: tuple[StepObserver, ...] = ()
-    _is_out_of_graphs: ClassVar[bool] = False
     #: torch.amp.GradScaler leaves unscaling to :meth:`step`, see loss_scaling.py.
     _step_supports_amp_scaling: ClassVar[bool] = True
     #: State tensors of the size of the parameter.
@@ -56,7 +56,6 @@ class Optimizer(torch.optim.Optimizer):
         self._check_all_options(defaults)
         defaults["skipped_steps"] = 0
         super().__init__(cast(Any, params), defaults)
-        _keep_out_of_graphs()
 
     # ------------------------------------------------------------------------------ groups
 
@@ -98,7 +97,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        _keep_out_of_graphs()
         for group in self.param_groups:
             for key in self._options():
                 group.setdefault(key, self.defaults[key])
@@ -148,7 +146,7 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.fused is None:
-            self._step_outside_graphs()
+            self._step_between_graphs()
         elif hasattr(self, "grad_scale"):
             self.fused.check_scaled()
         return loss
@@ -162,7 +160,11 @@ class Optimizer(torch.optim.Optimizer):
         if self.fused is None:
             super().zero_grad(set_to_none)
 
-    def _step_outside_graphs(self) -> None:
+    # If traced, a step would be one opaque op in a graph that guards on every tensor, is recompiled
+    # for every new learning rate, and copies what the op mutates unless the compiler can prove that
+    # it need not.
+    @between_graphs
+    def _step_between_graphs(self) -> None:
         buckets = parameters.buckets_of(self.param_groups)
         self.begin_step()
         if not self._admits(buckets):
@@ -450,18 +452,3 @@ class Optimizer(torch.optim.Optimizer):
             components.store_wide(strategy, p, state, wide, seed=group["seed"], stream=place.stream)
 
         full_precision.load_state_dict(model, state_dict, places, store)
-
-
-def _keep_out_of_graphs() -> None:
-    """Let compiled training steps call the optimizer between their graphs.
-
-    If traced, it would be one opaque op in a graph that guards on every tensor, is recompiled for
-    every new learning rate, and copies what the op mutates unless the compiler can prove that it
-    need not. Done when the first optimizer is made, because it imports all of Dynamo.
-    """
-    if not Optimizer._is_out_of_graphs:
-        Optimizer._is_out_of_graphs = True
-        disable = cast("Callable[..., Any]", torch.compiler.disable)
-        Optimizer._step_outside_graphs = disable(  # type: ignore[method-assign]
-            Optimizer._step_outside_graphs, reason="the fused step is one op"
-        )

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from subulp.lab import report
-from subulp.lab.engine import checkpoint, comparison
-from subulp.lab.engine.comparison import compare, resume
+from subulp.lab.compare import compare, resume
+from subulp.lab.engine import checkpoint
 from subulp.lab.tasks.ctr import task as ctr_task
 from subulp.lab.tasks.ctr.config import CTRConfig
 from subulp.lab.tasks.image import task as image_task
@@ -82,8 +82,7 @@ def attempt(config, out, die_at=None):
         return child
     try:
         # Drawing would take longer than training.
-        comparison._plot = lambda found: None
-        report.write_report = lambda runs, out: None
+        report.write_run_report = lambda directory: None
         for task in TASKS:
             vars(task).pop("plot", None)
         if die_at is not None:

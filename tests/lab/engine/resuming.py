@@ -8,7 +8,8 @@ import signal
 
 import torch
 
-from subulp.lab.engine import checkpoint, comparison
+from subulp.lab import compare as comparison
+from subulp.lab.engine import checkpoint
 from subulp.lab.engine.loop import run
 from subulp.lab.engine.run_checkpoints import RunCheckpoints
 from subulp.lab.engine.saved_state import flatten

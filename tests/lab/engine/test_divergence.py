@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
+from subulp.lab.compare import compare
 from subulp.lab.engine import loop
-from subulp.lab.engine.comparison import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.engine.metrics import Record
 from subulp.lab.engine.run_checkpoints import RunCheckpoints

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from subulp.lab.compare import compare, resume
 from subulp.lab.engine import event_files
-from subulp.lab.engine.comparison import compare, resume
 from subulp.lab.engine.event_files import EventFiles
 from subulp.lab.engine.metrics import Record
 from subulp.lab.engine.stopping import Interrupted

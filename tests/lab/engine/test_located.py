@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from subulp.lab.engine.comparison import compare, resume
+from subulp.lab.compare import compare, resume
 from subulp.lab.engine.stopping import Interrupted
 from subulp.lab.tasks.ctr.config import CTRConfig
 from subulp.lab.tasks.ctr.task import load as load_ctr

@@ -15,9 +15,10 @@ import time
 
 import pytest
 
+from subulp.lab import compare as comparison
 from subulp.lab.cli import main
-from subulp.lab.engine import comparison, parallel
-from subulp.lab.engine.comparison import compare, resume
+from subulp.lab.compare import compare, resume
+from subulp.lab.engine import parallel
 from subulp.lab.engine.lock import Lock
 from subulp.lab.engine.run_checkpoints import RunCheckpoints
 from subulp.lab.engine.stopping import Interrupted, StopRequest, stop_requests
@@ -163,7 +164,7 @@ def test_another_configuration_is_refused(stopped):
     with pytest.raises(ValueError, match=message):
         resume(stopped)
     path.write_text(json.dumps({**saved, "new_option": 1}))
-    with pytest.raises(ValueError, match=r"config\.json: new_option: unknown in a configuration"):
+    with pytest.raises(ValueError, match=r"config\.json: options of lm: unknown key new_option"):
         resume(stopped)
 
 

@@ -59,14 +59,19 @@ def ended(tmp_path):
     return write_run(tmp_path / "run", summary=lm_summary())
 
 
+@pytest.fixture(scope="module")
+def ended_page(tmp_path_factory):
+    return render([write_run(tmp_path_factory.mktemp("runs") / "run", summary=lm_summary())])
+
+
 def cells(page, row):
     """The cells of the first table row that is named so."""
     found = re.search(rf"<tr><th[^>]*>(?:<span[^>]*>\w+</span> )?{row}</th>(.*?)</tr>", page)
     return re.findall(r"<td[^>]*>(.*?)</td>", found[1])
 
 
-def test_elements_are_closed_and_figures_are_well_formed(ended):
-    page = render([ended])
+def test_elements_are_closed_and_figures_are_well_formed(ended_page):
+    page = ended_page
     parsed = Page(page)
     assert len(parsed.ids) == len(set(parsed.ids))
     figures = re.findall(r"<svg viewBox.*?</svg>", page, re.DOTALL)
@@ -81,19 +86,19 @@ def test_elements_are_closed_and_figures_are_well_formed(ended):
     assert all(root.find("title").text and root.find("desc").text for root in described)
 
 
-def test_nothing_is_loaded_from_anywhere(ended):
-    page = render([ended])
+def test_nothing_is_loaded_from_anywhere(ended_page):
+    page = ended_page
     parsed = Page(page)
     assert all(a.startswith(("#", "data:")) for a in parsed.addresses)
     assert not {"script", "img", "iframe", "object", "embed", "base"} & set(parsed.tags)
     assert "http" not in re.sub(r'http-equiv="', "", page)
     assert "@import" not in page
-    assert set(re.findall(r"url\(([^)]*)\)", page)) == {"#stripes", "#dots"}
+    assert all(place.startswith("#") for place in re.findall(r"url\(([^)]*)\)", page))
     assert "default-src 'none'" in page
 
 
-def test_every_number_of_the_summary_is_there(ended):
-    page = render([ended])
+def test_every_number_of_the_summary_is_there(ended_page):
+    page = ended_page
     text = Page(page).text
     for run in lm_summary()["runs"]:
         row = cells(page, f"{run['precision']}, seed {run['seed']}")
@@ -113,20 +118,19 @@ def test_every_number_of_the_summary_is_there(ended):
     assert "a text: 9,000 train" in text
 
 
-def test_differences_are_paired_by_seed(ended):
-    row = cells(render([ended]), "nearest")
+def test_differences_are_paired_by_seed(ended_page):
+    row = cells(ended_page, "nearest")
     losses = [2 + math.exp(-3) + 0.05 + seed / 100 for seed in (0, 1)]
     mean = f"{sum(losses) / 2:.4f} ± {0.01 / math.sqrt(2):.4f}"
     # The luck of the seeds, 0.01, is in the value and not in the difference.
     assert row[0].startswith(mean)
     assert "+0.0500 ± 0.0000" in row[0]
     assert f"+{100 * math.expm1(0.05):.2f} ± 0.00 %" in row[1]
-    assert "<small" not in "".join(cells(render([ended]), "master")[:2])
+    assert "<small" not in "".join(cells(ended_page, "master")[:2])
 
 
-def test_memory_is_counted_and_measured(ended):
-    page = render([ended])
-    counted, without, measured, *_ = cells(page.split("<h3>Memory</h3>")[1], "master")
+def test_memory_is_counted_and_measured(ended_page):
+    counted, without, measured, *_ = cells(ended_page.split("<h3>Memory</h3>")[1], "master")
     assert counted.startswith("16<small")
     assert "2 parameter + 2 gradient + 4 exp avg + 4 exp avg sq + 4 master" in counted
     assert (without, measured) == ("14", "14")
@@ -277,8 +281,8 @@ def test_caches_and_compression(tmp_path):
     hits = page.split("<b>Lookups that the caches served")[1].split("</figure>")[0]
     assert "int4 nearest lfu 5%" in hits
     assert "fp32" not in hits
-    scatter = page.split("against memory of the tables over FP32's")[1].split("</figure>")[0]
-    assert "int4 nearest: 0.2" in scatter
+    trade_off = page.split("against memory of the tables over FP32's")[1].split("</figure>")[0]
+    assert "int4 nearest: 0.2" in trade_off
     # Settings are no metrics, and null ones no divergence.
     assert "not finite" not in page
 

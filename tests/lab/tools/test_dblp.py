@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from subulp.lab.tasks.xmc.readers.read import read_xmc
+from subulp.lab.tasks.xmc.readers.load import read_xmc
 from subulp.lab.tools import dblp, json_stream
 from subulp.lab.tools.dblp import build_dblp
 from subulp.lab.tools.json_stream import JsonObjects

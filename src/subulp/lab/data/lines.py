@@ -53,7 +53,7 @@ def fail(path: Path, line: int, message: str) -> NoReturn:
 
 
 def shown(raw: bytes) -> str:
-    """What stands in a file, for a message: quoted, short, and without control characters."""
+    """A piece of a file for a message: quoted, short and without control characters."""
     text = raw[:_SHOWN].decode("utf-8", "replace")
     return repr(text) + (" ..." if len(raw) > _SHOWN else "")
 

@@ -40,7 +40,7 @@ class DamagedCheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint is of.
+    """The run and step that a checkpoint belongs to.
 
     Attributes:
         task: Name of the task.
@@ -154,7 +154,7 @@ def check(path: Path) -> Header:
 
 
 def read_header(path: Path) -> Header:
-    """What a checkpoint says that it is of; its other files are not looked at.
+    """The header of a checkpoint; its other files are not read.
 
     Raises:
         DamagedCheckpointError: The manifest is missing or damaged.
@@ -182,7 +182,7 @@ def read(path: Path) -> tuple[Header, Any]:
 
 
 def read_plain(path: Path) -> Any:
-    """What is no tensor in a checkpoint that :func:`check` has found whole, as plain JSON."""
+    """Everything but the tensors of a checkpoint that passed :func:`check`, as plain JSON."""
     return json.loads((path / STATE).read_bytes())
 
 

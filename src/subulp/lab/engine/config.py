@@ -1,4 +1,4 @@
-"""What every comparison is made of: one frozen object, one option per field.
+"""The configuration of a comparison: one frozen object, one option per field.
 
 The command line makes its options and their help from the tasks' configurations, so a field needs
 a type, a default and a docstring, and nothing else. Annotations are objects here and in the tasks'
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Default:
-    """What a field has that nobody gave a value.
+    """The value of a field that nobody set.
 
     Attributes:
-        value: Its value if nothing else decides.
+        value: The value unless a preset decides.
     """
 
     value: Any
@@ -93,9 +93,9 @@ def numbers(
 
     Args:
         name: The field, for messages.
-        kind: Of the numbers.
-        example: What several look like.
-        options: Names of the option; without it that of the field (default: ``None``).
+        kind: Type of the numbers.
+        example: A list, for messages.
+        options: Names of the option; ``None`` takes the name of the field (default: ``None``).
     """
     return _a_list(_numbers(name, kind, example), options)
 
@@ -120,7 +120,7 @@ NAMES = _a_list(_names)
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What every task's comparison has: one run for every precision and seed.
+    """Options that every task has: one run for every precision and seed.
 
     Raises:
         ValueError: A field is out of range, or two fields contradict each other.
@@ -129,56 +129,55 @@ class RunConfig:
     task: ClassVar[str]
 
     decides: ClassVar[tuple[str, ...]] = ()
-    """Fields on which the defaults of others depend."""
+    """Fields that decide defaults of other fields."""
 
     data_fields: ClassVar[tuple[str, ...]] = ("data",)
-    """Fields that say where the data is; what it is, a digest says."""
+    """Fields that say where the data is; a digest identifies its content."""
 
     precision: Annotated[tuple[str, ...], NAMES]
-    """What to compare, separated by commas."""
+    """Precisions to compare, separated by commas."""
 
     seeds: Annotated[
         tuple[int, ...],
         numbers("seeds", int, "0,1,2", ("--seed", "--seeds")),
     ] = (0,)
-    """Seed of initial weights, data order, dropout and stochastic rounding. Several, as in 0,1,2,
-    repeat every precision and report mean and spread."""
+    """Seed of initial weights, data order, dropout and stochastic rounding. A list, as in 0,1,2,
+    repeats every precision and reports mean and spread."""
 
     fuse_backward: Annotated[bool, OPTIMIZER] = False
-    """Step each parameter inside the backward pass and free its gradient at once. The result is
-    the same."""
+    """Step each parameter inside the backward pass and free its gradient at once; same result."""
 
     nonfinite: Annotated[Literal["raise", "skip", "propagate", "rollback"] | None, OPTIMIZER] = None
-    """What a step does with an infinite or NaN gradient; without it raise. With --fuse-backward,
-    raise, skip and rollback cost a second backward pass, so there it is propagate, and a loss that
-    is not finite ends the run. rollback goes back to the last checkpoint, with learning rates half
-    as high, and needs --checkpoint-every."""
+    """What to do about an infinite or NaN gradient: raise by default. With --fuse-backward the
+    default is propagate, because raise, skip and rollback cost a second backward pass; a loss that
+    is not finite still ends the run. rollback returns to the last checkpoint with the learning rate
+    halved, and needs --checkpoint-every."""
 
     max_skips: Annotated[int | None, OPTIMIZER] = None
-    """Steps in a row that may be left out because they are not finite, under --nonfinite skip or by
-    a scaler of the loss, before the run ends; without it 100."""
+    """Consecutive steps that may be skipped because they are not finite, under --nonfinite skip or
+    by a loss scaler, before the run ends; 100 by default."""
 
     max_rollbacks: Annotated[int | None, OPTIMIZER] = None
-    """Times that a run goes back under --nonfinite rollback, before it ends; without it 5."""
+    """Rollbacks before a run ends, under --nonfinite rollback; 5 by default."""
 
     watch_every: Annotated[int, MEASURED] = 100
-    """Steps between measurements of what the optimizer's rounding loses, from the first step."""
+    """Steps between measurements of what the optimizer loses to rounding."""
 
     log_every: Annotated[int, MEASURED] = 25
     """Steps between lines of metrics.jsonl."""
 
     checkpoint_every: Annotated[int | None, CHECKPOINTS] = None
-    """Steps between checkpoints; there is one more at every evaluation that is the best so far and
-    at the end. 0 writes none until the run is stopped. Without it, one every ten minutes."""
+    """Steps between checkpoints; every new best evaluation and the end write one too. 0 writes none
+    until the run is stopped. By default one every ten minutes."""
 
     keep_checkpoints: Annotated[int, CHECKPOINTS] = 2
-    """How many of a run's newest checkpoints stay, besides the one of the best evaluation."""
+    """Newest checkpoints of a run to keep, besides the one of the best evaluation."""
 
     threads: Annotated[int, MACHINE] = 1
-    """CPU threads of each run. The sums of matrix products depend on it in their last bits."""
+    """CPU threads of each run. Matrix products depend on their number in the last bits."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], MACHINE] = "auto"
-    """Where to train; auto takes a GPU if there is one."""
+    """Device to train on; auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
         for name in ("precision", "seeds"):
@@ -219,15 +218,15 @@ class RunConfig:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names of the runs of one seed: the precisions, unless a task varies more than these."""
+        """Names of the runs of one seed: the precisions, unless a task varies more."""
         return self.precision
 
     def settings(self, variant: str) -> dict[str, Any]:
-        """What a variant is, as plain JSON: its ``"precision"``, and what else the task varies."""
+        """Settings of a variant as plain JSON: ``"precision"`` and what else the task varies."""
         return {"precision": variant}
 
     def located(self) -> Self:
-        """The same comparison with absolute paths: it can be resumed in any working directory."""
+        """The same comparison with absolute paths, so that it resumes in any working directory."""
         found = copy(self)
         for field in fields(self):
             value = self._located(field.name, getattr(self, field.name))
@@ -240,7 +239,7 @@ class RunConfig:
 
     @property
     def gradient_policy(self) -> Literal["raise", "skip", "propagate"]:
-        """What the optimizer does: ``nonfinite``, or its default; the loop does the rest."""
+        """The optimizer's ``nonfinite``; the training loop does the rest."""
         if self.nonfinite == "rollback":
             return "raise"
         return self.nonfinite or ("propagate" if self.fuse_backward else "raise")

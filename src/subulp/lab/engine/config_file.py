@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
-from .json_text import kind_of, parse_object
-from .toml_file import lines_of, parse_toml, read_bytes
+from pydantic import TypeAdapter
 
-# Of config.json: records of the run, not options.
+from .toml_lines import line_of, lines_of
+from .typed_files import (
+    LARGEST_TOML,
+    Place,
+    checked,
+    did_you_mean,
+    parse_json,
+    parse_toml,
+    read_bytes,
+)
+
 RECORDS = ("task", "versions", "machine", "data_digest")
+"""Keys of ``config.json`` that record the run and are no options."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a key may set.
+    """An option that a key may set.
 
     Attributes:
-        names: That it has, the first one for messages; dashes and underscores are the same.
-        type: Of its value.
+        names: Its names, the first one for messages; dashes and underscores are the same.
+        type: Type of its value.
     """
 
     names: tuple[str, ...]
@@ -34,9 +42,9 @@ def read_config(path: Path, task: str, options: Sequence[Option]) -> dict[str, A
     """The values of a file, by the first name of each option.
 
     Args:
-        path: A TOML file, or a file ``*.json`` as a run of the task leaves it: what has its
-            default there is left out, since presets decide defaults.
-        task: Name of the task, which a run's file must be of.
+        path: A TOML file, or a file ``*.json`` as a run of the task leaves it. Of the latter, what
+            has its default there is left out, since presets decide defaults.
+        task: Name of the task; a run's file must be of the same.
         options: What there is to set.
 
     Raises:
@@ -46,34 +54,30 @@ def read_config(path: Path, task: str, options: Sequence[Option]) -> dict[str, A
     """
     if not path.is_file():
         raise ValueError(f"config={path} is not a file: give a TOML file, or config.json of a run")
-    raw = read_bytes(path, "a file of options")
-    of_run = path.suffix == ".json"
-    found = _of_run(raw, path, task) if of_run else parse_toml(raw, path)
-
-    def where(key: str) -> str:
-        line = _line_of(raw, key) if of_run else lines_of(raw.decode("utf-8")).get((key,), 1)
-        return f"{path}:{line}"
-
+    raw = read_bytes(path, LARGEST_TOML, "a file of options")
+    found, where = _of_run(raw, path, task) if path.suffix == ".json" else _of_toml(raw, path)
     known = {_plain(name): option for option in options for name in option.names}
     values: dict[str, Any] = {}
     for key, value in found.items():
         option = known.get(_plain(key))
         if option is None:
-            raise ValueError(f"{where(key)}: unknown key {key}: {_nearest(key, list(known), task)}")
+            hint = did_you_mean(_plain(key), known) or f": `subulp train {task} --help` names all"
+            raise ValueError(f"{where((key,))}: unknown key {key}{hint}")
         name = option.names[0]
         if name in values:
-            raise ValueError(f"{where(key)}: {key} sets {name} a second time: give it once")
-        if not _fits(value, option.type):
-            raise ValueError(
-                f"{where(key)}: expected {key} to be {_wanted(option.type)}, got {_got(value)}"
-            )
+            raise ValueError(f"{where((key,))}: {key} sets {name} a second time: give it once")
+        if value == []:
+            raise ValueError(f"{where((key,))}: expected {key} to have at least one value, got []")
+        as_list = _takes_list(option.type) and not isinstance(value, list)
+        checked(TypeAdapter(option.type), [value] if as_list else value, where, inside=(key,))
         values[name] = value
     return values
 
 
 def place_of(path: Path, name: str) -> str | None:
     """``file:line`` of the key that sets an option in a TOML file; ``None`` without one."""
-    lines = lines_of(read_bytes(path, "a file of options").decode("utf-8"))
+    raw = read_bytes(path, LARGEST_TOML, "a file of options")
+    lines = lines_of(raw.decode("utf-8"))
     found = (line for (key, *_), line in lines.items() if _plain(str(key)) == _plain(name))
     return next((f"{path}:{line}" for line in found), None)
 
@@ -82,93 +86,46 @@ def _plain(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _of_run(raw: bytes, path: Path, task: str) -> dict[str, Any]:
+def _takes_list(type_: Any) -> bool:
+    """Whether an option's value is a list, of which one element may stand alone."""
+    return any(get_origin(choice) is tuple for choice in (type_, *get_args(type_)))
+
+
+Found = tuple[dict[str, Any], Callable[[Place], str]]
+"""Keys and values of a file, and the function that names a place in it."""
+
+
+def _of_toml(raw: bytes, path: Path) -> Found:
+    found = parse_toml(raw, path)
+    return found, lambda place: f"{path}:{line_of(lines_of(raw.decode('utf-8')), place[:1])}"
+
+
+def _of_run(raw: bytes, path: Path, task: str) -> Found:
     """The options that a run was given."""
-    found = parse_object(raw, path)
+
+    def where(place: Place) -> str:
+        key = re.escape(str(place[0]).encode("utf-8", "replace"))
+        # One key a line, as a run writes it.
+        at = re.search(rb"^[ \t{,]*\"" + key + rb"\"\s*:", raw, re.MULTILINE)
+        line = raw.count(b"\n", 0, at.start()) + 1 if at else 1
+        return f"{path}:{line}"
+
+    found = parse_json(raw, path)
     if found.get("task") != task:
         raise ValueError(
-            f"{path}:{_line_of(raw, 'task')}: expected a run of the task {task}, got "
-            f"{_got(found.get('task'))}"
+            f"{where(('task',))}: expected a run of the task {task}, got {found.get('task')!r:.40}"
         )
-    # It imports torch, which a TOML file does not need.
-    from .defaults import defaults_of  # noqa: PLC0415
+    # They import torch, which a TOML file does not need.
+    from .config_json import defaults_of  # noqa: PLC0415
     from .task import config_class  # noqa: PLC0415
 
     defaults = defaults_of(task, found)
     # What decides other defaults may have to be given, and never does harm.
     for name in config_class(task).decides:
         defaults[name] = None
-    return {
+    given = {
         name: value
         for name, value in found.items()
         if name not in RECORDS and value is not None and value != defaults.get(name)
     }
-
-
-def _line_of(raw: bytes, key: str) -> int:
-    """The line of a JSON object where a key is, as a run writes it; else the first one."""
-    name = re.escape(key.encode("utf-8", "replace"))
-    found = re.search(rb"^[ \t{,]*\"" + name + rb"\"\s*:", raw, re.MULTILINE)
-    return raw.count(b"\n", 0, found.start()) + 1 if found else 1
-
-
-def _nearest(key: str, known: Sequence[str], task: str) -> str:
-    near = difflib.get_close_matches(_plain(key), known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"`subulp train {task} --help` names all"
-
-
-def _choices(type_: Any) -> list[Any]:
-    """The types that a value may have, without ``None``."""
-    if get_origin(type_) in (Union, types.UnionType):
-        return [part for part in get_args(type_) if part is not type(None)]
-    return [type_]
-
-
-def _fits(value: object, type_: Any) -> bool:
-    return any(_is(value, choice) for choice in _choices(type_))
-
-
-def _is(value: object, type_: Any) -> bool:
-    if get_origin(type_) is tuple:
-        element = get_args(type_)[0]
-        values = value if isinstance(value, list) else [value]
-        return bool(values) and all(_is(each, element) for each in values)
-    if get_origin(type_) is Literal:
-        return value in get_args(type_)
-    kinds = {float: int | float, Path: str}.get(type_, type_)
-    # In Python true is a number too.
-    return isinstance(value, kinds) and (type_ is bool or not isinstance(value, bool))
-
-
-_NOUNS: Mapping[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a string",
-    Path: "a string, a path",
-}
-
-
-def _wanted(type_: Any) -> str:
-    words = []
-    for choice in _choices(type_):
-        if get_origin(choice) is tuple:
-            noun = _wanted(get_args(choice)[0])
-            words.append(f"{noun}, or an array of at least one")
-        elif get_origin(choice) is Literal:
-            words.append("one of " + ", ".join(map(str, get_args(choice))))
-        else:
-            words.append(_NOUNS[choice])
-    return " or ".join(words)
-
-
-def _got(value: object) -> str:
-    if isinstance(value, list) and not value:
-        return "an empty array"
-    if isinstance(value, list) and len(str(value)) < 40:
-        return f"[{', '.join(map(_got, value))}]"
-    if isinstance(value, int | float | str | bool) and len(str(value)) < 40:
-        return f'"{value}"' if isinstance(value, str) else str(value).lower()
-    return kind_of(value)
+    return given, where

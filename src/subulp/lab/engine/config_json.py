@@ -1,14 +1,17 @@
-"""A configuration as plain JSON, and back."""
+"""A configuration as plain JSON, and back; and the values of options that were not given."""
 
 from __future__ import annotations
 
-import types
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, create_model
 
 from .config import RunConfig
 from .task import TASKS, config_class
+from .typed_files import checked
 
 
 def plain_fields(config: RunConfig) -> dict[str, Any]:
@@ -37,48 +40,43 @@ def config_of(task: str, saved: dict[str, Any]) -> RunConfig:
     if task not in TASKS:
         raise ValueError(f"task={task!r} is unknown: use {', '.join(TASKS)}")
     kind = config_class(task)
-    types_ = get_type_hints(kind, include_extras=True)
+    types = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
-    for what, found in (("unknown", set(saved) - set(names)), ("missing", set(names) - set(saved))):
-        if found:
-            raise ValueError(
-                f"{', '.join(sorted(found))}: {what} in a configuration of {task}; another version "
-                "of subulp wrote it"
-            )
+    model = create_model(
+        kind.__name__,
+        __config__=ConfigDict(extra="forbid", protected_namespaces=()),
+        **{name: (types[name], ...) for name in names},  # type: ignore[call-overload]
+    )
+    try:
+        found = checked(TypeAdapter(model), saved, lambda _: f"options of {task}")
+    except ValueError as error:
+        raise ValueError(f"{error}; another version of subulp wrote it") from None
     config = object.__new__(kind)
     for name in names:
-        try:
-            value = _typed(types_[name], saved[name])
-        except TypeError:
-            raise ValueError(f"{name}={saved[name]!r} cannot be a value of it") from None
-        object.__setattr__(config, name, value)  # The class is frozen.
+        object.__setattr__(config, name, getattr(found, name))  # The class is frozen.
     return config
 
 
-def _typed(annotation: Any, value: Any) -> Any:
-    """A value of JSON as an annotation has it.
+def defaults_of(task: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the options that a run was not given, as ``config.json`` has them.
 
-    Raises:
-        TypeError: It cannot be.
+    Args:
+        task: Name of the task.
+        config: ``config.json`` of the run, of which the options count that decide the defaults of
+            others.
     """
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _typed(arguments[0], value)
-    if origin in (Union, types.UnionType):
-        return _first_fitting(arguments, value)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_typed(arguments[0], item) for item in value)
-    if (annotation, type(value)) in ((Path, str), (float, int)):
-        return annotation(value)
-    if value in arguments if origin is Literal else annotation is type(value):
-        return value
-    raise TypeError
-
-
-def _first_fitting(arguments: tuple[Any, ...], value: Any) -> Any:
-    for each in arguments:
-        try:
-            return _typed(each, value)
-        except TypeError:
-            continue
-    raise TypeError
+    kind = config_class(task)
+    given: dict[str, Any] = {}
+    for name in kind.decides:
+        match config.get(name):
+            case str() as value:
+                given[name] = value
+            case [*values] if all(isinstance(value, str) for value in values):
+                given[name] = tuple(values)
+    own = plain_fields(kind())  # type: ignore[call-arg]
+    try:
+        decided = plain_fields(kind(**given))
+    except ValueError:
+        # A preset, or a choice, that this version does not know.
+        return own
+    return decided | {name: own[name] for name in kind.decides}

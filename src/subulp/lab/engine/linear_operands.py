@@ -1,4 +1,4 @@
-"""What the linear layers of a run multiply, as a second axis of a comparison beside the precision.
+"""Operands of the linear layers' products, a second axis of a comparison beside the precision.
 
 The command line's help is made from it, so nothing here imports torch.
 """
@@ -11,27 +11,27 @@ from cyclopts import Parameter
 
 from .config import COMPARED, NAMES, RunConfig, check_list, check_range
 
-Linear = Literal["bf16", "fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
+Linear = Literal["bf16", "torchao-fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
 PartitionName = Literal["tensor", "channel", "subchannel-128", "subchannel-32", "block-128x128"]
 
 PLAIN: Linear = "bf16"
 """Layers as they are."""
 
-TORCHAO: Linear = "fp8"
-"""Layers of the package torchao."""
+TORCHAO: Linear = "torchao-fp8"
+"""Layers of the package torchao, whose operands are in FP8."""
 
 _PARTITION: PartitionName = "block-128x128"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The precision of a run and what its linear layers multiply.
+    """The precision of a run and the operands of its linear layers.
 
     Attributes:
-        precision: What is compared without ``--linear``.
+        precision: Value of ``--precision``.
         linear: The operands' representation.
-        partition: What shares a scale; ``None`` for layers without mixtures.
-        threshold: Of the error of a tensor; ``None`` for its default.
+        partition: Values that share a scale; ``None`` for layers without mixtures.
+        threshold: Error threshold of a tensor; ``None`` for its default.
     """
 
     precision: str
@@ -45,7 +45,7 @@ class Variant:
         return self.linear not in (PLAIN, TORCHAO)
 
     def settings(self) -> dict[str, Any]:
-        """The same as plain JSON, without what the layers do not have."""
+        """The same as plain JSON, without settings that do not apply."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -63,14 +63,19 @@ class LinearConfig(RunConfig):
     error."""
 
     partition: Annotated[tuple[str, ...] | None, NAMES, Parameter(show_default=False)] = None
-    """What shares a scale, separated by commas, in runs of e4m3 and mor: tensor, channel,
-    subchannel-128, subchannel-32, block-128x128; without it block-128x128."""
+    """Values that share a scale, separated by commas, in runs of e4m3 and mor: tensor, channel,
+    subchannel-128, subchannel-32, block-128x128; block-128x128 by default."""
 
     mor_threshold: Annotated[float | None, COMPARED] = None
-    """Mean relative error from which on mor-tensor keeps a tensor in BF16; without it 0.045."""
+    """Mean relative error from which mor-tensor keeps a tensor in BF16; 0.045 by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if "fp8" in self.linear and TORCHAO in self.linear_choices:
+            raise ValueError(
+                f"linear='fp8' does not say whose FP8: use {TORCHAO} for the layers of the package "
+                "torchao, which had this name, or e4m3 for ours"
+            )
         _check("linear", self.linear, self.linear_choices)
         if self.partition is not None:
             _check("partition", self.partition, get_args(PartitionName))
@@ -78,8 +83,8 @@ class LinearConfig(RunConfig):
         if self.partition is not None and not mixtures:
             raise ValueError(
                 f"partition={','.join(self.partition)} has no effect on "
-                f"linear={','.join(self.linear)}: it is of e4m3 and mor-...; add one of them, or "
-                "leave partition out"
+                f"linear={','.join(self.linear)}: it applies to e4m3 and mor-...; "
+                "add one of them, or leave partition out"
             )
         if self.mor_threshold is not None:
             check_range("mor_threshold", self.mor_threshold, 0, 1, top_included=False)
@@ -91,7 +96,7 @@ class LinearConfig(RunConfig):
 
     @property
     def linear_choices(self) -> tuple[str, ...]:
-        """What ``linear`` may name."""
+        """Values that ``linear`` may have."""
         return tuple(name for name in get_args(Linear) if name != TORCHAO)
 
     @property
@@ -101,7 +106,7 @@ class LinearConfig(RunConfig):
 
     @property
     def grid(self) -> dict[str, Variant]:
-        """What is compared, by name; of the settings beside the precision, those that vary.
+        """The variants by name; a name holds the precision and the settings that vary.
 
         Plain layers go without a name of their own, so that the baseline keeps its name.
         """

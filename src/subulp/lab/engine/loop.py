@@ -27,7 +27,7 @@ from .task import Task, Workload, task_of
 MEMORY_STEP = 2
 
 SMALLER_STEP = 0.5
-"""Factor on all learning rates when a run goes back to a checkpoint."""
+"""Factor on all learning rates when a run returns to a checkpoint."""
 
 MAX_SKIPS = 100
 MAX_ROLLBACKS = 5
@@ -143,11 +143,11 @@ class _Training:
     # ------------------------------------------------------------------------------ checkpoints
 
     def restore(self, state: Any) -> None:
-        """Be the run that a checkpoint is of."""
+        """Take over the state of a checkpoint."""
         restore(state, self.work, self._schedulers, self._watch, self.tally, self._device)
 
     def go_back(self, failed: Tally) -> None:
-        """Be the run that failed, gone back: make smaller steps than it and the checkpoint's run.
+        """Continue from a checkpoint after a failure, with smaller steps than before.
 
         What it has logged stays, up to the step that failed.
         """
@@ -188,7 +188,7 @@ class _Training:
     # ------------------------------------------------------------------------------------ steps
 
     def run(self, stop: Callable[[], bool]) -> Summary:
-        """All steps that are left."""
+        """Run all remaining steps."""
         with ExitStack() as stack:
             stack.enter_context(self._watch)
             descend = stack.enter_context(_stepping(self._config, self.work))

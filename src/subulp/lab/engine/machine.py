@@ -1,4 +1,4 @@
-"""What a run's record says about the machine that it ran on."""
+"""The machine of a run, for its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs measure: metrics of a task, one record per logged step, one summary per run."""
+"""Measurements of runs: metrics of a task, one record per logged step, one summary per run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Metric:
 
     Attributes:
         name: Its key in records, summaries and JSON.
-        heading: Of its column in the table.
+        heading: Heading of its column in the table.
         style: Format of its value there.
         title: What plots call it.
-        unit: Of its axis.
+        unit: Unit of its axis.
         factor: From the value to the unit (default: 1).
         versus: How runs are compared with the baseline: by ``"ratio"``, by ``"difference"``, or
             not (default: ``None``).
@@ -95,7 +95,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """What tells the run apart from others of its seed."""
+        """Name of the run among those of its seed."""
         return self.variant or self.precision
 
 
@@ -122,12 +122,12 @@ class Summary:
         parameters: Number of parameters of the model.
         simulated: The storage is wider than the format that it stands for: memory and time mean
             nothing.
-        seconds_per_epoch: Of the training steps of one pass over the training part, without
-            evaluations: the mean of the steps that measured nothing else, as often as a pass has
-            steps. ``None`` where there are no such passes.
+        seconds_per_epoch: Training time of one pass over the training part, without evaluations:
+            the mean of the steps that measured nothing else, times the steps of a pass. ``None``
+            where there are no such passes.
         variant: Name of the run among those of its seed, where the precision alone does not tell
             them apart.
-        settings: What else than the precision makes the variant.
+        settings: Settings of the variant beside the precision.
         rollbacks: Times that the run went back to a checkpoint, with smaller steps, because it was
             not finite.
     """
@@ -154,7 +154,7 @@ class Summary:
 
     @property
     def name(self) -> str:
-        """What tells the run apart from others of its seed."""
+        """Name of the run among those of its seed."""
         return self.variant or self.precision
 
 

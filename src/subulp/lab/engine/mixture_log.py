@@ -22,8 +22,8 @@ METRICS = (
     Metric("e5m2_share", "E5M2\n%", "{:.2f}", "Operands in E5M2", "%", factor=100),
     Metric("fp8_error", "FP8\nerror %", "{:.2f}", "Mean relative error", "%", factor=100),
 )
-"""Of all training steps so far. A tensor counts by the share of its elements, and all tensors
-count alike; the error is that of what is in FP8."""
+"""Means over all training steps so far. A tensor counts by the share of its elements, and all
+tensors count alike; the error is that of the elements in FP8."""
 
 _GRANULARITIES: dict[str, str | Recipe] = {
     "e4m3": ALWAYS_E4M3,
@@ -38,7 +38,7 @@ def with_mixture_metrics(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
     return (*metrics[:-1], *METRICS, metrics[-1])
 
 
-def convert(model: nn.Module, variant: Variant, filter: Filter | None = None) -> MixLog | None:
+def convert(model: nn.Module, variant: Variant, filter: Filter | None = None) -> MixtureLog | None:
     """Give a model the linear layers of a variant, in place.
 
     Args:
@@ -57,10 +57,10 @@ def convert(model: nn.Module, variant: Variant, filter: Filter | None = None) ->
         variant.threshold or DEFAULT_THRESHOLD,
     )
     convert_to_mor(model, mor, filter=filter)
-    return MixLog(model)
+    return MixtureLog(model)
 
 
-class MixLog:
+class MixtureLog:
     """What the mixtures of a model decide in training steps; evaluations do not count.
 
     Args:
@@ -94,7 +94,7 @@ class MixLog:
         return {"all": self._all.state_dict(), "recent": self._recent.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the log that gave the state."""
+        """Continue from the state of another log."""
         self._all.load_state_dict(state_dict["all"])
         self._recent.load_state_dict(state_dict["recent"])
 

@@ -28,13 +28,13 @@ from .task import task_of
 
 
 @dataclass(frozen=True)
-class Start:
-    """A run that is to be made.
+class PlannedRun:
+    """A run to make.
 
     Attributes:
-        variant: Its strategy.
-        seed: Its seed.
-        begin: The checkpoint that it goes on from; ``None`` begins anew.
+        variant: Name of the variant.
+        seed: Seed of the run.
+        begin: Checkpoint to continue from; ``None`` starts from scratch.
     """
 
     variant: str
@@ -51,12 +51,12 @@ def default_jobs(runs: int) -> int:
 def run_all(
     config: RunConfig,
     data: Any,
-    runs: Sequence[Start],
+    runs: Sequence[PlannedRun],
     jobs: int,
     directory: RunDirectory,
     stop: StopRequest,
     on_record: Callable[[Record], None],
-    on_end: Callable[[Start, Summary], None],
+    on_end: Callable[[PlannedRun, Summary], None],
 ) -> None:
     """Do all ``runs``, ``jobs`` of them at a time.
 
@@ -87,32 +87,32 @@ def run_all(
 def _here(
     config: RunConfig,
     data: Any,
-    runs: Sequence[Start],
+    runs: Sequence[PlannedRun],
     directory: RunDirectory,
     stop: StopRequest,
     on_record: Callable[[Record], None],
-    on_end: Callable[[Start, Summary], None],
+    on_end: Callable[[PlannedRun, Summary], None],
 ) -> int:
     """One run after the other, and how many came to their end."""
-    for ended, start in enumerate(runs):
+    for ended, planned in enumerate(runs):
         try:
-            summary = None if stop() else _run(config, data, start, directory, stop, on_record)
+            summary = None if stop() else _run(config, data, planned, directory, stop, on_record)
         except Stopped:
             summary = None
         if summary is None:
             return ended
-        on_end(start, summary)
+        on_end(planned, summary)
     return len(runs)
 
 
 def _in_workers(
     config: RunConfig,
-    runs: Sequence[Start],
+    runs: Sequence[PlannedRun],
     jobs: int,
     directory: RunDirectory,
     stop: StopRequest,
     on_record: Callable[[Record], None],
-    on_end: Callable[[Start, Summary], None],
+    on_end: Callable[[PlannedRun, Summary], None],
 ) -> int:
     """The same in worker processes."""
     waiting, ended = list(runs), 0
@@ -133,9 +133,9 @@ def _in_workers(
                     # Somebody may have asked the worker alone.
                     stop.request(signal.SIGTERM)
                     continue
-                assert worker.start is not None
+                assert worker.planned is not None
                 ended += 1
-                on_end(worker.start, message)
+                on_end(worker.planned, message)
                 _give(worker, waiting, busy, stop)
     return ended
 
@@ -143,7 +143,7 @@ def _in_workers(
 def _run(
     config: RunConfig,
     data: Any,
-    start: Start,
+    planned: PlannedRun,
     directory: RunDirectory,
     stop: Callable[[], bool],
     on_record: Callable[[Record], None],
@@ -151,12 +151,12 @@ def _run(
     return run(
         config,
         data,
-        start.variant,
-        start.seed,
+        planned.variant,
+        planned.seed,
         on_record,
         models=directory.path / MODELS,
-        checkpoints=directory.checkpoints(config, start.variant, start.seed),
-        begin=start.begin,
+        checkpoints=directory.checkpoints(config, planned.variant, planned.seed),
+        begin=planned.begin,
         stop=stop,
     )
 
@@ -165,7 +165,7 @@ def _run(
 class _Worker:
     process: BaseProcess
     pipe: Connection
-    start: Start | None = None
+    planned: PlannedRun | None = None
 
     def receive(self, directory: RunDirectory, stop: StopRequest) -> Record | Summary | Stopped:
         try:
@@ -175,11 +175,12 @@ class _Worker:
             # A worker that is asked to stop before it listens ends at once.
             if stop() and self.process.exitcode == -signal.SIGTERM:
                 return Stopped(0)
-            assert self.start is not None
+            assert self.planned is not None
             raise ChildProcessError(
-                f"the process that trained precision={self.start.variant}, seed={self.start.seed} "
-                f"died with exit code {self.process.exitcode}; if memory ran out, use fewer jobs "
-                f"or a smaller model; continue with {resume_command(directory.path)}"
+                f"the process that trained precision={self.planned.variant}, "
+                f"seed={self.planned.seed} died with exit code "
+                f"{self.process.exitcode}; if memory ran out, use fewer jobs or a smaller model; "
+                f"continue with {resume_command(directory.path)}"
             ) from None
         if isinstance(message, Exception) and not isinstance(message, Stopped):
             raise message
@@ -188,13 +189,13 @@ class _Worker:
 
 
 def _give(
-    worker: _Worker, waiting: list[Start], busy: dict[Connection, _Worker], stop: StopRequest
+    worker: _Worker, waiting: list[PlannedRun], busy: dict[Connection, _Worker], stop: StopRequest
 ) -> None:
     """Let a worker do the next run, if there is one and nobody wants to stop."""
     if not waiting or stop():
         return
-    worker.start = waiting.pop(0)
-    worker.pipe.send(worker.start)
+    worker.planned = waiting.pop(0)
+    worker.pipe.send(worker.planned)
     busy[worker.pipe] = worker
 
 
@@ -256,11 +257,11 @@ def _work(config: RunConfig, directory: RunDirectory, pipe: Connection) -> None:
     data = task_of(config).load(config)
     while True:
         try:
-            start = pipe.recv()
+            planned = pipe.recv()
         except EOFError:
             return
         try:
-            message: Any = _run(config, data, start, directory, stop, pipe.send)
+            message: Any = _run(config, data, planned, directory, stop, pipe.send)
         except BrokenPipeError:
             return
         except Stopped as stopped:

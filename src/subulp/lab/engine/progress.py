@@ -23,7 +23,7 @@ from .metrics import Record
 
 @dataclass(frozen=True)
 class Plan:
-    """What is about to be trained.
+    """The runs that are about to be trained.
 
     Attributes:
         runs: Variant and seed of each run.

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: when to write one, which to keep, which to go on from."""
+"""The checkpoints of one run: when to write one, which to keep, which to resume from."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 def run_name(variant: str, seed: int) -> str:
-    """What files and folders of a run are called."""
+    """Name of a run's files and folders."""
     return f"{variant}-seed-{seed}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint to go on from.
+    """A checkpoint to resume from.
 
     Attributes:
         path: Its folder.
@@ -55,7 +55,7 @@ class RunCheckpoints:
         config: The comparison.
         variant: The run's strategy.
         seed: The run's seed.
-        clock: Seconds that have gone by (default: those of the machine).
+        clock: Monotonic clock, in seconds (default: the machine's).
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class RunCheckpoints:
     # ------------------------------------------------------------------------------- reading
 
     def finished(self) -> tuple[Summary, list[Record]] | None:
-        """What a run that has come to its end has measured; ``None`` if it has not.
+        """The records and summary of a finished run; ``None`` for an unfinished one.
 
         Raises:
             ValueError: The file is damaged.
@@ -252,7 +252,7 @@ def _step(path: Path) -> int:
 
 
 def _header(path: Path) -> Header | None:
-    """What a checkpoint says that it is of; its files are not looked at."""
+    """The header of a checkpoint; its files are not read."""
     try:
         return checkpoint.read_header(path)
     except ValueError:

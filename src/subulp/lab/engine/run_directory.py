@@ -1,4 +1,4 @@
-"""The folder that a comparison leaves behind."""
+"""The run directory: the folder that a comparison writes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .config_file import RECORDS
 from .config_json import config_of, plain_fields
 from .event_files import FOLDER as EVENTS
 from .files import UnwritableError, remove_unfinished, replacing
-from .json_text import read_object
 from .lock import Lock
 from .machine import describe_machine
 from .metrics import Record, Summary, to_json
 from .run_checkpoints import RunCheckpoints
+from .typed_files import read_json
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -104,7 +104,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Lock a run directory to go on with it.
+        """Lock a run directory to resume it.
 
         Raises:
             FileNotFoundError: There is no such folder, or it holds no run.
@@ -115,7 +115,7 @@ class RunDirectory:
         if task_of_run(path) is None:
             if (path / CONFIG).is_file():
                 # If that can be read, it is of something else.
-                read_object(path / CONFIG)
+                read_json(path / CONFIG)
             raise FileNotFoundError(
                 f"resume={path} holds no run: give the run directory that `subulp train` wrote"
             )
@@ -151,16 +151,16 @@ class RunDirectory:
         self._write(CONFIG, to_json(written, indent=2) + "\n")
 
     def read_config(self) -> tuple[RunConfig, str]:
-        """What :meth:`write_config` saved: the configuration, and the digest of the data.
+        """Read back what :meth:`write_config` saved: the configuration and the digest of the data.
 
         Raises:
             ValueError: The file is damaged, or another version of subulp wrote it.
         """
         path = self.path / CONFIG
-        saved = read_object(path)
+        saved = read_json(path)
         digest = saved.get(_DIGEST)
         if not isinstance(digest, str):
-            raise ValueError(f"{path} has no {_DIGEST}: this run was not begun to be resumed")
+            raise ValueError(f"{path} has no {_DIGEST}: this run cannot be resumed")
         fields = {name: value for name, value in saved.items() if name not in (*RECORDS, "jobs")}
         try:
             return config_of(str(saved["task"]), fields), digest
@@ -168,8 +168,8 @@ class RunDirectory:
             raise ValueError(f"{path}: {error}") from None
 
     def other_versions(self) -> list[str]:
-        """Packages that have another version than when the run was begun, in words."""
-        versions = read_object(self.path / CONFIG).get("versions")
+        """Packages whose version differs from that at the run's start, in words."""
+        versions = read_json(self.path / CONFIG).get("versions")
         before: dict[str, Any] = versions if isinstance(versions, dict) else {}
         return [
             f"{name} is {now}, and was {before[name]}"
@@ -182,7 +182,7 @@ class RunDirectory:
         return RunCheckpoints(self.path / CHECKPOINTS, config, variant, seed)
 
     def write_records(self, records: Iterable[Record]) -> None:
-        """Let ``metrics.jsonl`` have these records and no others."""
+        """Replace ``metrics.jsonl`` by these records."""
         self._write(METRICS, "".join(to_json(record) + "\n" for record in records))
 
     def add_record(self, record: Record) -> None:
@@ -203,9 +203,9 @@ class RunDirectory:
         self._write(SUMMARY, to_json(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
-        """That object; ``None`` if the comparison has not come to its end, which is the report."""
+        """That object; ``None`` if the comparison is unfinished: its last file is the report."""
         whole = all((self.path / name).exists() for name in (SUMMARY, REPORT))
-        return read_object(self.path / SUMMARY) if whole else None
+        return read_json(self.path / SUMMARY) if whole else None
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name
@@ -241,7 +241,7 @@ def _versions() -> dict[str, str]:
 
 
 def summary_object(task: str, data: dict[str, Any], summaries: list[Summary]) -> dict[str, Any]:
-    """What ``--json`` prints and ``summary.json`` holds."""
+    """The object that ``--json`` prints and ``summary.json`` holds."""
     return {"task": task, "data": data, "runs": summaries}
 
 

@@ -23,14 +23,14 @@ from .task import Workload
 
 @dataclass
 class Tally:
-    """What a run has measured so far.
+    """Measurements of a run so far.
 
     Attributes:
         step: Steps made, the one that is going on included.
         value: Loss of the latest step, ``None`` if it was not computed.
         losses: Steps and their losses, of those that computed it.
-        seconds: Of each step.
-        plain_seconds: Of each step that measured nothing else.
+        seconds: Duration of each step.
+        plain_seconds: Duration of each step that measured nothing else.
         metrics: What the task measured at the latest evaluation.
         records: The logged steps.
         peak_bytes: As of :class:`subulp.lab.engine.metrics.Summary`.

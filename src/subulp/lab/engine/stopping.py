@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def resume_command(directory: Path) -> str:
-    """What to type to go on with a run directory."""
+    """The command that resumes a run directory."""
     return f"subulp train --resume {shlex.quote(str(directory))}"
 
 
@@ -53,7 +53,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether somebody has asked to stop.
+    """Whether a stop was requested.
 
     Attributes:
         signum: The signal that asked; ``None`` before it.
@@ -65,7 +65,7 @@ class StopRequest:
         self.on_request: Callable[[], None] = lambda: None
 
     def __call__(self) -> bool:
-        """Whether somebody has."""
+        """Whether it was."""
         return self.signum is not None
 
     def request(self, signum: int) -> None:

@@ -1,4 +1,4 @@
-"""What a task gives to the loop, the table and the plots."""
+"""The interface between a task and the loop, the table and the plots."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TASKS = {
 _TASKS = "subulp.lab.tasks"
 
 
-class Part(Protocol):
-    """A part of a run that changes from step to step, as modules and optimizers do."""
+class Stateful(Protocol):
+    """A part of a run whose state is saved in checkpoints, as modules and optimizers are."""
 
     def state_dict(self) -> dict[str, Any]:
         """Its state: tensors and what JSON has, nested in any way."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Go on as the part that gave the state."""
+        """Continue from a state that :meth:`state_dict` returned."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Workload:
 
     Attributes:
         model: The narrow model.
-        optimizer: Of all its parameters, but for rows that update themselves.
+        optimizer: Optimizer of all parameters but rows that update themselves.
         steps: Training steps.
         eval_every: Steps between evaluations; the last step is always one.
         learning_rate: Step (from 0) to a share of the groups' learning rates.
@@ -86,7 +86,7 @@ class Workload:
     steps_per_epoch: int | None = None
     mix: Callable[[], list[dict[str, Any]]] | None = None
     left_out: Callable[[], int] | None = None
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, Stateful] = field(default_factory=dict)
 
     def skipped_steps(self) -> int:
         """Steps so far that were left out because they were not finite."""
@@ -99,16 +99,17 @@ class Task(Protocol):
     With a function ``metrics(config)`` what it measures depends on the configuration; otherwise it
     is :attr:`METRICS`.
 
-    With a function ``plot(config, data, comparison)`` it draws its own figures into the run
-    directory, instead of quality and descent quality against steps.
+    With a function ``plot(config, data, directory)`` it adds figures of its own to the run
+    directory.
     """
 
     METRICS: tuple[Metric, ...]
-    """What :attr:`Workload.evaluate` measures, in the order of the table; the first is plotted as
-    the loss and tells the best checkpoint, the last compares with the baseline."""
+    """The metrics that :attr:`Workload.evaluate` measures, in the order of the table; the
+    first is plotted as the loss and decides the best checkpoint, the last compares with the
+    baseline."""
 
     COUNTED: str
-    """What a run's bytes per parameter are counted for: ``"parameter"``, or a part of the model."""
+    """The part of the model that bytes are counted for; ``"parameter"`` is all of it."""
 
     @staticmethod
     def load(config: Any) -> Any:
@@ -120,7 +121,7 @@ class Task(Protocol):
 
     @staticmethod
     def describe(data: Any) -> dict[str, Any]:
-        """What the runs share, as plain JSON: ``"name"``, and sizes of its parts."""
+        """The data that runs share, as plain JSON: ``"name"``, and sizes of its parts."""
 
     @staticmethod
     def steps(config: Any, data: Any) -> int:
@@ -128,7 +129,7 @@ class Task(Protocol):
 
     @staticmethod
     def digest(data: Any) -> str:
-        """A text that another data set would not have: a run is resumed on the same data."""
+        """Digest of the data: a run resumes only on the data it started with."""
 
     @staticmethod
     def build(config: Any, data: Any, variant: str, seed: int, device: torch.device) -> Workload:
@@ -136,7 +137,7 @@ class Task(Protocol):
 
 
 def metrics_of(task: Task, config: RunConfig) -> tuple[Metric, ...]:
-    """What a task measures in the runs of a configuration."""
+    """Metrics of a task in the runs of a configuration."""
     metrics = getattr(task, "metrics", None)
     found: tuple[Metric, ...] = task.METRICS if metrics is None else metrics(config)
     return found

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import importlib.resources
-import re
+import itertools
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup
 
 from ..._version import version
 from ..engine.files import replacing
+from ..engine.run_directory import COMPRESSION_PLOT, DESCENT_PLOT, LOSS_PLOT, MIXES, REPORT
+from .figure import UNPRINTABLE, save_png, svg
 from .group import Group
-from .line_styles import NAMED, SPARE, Look
 from .page import section
 from .run_reader import read_run
-from .swatch import swatch
-
-# The same colours, brighter, where the page is dark.
-_DARK = {
-    "#000000": "#F0F0F0",
-    "#D55E00": "#FF8C42",
-    "#0072B2": "#5DB7F2",
-    "#009E73": "#2CCB9B",
-    "#CC79A7": "#EDA3CB",
-    "#E69F00": "#FFBE3D",
-    "#56B4E9": "#A4DBFF",
-    "#7A5195": "#C094DF",
-    "#7F7F7F": "#A9A9A9",
-    "#8C564B": "#CF9387",
-    "#4B0092": "#A882FF",
-    "#5D5D00": "#C9C93A",
-}
-
-# What neither HTML nor UTF-8 can hold; a file name may.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+from .styles import COLOURS
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
@@ -60,7 +43,37 @@ def render(runs: Sequence[Path]) -> str:
         raise ValueError("there is no run to report: give at least one run directory")
     found = [read_run(Path(path)) for path in runs]
     tasks = list(dict.fromkeys(run.task for run in found))
-    groups = [Group.of(task, [run for run in found if run.task == task]) for task in tasks]
+    return _page([Group.of(task, [run for run in found if run.task == task]) for task in tasks])
+
+
+def write_run_report(directory: Path) -> None:
+    """Write a run directory's own page, and its main figures as PNG files.
+
+    Args:
+        directory: The run directory.
+
+    Raises:
+        ValueError: It holds no run, or a file in it is damaged.
+        OSError: A file cannot be read or written.
+    """
+    run = read_run(directory)
+    group = Group.of(run.task, [run])
+    shown = section(group)
+    for charts, name in (
+        (shown.headline, LOSS_PLOT),
+        (shown.lost, DESCENT_PLOT),
+        (shown.compression, COMPRESSION_PLOT),
+    ):
+        if charts:
+            save_png(charts, directory / name)
+    for chart in shown.mixtures:
+        (directory / MIXES).mkdir(exist_ok=True)
+        save_png([chart], directory / MIXES / f"{chart.title.replace(' ', '-')}.png")
+    with replacing(directory / REPORT) as unfinished:
+        unfinished.write_text(_page([group]), encoding="utf-8")
+
+
+def _page(groups: Sequence[Group]) -> str:
     files = importlib.resources.files(__package__)
     environment = jinja2.Environment(
         autoescape=True,
@@ -69,20 +82,13 @@ def render(runs: Sequence[Path]) -> str:
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FunctionLoader(lambda name: (files / name).read_text(encoding="utf-8")),
     )
-    environment.globals["swatch"] = swatch
+    numbers = itertools.count()
+    environment.globals["svg"] = lambda chart: Markup(svg(chart, f"f{next(numbers)}-"))
     page = environment.get_template("page.html.jinja").render(
         sections=[section(group) for group in groups],
-        colours=[(color, _DARK[color]) for color in dict.fromkeys(map(_color, _all_looks()))],
+        colours=COLOURS,
         version=version(),
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         title=", ".join(label for group in groups for label in group.labels),
     )
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", page)
-
-
-def _all_looks() -> list[Look]:
-    return [*NAMED.values(), *SPARE]
-
-
-def _color(look: Look) -> str:
-    return look.color
+    return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", page)

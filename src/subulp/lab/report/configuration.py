@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..engine.config_file import RECORDS
-from ..engine.defaults import defaults_of
+from ..engine.config_json import defaults_of
 from .group import Group
 from .run_reader import Run
 
-# Of config.json: about the run, not about what it computes.
+# Entries of config.json about where the run was made, not about what it computes.
 _ENVIRONMENT = ("versions", "machine")
 
 
@@ -21,8 +21,8 @@ class Setting:
 
     Attributes:
         name: As on the command line.
-        values: Of each run directory.
-        default: What it is if nobody gives it; empty if that is not known.
+        values: The value in each run directory.
+        default: The default value; empty if it is not known.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Configuration:
 
     Attributes:
         changed: Options that differ from their defaults, or between the run directories.
-        others: The other ones.
+        others: All other options.
         environment: Name and a value for each run directory.
     """
 
@@ -46,7 +46,7 @@ class Configuration:
 
 
 def configuration(group: Group) -> Configuration:
-    """Of the runs of a group."""
+    """Options, versions and machines of the runs of a group."""
     runs = group.runs
     defaults = [defaults_of(run.task, run.config) for run in runs]
     names = dict.fromkeys(itertools.chain.from_iterable(run.config for run in runs))

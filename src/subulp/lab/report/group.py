@@ -1,4 +1,4 @@
-"""Runs of one task side by side: names, looks, results, and differences to the baseline."""
+"""Runs of one task side by side: names, styles, results, and differences to the baseline."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from ..engine.metrics import Metric, Record, Spread, Summary, baseline_of
-from .line_chart import Line
-from .line_styles import SPARE, Look, looks
+from .line_chart import Line, Series
 from .run_reader import Run
-from .series import Series, series
+from .styles import LineStyle, line_styles
 
 MISSING = "\N{EN DASH}"
 """Stands where there is no number."""
@@ -25,9 +24,9 @@ class Result:
     """What one run of a variant and seed has reached.
 
     Attributes:
-        seed: Of the run.
-        step: The last evaluated one, or the last one.
-        metrics: Of the last evaluation; empty before the first.
+        seed: Seed of the run.
+        step: The last evaluated step, or the last step.
+        metrics: What the last evaluation measured; empty before the first.
         baseline: Metrics of the baseline with the same seed at the same step, if there are any.
         summary: ``None`` while the comparison has not ended.
     """
@@ -44,18 +43,18 @@ class Variant:
     """All seeds of one variant of one run directory.
 
     Attributes:
-        name: That tells it apart from all others on the page's part.
+        name: Tells it apart from all other variants of the group.
         key: The same in one or two letters.
-        look: Of its lines.
+        style: Style of its lines.
         run: Index of its run directory.
         own: Its name in its run directory.
-        results: By seed.
+        results: One for each seed.
         is_baseline: Others of its run directory are compared with it.
     """
 
     name: str
     key: str
-    look: Look
+    style: LineStyle
     run: int
     own: str
     results: tuple[Result, ...]
@@ -63,7 +62,7 @@ class Variant:
 
     @property
     def summaries(self) -> list[Summary]:
-        """Of the seeds; empty while the comparison has not ended."""
+        """The summaries of all seeds; empty while the comparison has not ended."""
         return [result.summary for result in self.results if result.summary is not None]
 
     def spread(self, metric: Metric) -> Spread | None:
@@ -92,8 +91,8 @@ class Group:
     Attributes:
         task: Name of the task.
         runs: What the directories hold.
-        labels: What the page calls them.
-        variants: Of all of them.
+        labels: What the page calls the directories.
+        variants: The variants of all directories.
     """
 
     task: str
@@ -109,15 +108,15 @@ class Group:
         for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
             for own in _variant_names(run):
                 found.append((index, own, own if len(runs) == 1 else f"{label}: {own}"))
-        chosen = _distinct_looks([own for _, own, _ in found])
+        styles = line_styles(own for _, own, _ in found)
         variants = []
-        for place, ((index, own, name), look) in enumerate(zip(found, chosen, strict=True)):
+        for place, ((index, own, name), style) in enumerate(zip(found, styles, strict=True)):
             baseline = baseline_of(_variant_names(runs[index]))
             variants.append(
                 Variant(
                     name,
                     _key(place),
-                    look,
+                    style,
                     index,
                     own,
                     _results(runs[index], own, baseline),
@@ -130,7 +129,7 @@ class Group:
         """A line for each variant that has values."""
         found = [series(_in_step(run.records, value), value) for run in self.runs]
         return [
-            Line(v.name, v.key, v.look, found[v.run][v.own])
+            Line(v.name, v.key, v.style, found[v.run][v.own])
             for v in self.variants
             if v.own in found[v.run] and len(found[v.run][v.own][0])
         ]
@@ -146,13 +145,33 @@ class Group:
                 continue
             paired = _paired(run, variant.own, baseline, metric)
             if len(paired[0]):
-                lines.append(Line(variant.name, variant.key, variant.look, paired))
+                lines.append(Line(variant.name, variant.key, variant.style, paired))
         return lines
 
     @property
     def baselines(self) -> list[str]:
         """Names of the variants that others are compared with, each once."""
         return list(dict.fromkeys(v.own for v in self.variants if v.is_baseline))
+
+
+def series(records: Iterable[Record], value: Callable[[Record], float | None]) -> dict[str, Series]:
+    """The measured values of each variant, at the steps where all of its seeds have one.
+
+    Args:
+        records: Logged steps of all runs.
+        value: The value of a record, or ``None`` where the step did not measure it.
+    """
+    runs: dict[str, dict[int, dict[int, float]]] = {}
+    for record in records:
+        y = value(record)
+        if y is not None:
+            runs.setdefault(record.name, {}).setdefault(record.seed, {})[record.step] = y
+    found = {}
+    for name, seeds in runs.items():
+        steps = sorted(set.intersection(*(set(values) for values in seeds.values())))
+        rows = [[seeds[seed][step] for step in steps] for seed in sorted(seeds)]
+        found[name] = (np.array(steps), np.array(rows))
+    return found
 
 
 def run_labels(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -174,20 +193,6 @@ def _variant_names(run: Run) -> list[str]:
     planned = run.config.get("precision")
     first = [name for name in planned if name in seen] if isinstance(planned, list) else []
     return list(dict.fromkeys([*first, *seen]))
-
-
-def _distinct_looks(names: Sequence[str]) -> list[Look]:
-    """Each variant's own look, and spare ones where two would look the same."""
-    own = looks(dict.fromkeys(names))
-    used: set[Look] = set()
-    chosen = []
-    for name in names:
-        look = own[name]
-        if look in used:
-            look = next((spare for spare in SPARE if spare not in used), look)
-        used.add(look)
-        chosen.append(look)
-    return chosen
 
 
 def _key(place: int) -> str:
@@ -267,7 +272,7 @@ def _paired(records: Sequence[Record], name: str, baseline: str, metric: Metric)
 
 
 def spread_of(values: Iterable[float]) -> Spread | None:
-    """Of values, if there are any."""
+    """The spread of values, if there are any."""
     found = list(values)
     return Spread.of(found) if found else None
 

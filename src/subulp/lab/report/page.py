@@ -1,41 +1,67 @@
-"""What the page shows of a group of runs: its figures, tables and texts, without markup."""
+"""What a report shows of a group of runs: its figures, tables and texts, without markup."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...diagnostics.memory import CATEGORIES
 from ..engine.metrics import Metric, Record, Spread, Summary
 from ..engine.mixture_log import with_mixture_metrics
 from ..engine.task import TASKS, task_named
-from .bar_chart import Bar, BarChart
 from .configuration import Configuration, configuration, value_text
 from .group import MISSING, Group, Variant, spread_of, spread_text
-from .heat_map import HeatMap, heat_maps
+from .heat_map import HeatMap, heat_map
 from .line_chart import LineChart
-from .scatter_chart import Point, ScatterChart
-from .table import Cell, Table
+from .memory_chart import Bar, MemoryChart
+from .styles import STYLES
+from .trade_off import Path, Point, TradeOff
 
 _MIB = 2**20
-_OF_WATCH = ("effective_descent_quality", "descent_share", "lost_arithmetic")
-_OF_CACHE = ("compression", "hit_rate")
+_WATCHED = ("effective_descent_quality", "descent_share", "lost_arithmetic")
+_CACHE = ("compression", "hit_rate")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, and a smaller one beneath it."""
+
+    text: str
+    below: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names the rows; the others hold numbers.
+
+    Attributes:
+        caption: What the table shows, for those who do not see it.
+        columns: Headings, that of the rows' names first.
+        rows: Name, key in figures or nothing, and cells.
+    """
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, str, Sequence[Cell]]]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A group of runs as the page shows it.
+    """A group of runs as the report shows it.
 
     Attributes:
-        title: Of the task.
-        id: In the page.
+        title: What the task is called.
+        id: Name of the task.
         runs: Name, data and state of each run directory.
         notes: What a reader must know before the figures.
         quality: Metrics, and differences to the baseline.
         versus: Names of the baselines.
         training: Loss and quality against steps.
+        headline: Two of these that show most: the first metric, and the last one or its excess
+            over the baseline.
         lost: Descent quality and lost updates against steps.
         measured: Live bytes at the peak, by category.
         counted: Bytes of one number, by tensor.
@@ -45,7 +71,6 @@ class Section:
         mixtures: Representations of the operands, by layer and role.
         configuration: Options, versions, and machine.
         measures: Everything that was measured.
-        variants: For legends.
     """
 
     title: str
@@ -55,16 +80,16 @@ class Section:
     quality: Table
     versus: str
     training: list[LineChart]
+    headline: list[LineChart]
     lost: list[LineChart]
-    measured: BarChart | None
-    counted: BarChart | None
+    measured: MemoryChart | None
+    counted: MemoryChart | None
     memory: Table | None
     cache: list[LineChart]
-    compression: list[ScatterChart]
+    compression: list[TradeOff]
     mixtures: list[HeatMap]
     configuration: Configuration
     measures: Table
-    variants: tuple[Variant, ...] = field(default=())
 
 
 def section(group: Group) -> Section:
@@ -79,17 +104,17 @@ def section(group: Group) -> Section:
         notes=_notes(group),
         quality=_quality(group, metrics),
         versus=" and ".join(group.baselines),
-        training=_training(group, [m for m in compared if m.name not in _OF_CACHE]),
+        training=_training(group, [m for m in compared if m.name not in _CACHE]),
+        headline=_headline(group, compared),
         lost=_lost(group),
         measured=measured,
         counted=counted,
         memory=_memory_table(group),
         cache=_cache(group, [m for m in compared if m.name == "hit_rate"]),
-        compression=_compression(group, compared),
-        mixtures=heat_maps(group),
+        compression=_compression(group, metrics),
+        mixtures=_mixtures(group),
         configuration=configuration(group),
         measures=_measures(group),
-        variants=group.variants,
     )
 
 
@@ -206,7 +231,7 @@ def _heading(metric: Metric) -> str:
 
 def _compared(variant: Variant, metric: Metric) -> Cell:
     text = spread_text(variant.spread(metric), metric.style.format)
-    compares = metric.drop_of is None and metric.name not in _OF_CACHE
+    compares = metric.drop_of is None and metric.name not in _CACHE
     excess = spread_of(variant.excesses(metric)) if compares else None
     if excess is None:
         return Cell(text)
@@ -235,6 +260,16 @@ def _training(group: Group, metrics: Sequence[Metric]) -> list[LineChart]:
     if loss:
         charts.append(LineChart("Training loss", "of each logged batch", loss, "{:.4g}".format))
     return charts
+
+
+def _headline(group: Group, metrics: Sequence[Metric]) -> list[LineChart]:
+    if not metrics:
+        return []
+    first, last = metrics[0], metrics[-1]
+    excess = _excess_chart(group, last) if last.versus == "ratio" else []
+    # By itself, what compares by ratio says what the first metric says.
+    alone = [] if last is first or last.versus == "ratio" else _metric_chart(group, last)
+    return [*_metric_chart(group, first), *(excess or alone)]
 
 
 def _metric_chart(group: Group, metric: Metric) -> list[LineChart]:
@@ -282,7 +317,7 @@ def _percent(name: str) -> Callable[[Record], float | None]:
     return value
 
 
-def _memory_charts(group: Group) -> tuple[BarChart | None, BarChart | None]:
+def _memory_charts(group: Group) -> tuple[MemoryChart | None, MemoryChart | None]:
     measured, counted = [], []
     kinds: dict[str, str] = {}
     for variant in group.variants:
@@ -298,7 +333,7 @@ def _memory_charts(group: Group) -> tuple[BarChart | None, BarChart | None]:
             counted.append(Bar(variant.name, parts, f"{tensors['total']:.4g} bytes"))
     of = task_named(group.task).COUNTED
     return (
-        BarChart(
+        MemoryChart(
             "Measured at the peak of a training step",
             "MiB of live tensors",
             measured,
@@ -307,7 +342,7 @@ def _memory_charts(group: Group) -> tuple[BarChart | None, BarChart | None]:
         )
         if measured
         else None,
-        BarChart(f"Counted for one {of}", "bytes by tensor", counted, kinds, "{:.4g}".format)
+        MemoryChart(f"Counted for one {of}", "bytes by tensor", counted, kinds, "{:.4g}".format)
         if counted
         else None,
     )
@@ -392,30 +427,69 @@ def _cache(group: Group, metrics: Sequence[Metric]) -> list[LineChart]:
     return charts
 
 
-def _compression(group: Group, metrics: Sequence[Metric]) -> list[ScatterChart]:
+def _compression(group: Group, metrics: Sequence[Metric]) -> list[TradeOff]:
+    """Quality against the memory of the tables, as the cache paper's Figure 7."""
     charts = []
     for metric in metrics:
-        if metric.versus is None:
+        if metric.versus is None and metric.drop_of is None:
             continue
-        points = []
+        compared = metric.drop_of is not None or any(v.excesses(metric) for v in group.variants)
+        found = []
         for variant in group.variants:
-            excesses = [e for e in variant.excesses(metric) if math.isfinite(e)]
             sizes = [
                 r.metrics["compression"] for r in variant.results if "compression" in r.metrics
             ]
-            if excesses and sizes and math.isfinite(sum(sizes)):
-                ends = (min(excesses), max(excesses))
-                points.append(
-                    Point(
-                        variant.name, variant.key, variant.look, _mean(sizes), _mean(excesses), ends
-                    )
-                )
-        if points:
-            unit = "%" if metric.versus == "ratio" else metric.unit
-            title = f"{metric.title} above {' and '.join(group.baselines)}"
+            values = _compared_values(variant, metric, compared)
+            if values and sizes and math.isfinite(sum(sizes)):
+                ends = min(values), max(values)
+                point = Point(variant.name, "", _mean(sizes), _mean(values), ends)
+                found.append((variant, point))
+        if found:
+            below = "below" if metric.drop_of is not None else "above"
+            over = f" {below} {' and '.join(group.baselines)}" if compared else ""
+            unit = "%" if metric.versus == "ratio" and compared else metric.unit
             axis = "memory of the tables over FP32's"
-            charts.append(ScatterChart(title, unit, axis, points))
+            charts.append(TradeOff(f"{metric.title}{over}", unit, axis, _paths(group, found)))
     return charts
+
+
+def _compared_values(variant: Variant, metric: Metric, compared: bool) -> list[float]:
+    """A variant's differences to the baseline, or its values where nothing has a baseline."""
+    if metric.drop_of is not None or not compared:
+        found = [
+            metric.factor * r.metrics[metric.name]
+            for r in variant.results
+            if metric.name in r.metrics and not (compared and variant.is_baseline)
+        ]
+    else:
+        found = variant.excesses(metric)
+    return [value for value in found if math.isfinite(value)]
+
+
+def _paths(group: Group, found: Sequence[tuple[Variant, Point]]) -> list[Path]:
+    """Points joined where only the precision differs, each with its precision beside it."""
+    paths: dict[tuple[int, str], list[Point]] = {}
+    for variant, point in found:
+        precision, _, others = variant.own.partition(" ")
+        points = paths.setdefault((variant.run, others), [])
+        points.append(replace(point, label=precision))
+    names = [
+        ": ".join(filter(None, [group.labels[run] if len(group.runs) > 1 else "", others]))
+        for run, others in paths
+    ]
+    names = [name or "as they are" for name in names]
+    joined = zip(names, itertools.cycle(STYLES[1:]), paths.values())
+    return [Path(name, style, points) for name, style, points in joined]
+
+
+def _mixtures(group: Group) -> list[HeatMap]:
+    """A map for each variant with mixtures: the mean over its records and seeds."""
+    found = []
+    for variant in group.variants:
+        records = group.runs[variant.run].records
+        mixes = (record.mix or () for record in records if record.name == variant.own)
+        found.append(heat_map(variant.name, itertools.chain.from_iterable(mixes)))
+    return [each for each in found if each is not None]
 
 
 def _measures(group: Group) -> Table:
@@ -443,7 +517,7 @@ def _flat(summary: Summary) -> dict[str, Any]:
             found |= {f"{name}: {part}": number for part, number in value.items()}
         else:
             # Not measured at all, if no step was watched.
-            found[name] = None if name in _OF_WATCH and math.isnan(value) else value
+            found[name] = None if name in _WATCHED and math.isnan(value) else value
     return found
 
 

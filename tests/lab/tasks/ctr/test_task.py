@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.ctr import task
 from subulp.lab.tasks.ctr.config import CTRConfig
@@ -121,6 +121,7 @@ def test_the_whole_grid(small, tmp_path):
         "summary.json",
         "report.html",
         "loss.png",
+        "descent_quality.png",
         "compression.png",
         "accesses.png",
     }

@@ -167,13 +167,6 @@ def test_an_epoch_sees_every_picture_once_and_the_seed_decides_the_order():
     assert not torch.equal(orders[0], orders[2])
 
 
-def test_what_does_not_fill_a_batch_is_left_out_of_its_epoch():
-    batches = Batches(numbered(10), 4, 0, augment=False)
-    labels = torch.cat([batches.draw()[1] for _ in range(4)])
-    for epoch in (labels[:8], labels[8:]):
-        assert len(set(epoch.tolist())) == 8
-
-
 def test_augmentation_shifts_and_mirrors_whole_pictures():
     images = numbered(64, mirror=True)
     pictures, labels = Batches(images, 64, 0, augment=True).draw()

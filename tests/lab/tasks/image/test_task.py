@@ -8,26 +8,12 @@ import torch
 
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.image.config import ImageConfig
-from subulp.lab.tasks.image.images import load_images
 from subulp.lab.tasks.image.resnet import ResNet18
 from subulp.lab.tasks.image.simulated import SimulatedSGD, simulated_bits
 from subulp.lab.tasks.image.task import METRICS, build_model, load, parameter_dtype, steps
 
 CPU = torch.device("cpu")
 SMALL = {"width": 4, "epochs": 2, "batch_size": 16, "watch_every": 3, "device": "cpu"}
-
-
-@pytest.fixture(scope="module")
-def digits():
-    """A corner of the digits: three batches of training pictures."""
-    images = load_images("digits")
-    return dataclasses.replace(
-        images,
-        train=images.train[:48],
-        train_labels=images.train_labels[:48],
-        validation=images.validation[:40],
-        validation_labels=images.validation_labels[:40],
-    )
 
 
 def timeless(summary):

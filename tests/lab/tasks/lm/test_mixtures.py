@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from subulp import diagnostics
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.lm.task import build, load
 from subulp.nn import MoRLinear

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from subulp.lab.cli import main
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.known_features import KnownFeatures
-from subulp.lab.tasks.xmc.reader import FeatureReader
+from subulp.lab.tasks.xmc.preprocessing import FeaturePreprocessor
 from subulp.lab.tasks.xmc.readers.bags import FeatureLines, Features, read_bag_file
-from subulp.lab.tasks.xmc.saved import RunName, load_model
+from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import load
+from subulp.lab.tasks.xmc.vocabulary import KnownFeatures
 
 LABELS, FEATURES, NOISE = 12, 40, 4
 CPU = torch.device("cpu")
@@ -144,7 +144,7 @@ def test_damaged_lists_of_features(config, tmp_path, capsys):
     for text in damaged:
         path.write_text(text)
         assert main(["predict", str(out), str(new)]) == 2
-        assert "features.json is no list of features" in capsys.readouterr().err
+        assert "features.json is not a list of features" in capsys.readouterr().err
     path.write_text(whole)
     assert main(["predict", str(out), str(new)]) == 0
 
@@ -181,17 +181,17 @@ def test_many_features_are_merged_as_they_come(tmp_path, monkeypatch):
     path.write_text("\n".join(["40 100 1", *rows]) + "\n")
     source, _ = read_bag_file(path)
     whole = KnownFeatures.build(source, 4).numbers.tolist()
-    monkeypatch.setattr("subulp.lab.tasks.xmc.known_features._READ_AT_ONCE", 3)
-    monkeypatch.setattr("subulp.lab.tasks.xmc.known_features._MERGED_AT_ONCE", 5)
+    monkeypatch.setattr("subulp.lab.tasks.xmc.vocabulary._READ_AT_ONCE", 3)
+    monkeypatch.setattr("subulp.lab.data.counts._PENDING", 5)
     assert KnownFeatures.build(source, 4).numbers.tolist() == whole == [0, 50, 51, 52]
 
 
 def test_known_features_and_their_settings_come_back(tmp_path):
-    reader = FeatureReader(KnownFeatures(np.array([2, 9]), 30), 8, 2, 0.25)
-    reader.save(tmp_path)
-    again = FeatureReader.load(tmp_path, reader.settings())
+    preprocessor = FeaturePreprocessor(KnownFeatures(np.array([2, 9]), 30), 8, 2, 0.25)
+    preprocessor.save(tmp_path)
+    again = FeaturePreprocessor.load(tmp_path, preprocessor.settings())
     features = Features(np.array([9, 3, 2]), np.array([0, 3]), np.float32([3, 1, 4]))
-    for a, b in zip(reader.read(features), again.read(features), strict=True):
+    for a, b in zip(preprocessor.read(features), again.read(features), strict=True):
         assert torch.equal(a, b)
     assert again.encoder(CPU).terms.weight.shape == (2, 8)
     assert again.settings() == {"width": 8, "layers": 2, "dropout": 0.25}

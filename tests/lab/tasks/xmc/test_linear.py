@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.saved import RunName, load_model
+from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import build, load
 from subulp.nn import MoRLinear
 
@@ -63,8 +63,8 @@ def test_a_saved_model_predicts_with_the_same_products(config, tmp_path):
     assert len(mixtures(loaded.model["encoder"])) == 2
     texts = ["red thing", "", "unknown"]
     with torch.no_grad():
-        own = work.model["encoder"].eval()(data.reader.read(texts))
-        assert torch.equal(loaded.model["encoder"](data.reader.read(texts)), own)
+        own = work.model["encoder"].eval()(data.preprocessor.read(texts))
+        assert torch.equal(loaded.model["encoder"](data.preprocessor.read(texts)), own)
 
 
 def test_a_transformers_layers(tmp_path):

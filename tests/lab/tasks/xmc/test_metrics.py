@@ -18,7 +18,7 @@ from subulp.lab.tasks.xmc.metrics import (
     inverse_propensities,
     remove_pairs,
 )
-from subulp.lab.tasks.xmc.readers.read import load_bundled
+from subulp.lab.tasks.xmc.readers.load import load_bundled
 
 COUNTS = np.array([40, 20, 9, 9, 4, 2, 2, 1, 0])
 LABELS = len(COUNTS)

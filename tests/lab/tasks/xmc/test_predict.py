@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from subulp.lab.cli import main
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.files import replacing
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.saved import RunName, choose_model, load_model, saved_models
+from subulp.lab.tasks.xmc.saved_model import RunName, choose_model, load_model, saved_models
 from subulp.lab.tasks.xmc.task import build, load
 from subulp.numerics.logistic import sigmoid
 
@@ -83,7 +83,7 @@ def test_a_saved_model_is_the_trained_one_bit_for_bit(config, precision, tmp_pat
         assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
     work.model.eval()
     with torch.no_grad():
-        x = work.model["encoder"](data.reader.read(TEXTS))
+        x = work.model["encoder"](data.preprocessor.read(TEXTS))
         logits, labels = work.model["head"].topk(x, 4)
     probabilities, predicted = loaded.topk(TEXTS, 4)
     assert torch.equal(predicted, labels)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from subulp.lab.cli import main
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.metrics import BANDS, KS
-from subulp.lab.tasks.xmc.saved import RunName, load_model
+from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import describe, load
 
 from .support import WORDS, write_data

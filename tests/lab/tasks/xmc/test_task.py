@@ -9,11 +9,10 @@ import torch
 
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.encoder import BagEncoder, Bags
-from subulp.lab.tasks.xmc.output import CONSTANTS, OUTPUT_NORM
+from subulp.lab.tasks.xmc.encoder import CONSTANTS, OUTPUT_NORM, BagEncoder, Bags
 from subulp.lab.tasks.xmc.renee import ReneeClassifier
 from subulp.lab.tasks.xmc.storage import parse_precision
-from subulp.lab.tasks.xmc.task import METRICS, Batches, build_encoder, build_head, load, steps
+from subulp.lab.tasks.xmc.task import METRICS, build_encoder, build_head, load, steps
 from subulp.nn import ExtremeClassifier
 
 CPU = torch.device("cpu")
@@ -237,14 +236,6 @@ def test_the_encoder_gives_a_sane_norm_and_constants():
     torch.nn.init.zeros_(encoder.place_factor)
     torch.nn.init.normal_(encoder.gate)
     assert not torch.equal(encoder(bags)[0], x[0])
-
-
-def test_batches_see_every_instance_once_an_epoch():
-    batches = Batches(10, 3, 0)
-    epochs = [np.concatenate([batches.draw() for _ in range(3)]) for _ in range(2)]
-    for epoch in epochs:
-        assert len(set(epoch.tolist())) == 9
-    assert epochs[0].tolist() != epochs[1].tolist()
 
 
 @pytest.mark.parametrize(

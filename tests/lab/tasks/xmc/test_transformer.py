@@ -13,13 +13,13 @@ import torch
 
 from subulp import optim
 from subulp.lab.cli import main
-from subulp.lab.engine.comparison import compare
+from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.output import CONSTANTS, OUTPUT_NORM
-from subulp.lab.tasks.xmc.saved import RunName, load_model
+from subulp.lab.tasks.xmc.encoder import CONSTANTS, OUTPUT_NORM
+from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import build, build_encoder, load
-from subulp.lab.tasks.xmc.transformer import TransformerReader
+from subulp.lab.tasks.xmc.transformer import TransformerPreprocessor
 
 from .support import transformer_config, write_bert
 
@@ -54,11 +54,11 @@ def pooled_by_hand(bert, text, pooling):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_padding_changes_nothing_and_the_output_is_the_bags(bert, pooling):
-    reader = TransformerReader.open(bert, **{**OPTIONS, "pooling": pooling})
-    encoder = reader.encoder(CPU).eval()
+    preprocessor = TransformerPreprocessor.open(bert, **{**OPTIONS, "pooling": pooling})
+    encoder = preprocessor.encoder(CPU).eval()
     texts = ["red things", "new", "old big small round thing", ""]
     with torch.no_grad():
-        x = encoder(reader.read(texts))
+        x = encoder(preprocessor.read(texts))
     assert x.shape == (4, HIDDEN + CONSTANTS)
     assert encoder.dim == HIDDEN + CONSTANTS
     assert torch.equal(x[:, HIDDEN:], torch.ones(4, CONSTANTS))
@@ -70,8 +70,8 @@ def test_padding_changes_nothing_and_the_output_is_the_bags(bert, pooling):
 
 
 def test_long_texts_are_cut(bert):
-    reader = TransformerReader.open(bert, **OPTIONS)
-    tokens = reader.read(["red " * 100])
+    preprocessor = TransformerPreprocessor.open(bert, **OPTIONS)
+    tokens = preprocessor.read(["red " * 100])
     assert tokens.ids.shape == (1, 12)
 
 
@@ -82,23 +82,23 @@ def test_it_trains_in_bf16_with_kahan_summation(config):
     assert {g["precision"] for g in optimizer.param_groups} == {"kahan"}
     assert isinstance(optimizer, optim.AdamW)
     # Activations are wide where there are no BF16 units.
-    assert encoder(data.reader.read(["red"])).dtype == torch.float32
+    assert encoder(data.preprocessor.read(["red"])).dtype == torch.float32
     wide, _ = build_encoder(config, data, "fp32", 0, CPU)
     assert {p.dtype for p in wide.parameters()} == {torch.float32}
     # Nothing that never gets a gradient is carried along.
-    encoder(data.reader.read(["red thing", "new"])).square()[:, :3].sum().backward()
+    encoder(data.preprocessor.read(["red thing", "new"])).square()[:, :3].sum().backward()
     missing = [n for n, p in encoder.named_parameters() if p.grad is None]
     assert missing == []
 
 
 def test_narrow_weights_give_what_they_are_worth(bert, config):
     """BF16 parameters, wide activations: the same as the FP32 model with rounded weights."""
-    reader = TransformerReader.open(bert, **OPTIONS)
-    narrow, wide = reader.encoder(CPU).eval(), reader.encoder(CPU).eval()
+    preprocessor = TransformerPreprocessor.open(bert, **OPTIONS)
+    narrow, wide = preprocessor.encoder(CPU).eval(), preprocessor.encoder(CPU).eval()
     for a, b in zip(narrow.parameters(), wide.parameters(), strict=True):
         a.data = a.data.bfloat16()
         b.data = b.data.bfloat16().float()
-    tokens = reader.read(["red old thing", "new"])
+    tokens = preprocessor.read(["red old thing", "new"])
     with torch.no_grad():
         torch.testing.assert_close(narrow(tokens), wide(tokens), rtol=1e-5, atol=1e-5)
 
@@ -135,7 +135,7 @@ def test_a_saved_model_needs_the_folder_no_more(config, bert, precision, tmp_pat
     texts = ["red thing", "", "unknown"]
     work.model.eval()
     with torch.no_grad():
-        _, labels = work.model["head"].topk(work.model["encoder"](data.reader.read(texts)), 3)
+        _, labels = work.model["head"].topk(work.model["encoder"](data.preprocessor.read(texts)), 3)
     shutil.rmtree(moved)
     loaded = load_model(tmp_path / "run", RunName(precision, 0), CPU)
     assert torch.equal(loaded.topk(texts, 3)[1], labels)
@@ -240,10 +240,10 @@ def test_without_the_package_the_extra_is_named(config, monkeypatch):
 def test_a_real_transformer(config):
     folder = Path(os.environ["SUBULP_TEST_TRANSFORMER"])
     config = dataclasses.replace(config, encoder=str(folder), epochs=10, encoder_lr=5e-5)
-    reader = TransformerReader.open(folder, **OPTIONS)
+    preprocessor = TransformerPreprocessor.open(folder, **OPTIONS)
     with torch.no_grad():
-        near, same, far = reader.encoder(CPU).eval()(
-            reader.read(["a small cat", "a little kitten", "the tax law of 1923"])
+        near, same, far = preprocessor.encoder(CPU).eval()(
+            preprocessor.read(["a small cat", "a little kitten", "the tax law of 1923"])
         )
     assert torch.dot(near, same) > torch.dot(near, far)
     summary = run(config, load(config), "fp8", 0)

@@ -1,4 +1,4 @@
-"""What a comparison of click-through-rate models is made of."""
+"""Options of a comparison of click-through-rate models."""
 
 import glob
 import os
@@ -42,36 +42,37 @@ class CTRConfig(RunConfig):
     data_fields: ClassVar[tuple[str, ...]] = ("data", "test", "columns")
 
     preset: Annotated[str | None, COMPARED] = None
-    """Published sizes for Criteo's data: criteo-kaggle, criteo-kaggle-16 or criteo-terabyte. What
-    it sets, --bottom, --top, --dim and --rows, is the default of these options."""
+    """Published sizes for Criteo's data: criteo-kaggle, criteo-kaggle-16 or criteo-terabyte. It
+    sets the defaults of --bottom, --top, --dim and --rows."""
 
     precision: Annotated[tuple[str, ...], NAMES] = ("fp32", "int8", "int4", "int2")
-    """Storage of the tables' rows, separated by commas: fp32, bf16, fp16, fp8, int8, int4, int2."""
+    """Storage of the tables' rows, separated by commas: fp32, bf16, fp16, fp8 (E4M3), int8, int4,
+    int2."""
 
     rounding: Annotated[tuple[str, ...], NAMES] = ("nearest", "stochastic")
-    """Of rows that leave FP32: nearest, stochastic, or both."""
+    """How rows that leave FP32 are rounded: nearest, stochastic, or both."""
 
     cache_fraction: Annotated[tuple[float, ...], numbers("cache_fraction", float, "0,0.05,0.3")] = (
         0.0,
         0.05,
     )
-    """Rows in the FP32 cache, as shares of a table's rows; 0 is no cache."""
+    """Size of the FP32 cache, as a share of a table's rows; 0 is no cache."""
 
     policy: Annotated[tuple[str, ...], NAMES] = ("lfu",)
-    """Who stays in the cache: lfu, lru, or both."""
+    """Eviction policy of the cache: lfu, lru, or both."""
 
     ways: Annotated[tuple[int, ...], numbers("ways", int, "1,32")] = (32,)
-    """Rows of a set of the cache, powers of two up to 64; 1 is a direct-mapped cache."""
+    """Associativity: rows in a set of the cache, powers of two up to 64; 1 is direct-mapped."""
 
     data: Annotated[str | None, COMPARED] = None
     """adult:DIR, criteo:FILE,FILE,... or csv:FILE,FILE,..., plain or .gz, also a pattern such as
     day_*.gz; without it, the bundled census data Adult."""
 
     test: Annotated[Path | None, COMPARED] = None
-    """File of the test part; without it, the last of several files, or the end of a single one."""
+    """File of the test part; by default the last of several files, or the end of a single one."""
 
     test_share: Annotated[float, COMPARED, _WITHOUT_DEFAULT] = 1 / 7
-    """Share of a single file's lines that test, the last ones; without it a seventh."""
+    """Share of a single file's lines, its last ones, that form the test part; by default 1/7."""
 
     columns: Annotated[Path | None, COMPARED] = None
     """Description of the columns of --data csv:FILE, a TOML file."""
@@ -79,23 +80,23 @@ class CTRConfig(RunConfig):
     rows: Annotated[tuple[int, ...], numbers("rows", int, "1000,500"), _WITHOUT_DEFAULT] = (
         overridable((100_000,))
     )
-    """Rows of the tables of --data criteo: one number for all, 100000 without it, or 26."""
+    """Rows of the tables of --data criteo: one number for all (by default 100000), or 26."""
 
     min_count: Annotated[int | None, COMPARED] = None
-    """Give each category a row of its own that so many training examples have; without it,
+    """Give a category its own row if at least this many training examples have it; without it,
     categories are hashed to rows."""
 
     shuffle_rows: Annotated[int, COMPARED] = 1 << 20
-    """Examples that are shuffled among each other. Data with more is read again for each epoch."""
+    """Size of the shuffle buffer, in examples. Larger data is read again in every epoch."""
 
     on_bad_line: Annotated[Literal["raise", "skip"], COMPARED] = "raise"
-    """What a line does that cannot be read: end the command, or be left out and counted."""
+    """How to handle unreadable lines: raise ends the command, skip leaves out and counts them."""
 
     narrow_above: Annotated[int, MODEL] = 1000
-    """Tables of at most so many rows stay in FP32 without a cache."""
+    """Tables of at most this many rows stay in FP32, without a cache."""
 
     dim: Annotated[int, MODEL] = overridable(32)
-    """Numbers of a table's row."""
+    """Embedding dimension: numbers in a row of a table."""
 
     bottom: Annotated[tuple[int, ...], numbers("bottom", int, "512,256,64"), MODEL] = overridable(
         (64,)
@@ -106,8 +107,7 @@ class CTRConfig(RunConfig):
     """Hidden layers of the MLP over the dot products."""
 
     epochs: Annotated[int, OPTIMIZER] = 1
-    """Times that each run sees the training part. Models with many categories overfit in the
-    second."""
+    """Passes over the training part. Models with many categories overfit in the second."""
 
     batch_size: Annotated[int, OPTIMIZER] = 64
     """Examples of a step."""
@@ -115,7 +115,7 @@ class CTRConfig(RunConfig):
     row_optimizer: Annotated[Literal["rowwise-adagrad", "adagrad", "sgd"], OPTIMIZER] = (
         "rowwise-adagrad"
     )
-    """Of the tables: Adagrad with one sum a row, with one a number, or plain SGD."""
+    """Optimizer of the tables: Adagrad with one sum per row or one per number, or plain SGD."""
 
     row_lr: Annotated[float, OPTIMIZER] = 0.01
     """Learning rate of the tables."""
@@ -133,7 +133,7 @@ class CTRConfig(RunConfig):
     """Learning rates at the last step, as a share of the highest; they fall along a cosine."""
 
     evaluations: Annotated[int, MEASURED] = 4
-    """Evaluations on the whole test part, evenly over training; the last step is always one."""
+    """Evaluations on the whole test part, evenly spaced; the last step is always evaluated."""
 
     def __post_init__(self) -> None:
         self._resolve()

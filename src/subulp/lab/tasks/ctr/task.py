@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,19 +14,17 @@ from .... import optim
 from ....nn import CachedEmbeddingBags
 from ....optim.rows.base import RowOptimizer
 from ...engine.metrics import Metric
-from ...engine.run_directory import ACCESS_PLOT, COMPRESSION_PLOT, LOSS_PLOT
+from ...engine.parameter_groups import decay_groups
+from ...engine.run_directory import ACCESS_PLOT
 from ...engine.schedule import one_cycle
 from ...engine.task import Workload
 from .config import CTRConfig
 from .dlrm import DLRM
 from .metrics import click_metrics
 from .readers.dataset import CTRData, ReadOptions
-from .readers.encode import Batch
-from .readers.read import load_data
+from .readers.examples import Batch
+from .readers.load import load_data
 from .variant import Variant
-
-if TYPE_CHECKING:
-    from ...engine.comparison import Comparison
 
 METRICS = (
     Metric("log_loss", "log\nloss", "{:.4f}", "Log loss", "nats per example"),
@@ -78,7 +77,7 @@ def load(config: CTRConfig) -> CTRData:
 
 
 def describe(data: CTRData) -> dict[str, Any]:
-    """Its name, examples of its parts, tables and their rows, and lines that were left out."""
+    """Name, number of examples in each part, tables and their rows, and lines left out."""
     skipped = {"skipped_lines": data.skipped, "first_skipped": data.first_skipped}
     return {
         "name": data.name,
@@ -97,7 +96,7 @@ def steps(config: CTRConfig, data: CTRData) -> int:
 
 
 def digest(data: CTRData) -> str:
-    """Of all examples."""
+    """A digest of all examples."""
     return data.digest
 
 
@@ -127,12 +126,8 @@ def build(
     """A run of one variant and seed."""
     model = build_model(config, data, config.grid[variant], seed).to(device)
     named = _dense(model)
-    groups: list[dict[str, Any]] = [
-        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
-        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
-    ]
     optimizer = optim.AdamW(
-        groups,
+        decay_groups(named),
         lr=config.lr,
         weight_decay=config.weight_decay,
         precision="fp32",
@@ -224,13 +219,11 @@ def access_counts(data: CTRData, narrow_above: int) -> tuple[dict[str, np.ndarra
     return counts, len(first)
 
 
-def plot(config: CTRConfig, data: CTRData, found: Comparison) -> None:
-    """Draw quality against steps and against compression, and the distribution of accesses."""
+def plot(config: CTRConfig, data: CTRData, directory: Path) -> None:
+    """Draw the distribution of accesses."""
     # Matplotlib takes a second to import, which a worker need not wait for.
-    from ...report.plots import plot_quality  # noqa: PLC0415
-    from .plots import plot_accesses, plot_compression  # noqa: PLC0415
+    from ...report.figure import save_png  # noqa: PLC0415
+    from .access_chart import AccessChart  # noqa: PLC0415
 
-    plot_quality(found.records, METRICS, found.directory / LOSS_PLOT)
-    plot_compression(found.summaries, METRICS[-1], found.directory / COMPRESSION_PLOT)
     counts, examples = access_counts(data, config.narrow_above)
-    plot_accesses(counts, config.cache_fraction, found.directory / ACCESS_PLOT, examples=examples)
+    save_png([AccessChart(counts, config.cache_fraction, examples)], directory / ACCESS_PLOT)

@@ -1,4 +1,4 @@
-"""What a grid of precisions, roundings, caches and policies consists of.
+"""The grid of precisions, roundings, caches and eviction policies that a comparison trains.
 
 The command line's help is made from it, so nothing here imports torch before it is needed.
 """
@@ -26,11 +26,11 @@ class Variant:
     """How the tables of a run are stored, rounded and cached; ``None`` where it does not matter.
 
     Attributes:
-        precision: Of the stored rows.
-        rounding: Of rows that leave FP32; FP32 rows are not rounded.
+        precision: Storage of the rows.
+        rounding: How rows that leave FP32 are rounded; FP32 rows are not.
         cache_fraction: Cached rows as a share of the rows. FP32 rows need no cache.
-        policy: Of the cache, if there is one.
-        ways: Rows of a set of the cache, if there is one.
+        policy: Eviction policy of the cache, if there is one.
+        ways: Rows in a set of the cache, if there is one.
     """
 
     precision: Precision

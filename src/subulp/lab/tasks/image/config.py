@@ -1,4 +1,4 @@
-"""What an image comparison is made of."""
+"""Options of an image-classification comparison."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +43,10 @@ class ImageConfig(RunConfig):
     digits."""
 
     epochs: Annotated[int, OPTIMIZER] = 12
-    """Times that each run sees the training pictures."""
+    """Passes over the training pictures."""
 
     batch_size: Annotated[int, OPTIMIZER] = 64
-    """Pictures of a step."""
+    """Pictures in a batch."""
 
     augment: Annotated[bool, OPTIMIZER] = True
     """Shift every picture at random, and mirror CIFAR-10's."""
@@ -74,7 +74,7 @@ class ImageConfig(RunConfig):
     paper trains without."""
 
     eval_epochs: Annotated[int, MEASURED] = 1
-    """Epochs between evaluations on the whole validation part; the last step is always one."""
+    """Epochs between evaluations on the validation part; the last step is always evaluated."""
 
     @property
     def may_skip(self) -> bool:

@@ -19,7 +19,7 @@ class ResNet18(torch.nn.Module):
     Activations have the dtype of the input.
 
     Args:
-        channels: Of a picture.
+        channels: Channels of a picture.
         classes: Number of them.
         width: Channels of the first of four stages, each twice as wide as the one before
             (default: 64).

@@ -13,6 +13,7 @@ from .... import optim
 from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
 from ...engine.metrics import Metric
+from ...engine.parameter_groups import decay_groups
 from ...engine.schedule import one_cycle
 from ...engine.task import Workload
 from .config import ImageConfig, ParameterDtype
@@ -56,7 +57,7 @@ def load(config: ImageConfig) -> Images:
 
 
 def describe(data: Images) -> dict[str, Any]:
-    """Its name, and pictures of its parts."""
+    """Name, number of pictures in each part, and number of classes."""
     return {
         "name": data.name,
         "train": len(data.train),
@@ -71,7 +72,7 @@ def steps(config: ImageConfig, data: Images) -> int:
 
 
 def digest(data: Images) -> str:
-    """Of pictures and labels."""
+    """A digest of pictures and labels."""
     return digest_of((data.train, data.train_labels, data.validation, data.validation_labels))
 
 
@@ -102,11 +103,7 @@ def build_model(
     model = ResNet18(data.channels, data.classes, config.width or data.width).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     model.to(parameter_dtype(precision, config.dtype))
-    named = list(model.named_parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
-        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
-    ]
+    groups = decay_groups(model.named_parameters())
     options: dict[str, Any] = {
         "lr": config.lr,
         "momentum": config.momentum,

@@ -1,4 +1,4 @@
-"""What a language-model comparison is made of."""
+"""Options of a language-model comparison."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,16 +45,16 @@ class LMConfig(LinearConfig):
     """Tokens: the characters of a UTF-8 text, or bytes of anything."""
 
     dtype: Annotated[ParameterDtype, MODEL] = "bf16"
-    """Storage of the parameters, except under the precision fp32."""
+    """Storage of the parameters, except under the precision fp32; e4m3 is FP8."""
 
     steps: Annotated[int, OPTIMIZER] = 2500
     """Training steps of each run."""
 
     batch_size: Annotated[int, OPTIMIZER] = 4
-    """Sequences of a step."""
+    """Sequences in a batch."""
 
     context: Annotated[int, MODEL] = 64
-    """Tokens of a sequence."""
+    """Context length: tokens in a sequence."""
 
     width: Annotated[int, MODEL] = 96
     """Size of a token's vector; a multiple of heads."""
@@ -63,13 +63,13 @@ class LMConfig(LinearConfig):
     """Transformer blocks."""
 
     heads: Annotated[int, MODEL] = 4
-    """Attention heads of a block."""
+    """Attention heads in a block."""
 
     dropout: Annotated[float, MODEL] = 0.0
-    """Share of activations dropped while training."""
+    """Share of the activations dropped in training."""
 
     tie_head: Annotated[bool, MODEL] = False
-    """Let the output layer share the embedding's table."""
+    """Share the embedding's table with the output layer."""
 
     lr: Annotated[float, OPTIMIZER] = 1e-3
     """Highest learning rate."""
@@ -87,7 +87,7 @@ class LMConfig(LinearConfig):
     """AdamW's decay of the second moment. BF16 rounds 0.999 to 1: here the strategies part."""
 
     eps: Annotated[float, OPTIMIZER] = 1e-8
-    """AdamW's addend of the denominator."""
+    """AdamW's epsilon, added to the denominator."""
 
     loss_scale: Annotated[float | None, OPTIMIZER] = None
     """Factor on the loss, and on eps to match, that keeps small gradients and their squares above
@@ -97,7 +97,7 @@ class LMConfig(LinearConfig):
     """AdamW's decoupled decay of the matrices; vectors do not decay."""
 
     eval_every: Annotated[int, MEASURED] = 250
-    """Steps between evaluations on the whole validation part; the last step is always one."""
+    """Steps between evaluations on the whole validation part; the last step is always evaluated."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, Default):

@@ -14,7 +14,8 @@ from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
 from ...engine.linear_operands import Variant
 from ...engine.metrics import Metric
-from ...engine.mixture_log import MixLog, convert, with_mixture_metrics
+from ...engine.mixture_log import MixtureLog, convert, with_mixture_metrics
+from ...engine.parameter_groups import decay_groups
 from ...engine.schedule import one_cycle
 from ...engine.task import Workload
 from .config import LMConfig, ParameterDtype
@@ -55,7 +56,7 @@ def load(config: LMConfig) -> Text:
 
 
 def describe(data: Text) -> dict[str, Any]:
-    """Its name, and tokens of its parts."""
+    """Name, number of tokens in each part, and size of the vocabulary."""
     return {
         "name": data.name,
         "train": len(data.train),
@@ -70,7 +71,7 @@ def steps(config: LMConfig, data: Text) -> int:
 
 
 def digest(data: Text) -> str:
-    """Of the tokens."""
+    """A digest of the tokens."""
     return digest_of((data.train, data.validation))
 
 
@@ -113,13 +114,8 @@ def build_model(
     model = GPT(shape).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     model.to(parameter_dtype(precision, config.dtype))
-    named = list(model.named_parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
-        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
-    ]
     optimizer = optim.AdamW(
-        groups,
+        decay_groups(model.named_parameters()),
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         # The loss scale cancels in Adam's update, but for the addend of its denominator.
@@ -133,7 +129,7 @@ def build_model(
     return model, optimizer
 
 
-def convert_blocks(model: GPT, variant: Variant) -> MixLog | None:
+def convert_blocks(model: GPT, variant: Variant) -> MixtureLog | None:
     """Give the blocks the linear layers of a variant; the output layer multiplies as it is."""
     return convert(model, variant, lambda name, _: name.startswith("blocks."))
 

@@ -1,4 +1,4 @@
-"""What an extreme-classification comparison is made of."""
+"""Options of an extreme-classification comparison."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,10 +22,10 @@ from .presets import PropensityName, preset
 # A transformer is fine-tuned: the bag's rate would undo what it has learned.
 _TRANSFORMER_LR = 5e-5
 
-_OF_BAG = ("width", "layers", "max_terms")
+_BAG_FIELDS = ("width", "layers", "max_terms")
 """Fields of the bag encoder alone; ``None`` with a transformer."""
 
-_OF_TRANSFORMER = ("max_length", "pooling")
+_TRANSFORMER_FIELDS = ("max_length", "pooling")
 """Fields of a transformer alone; ``None`` with the bag encoder."""
 
 _WITHOUT_DEFAULT = Parameter(show_default=False)
@@ -44,27 +44,27 @@ class XMCConfig(LinearConfig):
     decides: ClassVar[tuple[str, ...]] = ("preset", "encoder")
 
     preset: Annotated[str | None, COMPARED] = None
-    """A row of the ELMO paper's Table 9, such as amazon-3m-fp8: what it sets is the default of
-    other options. An unknown name lists all. It needs --encoder."""
+    """A row of the ELMO paper's Table 9, such as amazon-3m-fp8, which sets the defaults of other
+    options. An unknown name lists them all. It needs --encoder."""
 
     precision: Annotated[tuple[str, ...], NAMES] = overridable(("fp32", "fp8"))
-    """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16, fp8 (e4m3); int8,
-    int4, int2, integers with a scale and a bias for each row; eEmM with E exponent and M mantissa
-    bits, simulated; renee, FP16-FP32 mixed precision with master weights and momentum. With
-    +nearest rows are rounded to nearest instead of stochastically."""
+    """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16; fp8, which is E4M3;
+    int8, int4, int2, integers with a scale and a bias for each row; eEmM with E exponent and M
+    mantissa bits, simulated; renee, FP16-FP32 mixed precision with master weights and momentum.
+    With +nearest rows are rounded to nearest instead of stochastically."""
 
     linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
     """Operands of the products of the encoder's linear layers, separated by commas. bf16: as they
     are; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or
-    BF16, by its error; fp8: a transformer's in FP8 through the package torchao, which emulates it
-    where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
+    BF16, by its error; torchao-fp8: a transformer's in FP8 through the package torchao, which
+    emulates it where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Folder of a data set of the Extreme Classification Repository; without it, the bundled
     reverse dictionary of 10,222 words."""
 
     label_texts: Annotated[bool | None, COMPARED, _WITHOUT_DEFAULT] = overridable(None)
-    """Train on the labels' texts too; without it, where there are any."""
+    """Train on the labels' texts too; by default, wherever there are any."""
 
     encoder: Annotated[str, MODEL] = overridable("bag")
     """bag: words and word pairs, or a data set's own features, summed up; or the folder of a
@@ -77,8 +77,8 @@ class XMCConfig(LinearConfig):
     """Residual layers of the bag encoder; a transformer has its own."""
 
     max_terms: Annotated[int | None, MODEL] = overridable(500_000)
-    """Words and word pairs, or features, that the bag encoder knows at most, the most frequent
-    ones; a transformer has its own tokens."""
+    """Most words and word pairs, or features, that the bag encoder knows, the most frequent ones;
+    a transformer has its own tokens."""
 
     max_length: Annotated[int | None, MODEL] = overridable(128)
     """Tokens of a text that a transformer reads."""
@@ -90,10 +90,10 @@ class XMCConfig(LinearConfig):
     """Share of a text's vector that is dropped while training."""
 
     weight_dropout: Annotated[float, MODEL] = 0.0
-    """Share of the classifier's weights that a step leaves out."""
+    """Dropout of the classifier's weights: the share that a step leaves out."""
 
     chunks: Annotated[int, MODEL] = 4
-    """Parts that the labels are visited in."""
+    """Chunks in which the labels are visited."""
 
     head_fraction: Annotated[float, MODEL] = 0.0
     """Share of the labels, the most frequent ones, whose rows carry a BF16 remainder."""
@@ -103,14 +103,14 @@ class XMCConfig(LinearConfig):
     ones. Rows of integers have scales of their own."""
 
     products: Annotated[Literal["auto", "fp32", "fp8"], MODEL] = "auto"
-    """Products with FP8 rows. fp8: the texts' vectors in E4M3 too, and logits in BF16, as in the
-    paper; auto: fp8 on a GPU of sm_89 or later, else fp32."""
+    """Operands of the products with rows in E4M3. fp8: the texts' vectors are E4M3 too, and logits
+    BF16, as in the paper; fp32; auto: fp8 on a GPU of sm_89 or later, else fp32."""
 
     epochs: Annotated[int, OPTIMIZER] = overridable(4)
-    """Times that each run sees the training texts."""
+    """Passes over the training texts."""
 
     batch_size: Annotated[int, OPTIMIZER] = overridable(128)
-    """Texts of a step."""
+    """Texts in a batch."""
 
     encoder_lr: Annotated[float, OPTIMIZER] = overridable(2e-3)
     """Highest learning rate of the encoder's AdamW; without it, 5e-5 for a transformer."""
@@ -128,7 +128,7 @@ class XMCConfig(LinearConfig):
     """Share of the steps in which the learning rates rise linearly."""
 
     warmup_steps: Annotated[int | None, OPTIMIZER, _WITHOUT_DEFAULT] = overridable(None)
-    """The same as a number of steps; give one of the two."""
+    """Warmup as a number of steps; give one of the two."""
 
     final_lr: Annotated[float, OPTIMIZER] = 0.0
     """Learning rates at the last step, as a share of the highest; they fall along a cosine."""
@@ -137,21 +137,21 @@ class XMCConfig(LinearConfig):
     """Constants of the propensity-scored measures."""
 
     eval_epochs: Annotated[int, MEASURED] = 1
-    """Epochs between evaluations on the whole test part; the last step is always one."""
+    """Epochs between evaluations on the whole test part; the last step is always evaluated."""
 
     def __post_init__(self) -> None:
         self._resolve()
         super().__post_init__()
-        for name in (*_OF_BAG, "max_length", "chunks", "epochs", "batch_size", "eval_epochs"):
+        for name in (*_BAG_FIELDS, "max_length", "chunks", "epochs", "batch_size", "eval_epochs"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 1)
         for name in ("final_lr", "head_fraction"):
             check_range(name, getattr(self, name), 0, 1)
         if TORCHAO in self.linear and self.encoder == "bag":
             raise ValueError(
-                f"linear={','.join(self.linear)} and encoder=bag contradict each other: torchao's "
-                "fp8 is for the linear layers of a transformer; give its folder with --encoder "
-                "DIR, or another --linear"
+                f"linear={','.join(self.linear)} and encoder=bag contradict each other: "
+                f"{TORCHAO} is for the linear layers of a transformer; give its folder with "
+                "--encoder DIR, or another --linear"
             )
         if self.linear != (PLAIN,) and set(self.precision) <= set(self.plain_precisions):
             raise ValueError(
@@ -193,7 +193,9 @@ class XMCConfig(LinearConfig):
         """Give every field the value that was given, else the preset's, else its default."""
         settings = {} if self.preset is None else preset(self.preset).settings()
         bag = not self._given("encoder") or self.encoder == "bag"
-        own, others = (_OF_BAG, _OF_TRANSFORMER) if bag else (_OF_TRANSFORMER, _OF_BAG)
+        own, others = (
+            (_BAG_FIELDS, _TRANSFORMER_FIELDS) if bag else (_TRANSFORMER_FIELDS, _BAG_FIELDS)
+        )
         if not bag:
             settings.setdefault("encoder_lr", _TRANSFORMER_LR)
         settings |= dict.fromkeys(others)
@@ -201,7 +203,8 @@ class XMCConfig(LinearConfig):
             encoder = "bag" if bag else self.encoder
             raise ValueError(
                 f"{name}={getattr(self, name)} and encoder={encoder} contradict each other: {name} "
-                f"is of {'a transformer' if bag else 'the bag encoder'}; leave one of the two out"
+                f"belongs to {'a transformer' if bag else 'the bag encoder'}; leave "
+                "one of the two out"
             )
         if self.preset is not None and isinstance(self.encoder, Default):
             raise ValueError(

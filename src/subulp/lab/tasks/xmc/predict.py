@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 
 from ...engine.config import check_range
-from .reader import Lines
-from .saved import SavedModel
+from .preprocessing import Lines
+from .saved_model import SavedModel
 
 Form = Literal["jsonl", "tsv"]
 
@@ -62,7 +62,7 @@ def predict_file(
     check_range("batch", batch, 1)
     if not path.is_file():
         raise FileNotFoundError(f"file={path} does not exist or is no file: give a text a line")
-    lines = model.reader.lines(path)
+    lines = model.preprocessor.lines(path)
     if not len(lines):
         raise ValueError(f"file={path} is empty: give a text a line")
     if form == "tsv":

@@ -17,8 +17,8 @@ class Preset:
 
     Attributes:
         data_set: Its name, as the paper writes it.
-        precision: Of the classifier.
-        encoder: Transformer.
+        precision: Storage of the classifier's rows.
+        encoder: The transformer.
         batch_size: Instances of a step.
         max_length: Tokens of a text.
         dropout: Share of the embedding that is dropped.
@@ -26,8 +26,8 @@ class Preset:
         head_lr: Highest learning rate of the classifier, which the paper calls XMC.
         epochs: Passes over the training part.
         warmup_steps: Steps in which the learning rates rise.
-        encoder_weight_decay: Of the encoder.
-        head_weight_decay: Of the classifier.
+        encoder_weight_decay: Weight decay of the encoder.
+        head_weight_decay: Weight decay of the classifier.
         label_texts: Whether label texts are training instances too, as in all data sets with label
             features.
         propensity: Constants of the propensity-scored measures, a name in

@@ -33,7 +33,7 @@ class ReneeClassifier(nn.Module):
     Args:
         dim: Size of an embedding.
         num_labels: Number of labels.
-        seed: Of the initial weights, the same as those of ``ExtremeClassifier``.
+        seed: Seed of the initial weights, which are those of ``ExtremeClassifier``.
     """
 
     def __init__(self, dim: int, num_labels: int, seed: int) -> None:

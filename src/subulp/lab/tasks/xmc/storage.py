@@ -30,8 +30,8 @@ class HeadStorage(NamedTuple):
 
     Attributes:
         storage: As :class:`subulp.nn.ExtremeClassifier` takes it.
-        rounding: Of their updates.
-        bits: Of one number; rows of integers have a scale and a bias besides.
+        rounding: How their updates are rounded.
+        bits: Bits of a number; rows of integers have a scale and a bias as well.
     """
 
     storage: Storage

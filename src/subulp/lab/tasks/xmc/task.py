@@ -13,22 +13,23 @@ from torch import Tensor, nn
 from .... import optim
 from ....nn import ExtremeClassifier
 from ....optim import RowSGD
+from ...data.batches import ShuffledBatches
 from ...data.digest import digest as digest_of
 from ...engine.linear_operands import TORCHAO
 from ...engine.metrics import Metric
 from ...engine.mixture_log import with_mixture_metrics
+from ...engine.parameter_groups import decay_groups
 from ...engine.schedule import rise_and_fall
 from ...engine.task import Workload
 from .config import XMCConfig
-from .fp8_encoder import check_torchao
-from .layers import change_layers
+from .encoder import CONSTANTS, prior_weight
+from .linear_layers import change_layers, check_torchao
 from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
-from .output import CONSTANTS, prior_weight
-from .reader import Batch, Encoder, Reader, make_reader, to_device
-from .readers.dataset import BagPart, TextPart, XMCData
-from .readers.read import load_bundled, read_xmc
+from .preprocessing import Batch, Encoder, Preprocessor, make_preprocessor, to_device
+from .readers.dataset import BagSplit, TextSplit, XMCData
+from .readers.load import load_bundled, read_xmc
 from .renee import ReneeClassifier
-from .saved import save_model
+from .saved_model import save_model
 from .storage import HeadStorage, parse_precision
 
 METRICS = (
@@ -54,16 +55,16 @@ class XMCText:
     Attributes:
         data: The data set.
         train: Its training part, with the label texts if they train too.
-        reader: Makes batches of texts or features, and the encoder that takes them.
+        preprocessor: Makes batches of texts or features, and the encoder that takes them.
     """
 
     data: XMCData
-    train: TextPart | BagPart
-    reader: Reader[Any]
+    train: TextSplit | BagSplit
+    preprocessor: Preprocessor[Any]
 
-    def batch(self, part: TextPart | BagPart, indices: np.ndarray, device: torch.device) -> Batch:
+    def batch(self, part: TextSplit | BagSplit, indices: np.ndarray, device: torch.device) -> Batch:
         """Instances of a part as the encoder takes them."""
-        return to_device(self.reader.read(part.source.read(indices)), device)
+        return to_device(self.preprocessor.read(part.source.read(indices)), device)
 
 
 def metrics(config: XMCConfig) -> tuple[Metric, ...]:
@@ -101,7 +102,7 @@ def load(config: XMCConfig) -> XMCText:
             f"batch_size={config.batch_size} is above the {len(train)} training instances of "
             f"data={data.name}: give at most as many"
         )
-    text = XMCText(data, train, make_reader(config, train))
+    text = XMCText(data, train, make_preprocessor(config, train))
     if config.rising_steps(steps(config, text)) > steps(config, text):
         raise ValueError(
             f"warmup_steps={config.warmup_steps} is above the {steps(config, text)} steps of the "
@@ -111,7 +112,7 @@ def load(config: XMCConfig) -> XMCText:
 
 
 def describe(data: XMCText) -> dict[str, Any]:
-    """Its name, instances and pairs of its parts, labels, and those of them that never train.
+    """Name, instances and pairs of each part, labels, and how many labels never train.
 
     A label that no training instance has is a negative of all of them. It is scored like any other
     label, and its test pairs count in every measure; its own text trains it, where those train.
@@ -136,7 +137,7 @@ def steps(config: XMCConfig, data: XMCText) -> int:
 
 
 def digest(data: XMCText) -> str:
-    """Of texts or features and labels."""
+    """A digest of texts or features and labels."""
     parts = (data.train, data.data.test)
     labels = [part.targets for part in parts]
     return digest_of(
@@ -156,18 +157,13 @@ def build_encoder(
     The initial weights are made in FP32 from the seed alone.
     """
     torch.manual_seed(seed)
-    encoder = data.reader.encoder(device)
+    encoder = data.preprocessor.encoder(device)
     wide = precision in config.plain_precisions
     if not wide:
         for parameter in encoder.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-    named = list(encoder.named_parameters(prefix="encoder"))
-    groups: list[dict[str, Any]] = [
-        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
-        {"params": [(n, p) for n, p in named if p.dim() < 2], "weight_decay": 0.0},
-    ]
     optimizer = optim.AdamW(
-        groups,
+        decay_groups(encoder.named_parameters(prefix="encoder")),
         lr=config.encoder_lr,
         weight_decay=config.encoder_weight_decay,
         precision="fp32" if wide else "kahan",
@@ -219,12 +215,12 @@ def build(
     head = build_head(config, data, storage, encoder.dim, seed).to(device)
     rows = RowSGD(head, lr=config.head_lr, weight_decay=config.head_weight_decay)
     model = nn.ModuleDict({"encoder": encoder, "head": head})
-    batches = Batches(len(data.train), config.batch_size, seed)
+    batches = ShuffledBatches(len(data.train), config.batch_size, seed)
     total = steps(config, data)
     rising = config.rising_steps(total)
 
     def loss(value: bool) -> Tensor:
-        chosen = batches.draw()
+        chosen = batches.draw().numpy()
         instances, labels = (torch.from_numpy(a).to(device) for a in data.train.pairs(chosen))
         batch = data.batch(data.train, chosen, device)
         summed: Tensor = head(encoder(batch), instances, labels, loss=value)
@@ -245,7 +241,7 @@ def build(
         measure,
         rows=rows,
         bytes_per_parameter=lambda: head_bytes(head, storage),
-        save=lambda path: save_model(path, model, run, data.reader, data.data.label_texts),
+        save=lambda path: save_model(path, model, run, data.preprocessor, data.data.label_texts),
         simulated=storage is not None and storage.simulated,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=None if mix is None else mix.recent,
@@ -310,34 +306,3 @@ def _ranking(
         top = remove_pairs(top, rows, cols, data.num_labels)[:, :k]
     missing = max(0, k - top.shape[1])
     return np.pad(top, ((0, 0), (0, missing)), constant_values=MISSING)
-
-
-class Batches:
-    """Instances of training batches in an order that the seed alone decides.
-
-    Args:
-        count: Instances.
-        batch_size: Instances of a batch; those that do not fill an epoch's last are left out.
-        seed: Seed of the permutations.
-    """
-
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self._count, self._batch_size = count, batch_size
-        self._generator = torch.Generator().manual_seed(seed)
-        self._order = torch.empty(0, dtype=torch.int64)
-
-    def draw(self) -> np.ndarray:
-        """int64 ``(batch_size,)``."""
-        if len(self._order) < self._batch_size:
-            self._order = torch.randperm(self._count, generator=self._generator)
-        chosen, self._order = self._order.tensor_split([self._batch_size])
-        return chosen.numpy()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The place in the order."""
-        return {"generator": self._generator.get_state(), "order": self._order}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a place."""
-        self._generator.set_state(state_dict["generator"].clone())
-        self._order = state_dict["order"].clone()

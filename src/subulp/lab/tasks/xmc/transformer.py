@@ -14,7 +14,7 @@ from torch import Tensor
 from ....nn import Embedding, LayerNorm, Linear
 from ...data.lines import TextLines
 from ...engine.files import replacing
-from .output import ClassifierInput
+from .encoder import ClassifierInput
 
 Pooling = Literal["mean", "cls"]
 
@@ -42,7 +42,7 @@ class TransformerEncoder(torch.nn.Module):
 
     Args:
         transformer: Gives ``last_hidden_state`` for ``input_ids`` and ``attention_mask``.
-        width: Its hidden size.
+        width: Hidden size of the transformer.
         pooling: ``"mean"`` of a text's tokens, or ``"cls"``, its first one.
         dropout: Share of the vector that is dropped while training.
     """
@@ -74,12 +74,12 @@ class TransformerEncoder(torch.nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class TransformerReader:
+class TransformerPreprocessor:
     """A tokenizer, and the folder that it and the transformer come from.
 
     Attributes:
         folder: Holds the transformer, the tokenizer and both their configurations.
-        tokenizer: Of ``transformers``.
+        tokenizer: A tokenizer of ``transformers``.
         max_length: Tokens of a text that are read.
         pooling: See :class:`TransformerEncoder`, like what follows.
         dropout: Share of the vector that is dropped while training.

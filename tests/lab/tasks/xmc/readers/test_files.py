@@ -14,7 +14,7 @@ from subulp.lab.data import lines
 from subulp.lab.data.lines import TextLines, whole_lines
 from subulp.lab.tasks.xmc.readers.bags import read_bag_file
 from subulp.lab.tasks.xmc.readers.json_lines import read_json_part, read_json_texts
-from subulp.lab.tasks.xmc.readers.label_file import read_filter_file, read_label_file
+from subulp.lab.tasks.xmc.readers.label_files import read_filter_file, read_label_file
 from subulp.lab.tasks.xmc.readers.labels import LabelMatrix
 
 from .support import put

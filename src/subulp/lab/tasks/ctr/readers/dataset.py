@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
+from ....data.counts import Counts
 from ....data.digest import digest
-from .encode import Counts, Encoder, Moments
-from .examples import Examples
+from .example_stream import BadLines, ExampleStream, OnBadLine, Span, read_spans
+from .examples import ColumnStatistics, Encoder, Examples
 from .layout import Layout, Table
-from .stream import BadLines, OnBadLine, Part, Span, read_spans
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CTRData:
         test: The test part.
         encode: From examples to what a model takes.
         positive_share: Share of the training part's labels that are 1.
-        digest: Of all examples, in hexadecimal digits.
+        digest: Digest of all examples, in hexadecimal digits.
         skipped: Lines that were left out because they cannot be read.
         first_skipped: The message about the first of them.
     """
@@ -35,8 +35,8 @@ class CTRData:
     name: str
     tables: tuple[Table, ...]
     numbers: int
-    train: Part
-    test: Part
+    train: ExampleStream
+    test: ExampleStream
     encode: Encoder
     positive_share: float
     digest: str
@@ -51,9 +51,9 @@ class ReadOptions:
     Attributes:
         on_bad_line: ``"raise"``, or ``"skip"`` to leave out lines that cannot be read (default:
             ``"raise"``).
-        buffer: Examples that are shuffled among each other, and that memory holds (default: 2**20).
-        min_count: Training examples that a category needs to have a row of its own in a
-            vocabulary; ``None`` hashes categories to rows (default: ``None``).
+        buffer: Size of the shuffle buffer, in examples (default: 2**20).
+        min_count: Training examples that a category needs to get its own row; ``None`` hashes
+            categories to rows (default: ``None``).
     """
 
     on_bad_line: OnBadLine = "raise"
@@ -76,8 +76,8 @@ def make_data(
         ValueError: A line cannot be read, or a part has no examples, or training labels are equal.
     """
     bad = BadLines(options.on_bad_line)
-    moments = Moments(len(layout.numbers))
-    counts = [Counts() for _ in layout.tables] if options.min_count is not None else []
+    statistics = ColumnStatistics(len(layout.numbers))
+    counts = [Counts(np.uint32) for _ in layout.tables] if options.min_count is not None else []
     positives = 0.0
     digests: list[str] = []
 
@@ -88,7 +88,7 @@ def make_data(
         nonlocal positives
         note(block)
         positives += float(block.labels.sum(dtype=np.float64))
-        moments.add(block.numbers)
+        statistics.add(block.numbers)
         for table, count in enumerate(counts):
             count.add(block.keys[:, table])
 
@@ -105,10 +105,10 @@ def make_data(
     vocabularies = None
     if options.min_count is not None:
         vocabularies = [
-            count.vocabulary(options.min_count, table.rows - 1)
+            count.most_frequent(table.rows - 1, options.min_count)
             for count, table in zip(counts, layout.tables, strict=True)
         ]
-    encode = Encoder(layout, moments, vocabularies)
+    encode = Encoder(layout, statistics, vocabularies)
     tables = tuple(replace(t, rows=r) for t, r in zip(layout.tables, encode.rows, strict=True))
     return CTRData(
         name,
@@ -130,7 +130,7 @@ def _part(
     buffer: int,
     bad: BadLines,
     see: Callable[[Examples], None],
-) -> Part:
+) -> ExampleStream:
     kept: list[Examples] = []
     count = 0
     for block in read_spans(layout, spans, bad):
@@ -139,8 +139,8 @@ def _part(
         kept = [*kept, block] if count <= buffer else []
     if kept:
         whole = Examples.join(kept)
-        return Part(lambda: iter((whole,)), count, buffer)
-    return Part(partial(_again, layout, spans), count, buffer)
+        return ExampleStream(lambda: iter((whole,)), count, buffer)
+    return ExampleStream(partial(_again, layout, spans), count, buffer)
 
 
 def _again(layout: Layout, spans: Sequence[Span]) -> Iterator[Examples]:

@@ -1,4 +1,4 @@
-"""Parsed examples, as arrays."""
+"""Examples as arrays: as they stand in a file, and as a model takes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from .layout import Layout
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint32]
@@ -43,3 +45,91 @@ class Examples:
             np.concatenate([part.numbers for part in parts]),
             np.concatenate([part.keys for part in parts]),
         )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples as a model takes them.
+
+    Attributes:
+        labels: float32 ``(count,)``, 0 or 1.
+        numbers: float32 ``(count, numbers)``.
+        rows: int64 ``(count, tables)``.
+    """
+
+    labels: Floats
+    numbers: Floats
+    rows: npt.NDArray[np.int64]
+
+
+class ColumnStatistics:
+    """Mean and deviation of each column of numbers, missing ones left out."""
+
+    def __init__(self, columns: int) -> None:
+        self._count, self._sum, self._squares = np.zeros((3, columns))
+
+    def add(self, numbers: Floats) -> None:
+        """Count the numbers of some examples."""
+        there = ~np.isnan(numbers)
+        values = np.where(there, numbers, 0.0).astype(np.float64)
+        self._count += there.sum(0)
+        self._sum += values.sum(0)
+        self._squares += (values**2).sum(0)
+
+    def result(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Means and deviations; a column that is constant or empty has the deviation 1."""
+        count = np.maximum(self._count, 1)
+        mean = self._sum / count
+        variance = np.maximum(self._squares / count - mean**2, 0.0)
+        return mean, np.where(variance > 1e-12 * (1 + mean**2), np.sqrt(variance), 1.0)
+
+
+class Encoder:
+    """Rows and numbers of examples.
+
+    A key is hashed to the row ``key % rows``; with a vocabulary its place there plus one, and row 0
+    is for what the vocabulary lacks.
+
+    Args:
+        layout: Which numbers are standardised, and how many rows tables have.
+        statistics: Means and deviations of the training part's numbers.
+        vocabularies: Keys of each table, ascending; ``None`` to hash.
+
+    Attributes:
+        rows: Rows of each table.
+    """
+
+    def __init__(
+        self, layout: Layout, statistics: ColumnStatistics, vocabularies: Sequence[Keys] | None
+    ) -> None:
+        mean, deviation = statistics.result()
+        scaled = np.array([number.standardise for number in layout.numbers])
+        self._mean = np.where(scaled, mean, 0.0).astype(np.float32)
+        self._deviation = np.where(scaled, deviation, 1.0).astype(np.float32)
+        self._vocabularies = vocabularies
+        self.rows = [table.rows for table in layout.tables]
+        if vocabularies is not None:
+            self.rows = [len(keys) + 1 for keys in vocabularies]
+
+    def __call__(self, examples: Examples) -> Batch:
+        """What a model takes of some examples."""
+        numbers = (examples.numbers - self._mean) / self._deviation
+        return Batch(examples.labels, np.nan_to_num(numbers, nan=0.0), self._rows(examples.keys))
+
+    def _rows(self, keys: Keys) -> npt.NDArray[np.int64]:
+        if self._vocabularies is None:
+            hashed: npt.NDArray[np.int64] = keys.astype(np.int64) % np.array(self.rows)
+            return hashed
+        columns = [
+            _places(vocabulary, keys[:, table])
+            for table, vocabulary in enumerate(self._vocabularies)
+        ]
+        return np.stack(columns, 1)
+
+
+def _places(vocabulary: Keys, keys: Keys) -> npt.NDArray[np.int64]:
+    if not len(vocabulary):
+        return np.zeros(len(keys), np.int64)
+    places = np.searchsorted(vocabulary, keys).clip(max=len(vocabulary) - 1)
+    found: npt.NDArray[np.int64] = np.where(vocabulary[places] == keys, places + 1, 0)
+    return found

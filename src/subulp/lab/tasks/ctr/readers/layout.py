@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,7 +68,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Of the table, in messages and figures."""
+        """What messages and figures call the table."""
         return " x ".join(self.columns)
 
 
@@ -164,3 +164,34 @@ def unknown(where: str, name: str, known: Iterable[str]) -> str | None:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     hint = f": did you mean {near[0]!r}?" if near else ""
     return f"{where} names {name!r}, which is unknown{hint}"
+
+
+NUMBERS = tuple(f"I{i}" for i in range(1, 14))
+CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+
+
+def criteo_layout(rows: Sequence[int]) -> Layout:
+    """The layout of Criteo's advertising data: Kaggle's ``train.txt``, the terabyte's ``day_N.gz``.
+
+    A line is a label, 13 counts and 26 categories of at most 8 hexadecimal digits, with tabs
+    between them. What is missing is empty.
+
+    Args:
+        rows: Rows of every table, or of each.
+
+    Raises:
+        ValueError: There are neither 1 nor 26 numbers.
+    """
+    if len(rows) not in (1, len(CATEGORIES)):
+        raise ValueError(
+            f"rows has {len(rows)} numbers: give one for all tables, or {len(CATEGORIES)}"
+        )
+    sizes = list(rows) * (len(CATEGORIES) // len(rows))
+    return Layout(
+        columns=("label", *NUMBERS, *CATEGORIES),
+        label="label",
+        numbers=tuple(Number(name) for name in NUMBERS),
+        tables=tuple(Table((name,), size) for name, size in zip(CATEGORIES, sizes, strict=True)),
+        separator="\t",
+        hexadecimal=True,
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....data.lines import Indices, Int64s, TextLines, checked_indices, fail, whole_lines
-from .header import Headed
+from .label_files import Headed
 from .labels import LabelMatrix, offsets_of
 from .sparse import list_rows, pair_rows
 
@@ -77,7 +77,7 @@ class BagLines:
 
     @property
     def digest(self) -> str:
-        """Of the file."""
+        """Digest of the file."""
         return self._lines.digest
 
     def read(self, indices: Indices) -> Features:

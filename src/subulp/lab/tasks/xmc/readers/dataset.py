@@ -24,15 +24,15 @@ class Texts(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of all texts."""
+        """Digest of all texts."""
 
     def read(self, indices: Indices) -> list[str]:
         """The texts of the instances ``indices``, from 0."""
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """What training and test part have in common.
+class Split:
+    """The training part or the test part of a data set.
 
     Attributes:
         labels: As the files have them.
@@ -59,7 +59,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class TextPart(Part):
+class TextSplit(Split):
     """A part whose instances are texts.
 
     Attributes:
@@ -76,16 +76,16 @@ class TextPart(Part):
         """
         return self.source.read(indices)
 
-    def extended(self, label_texts: Texts) -> TextPart:
+    def extended(self, label_texts: Texts) -> TextSplit:
         """This part, and after it each label's text as an instance with that one label."""
         own = LabelMatrix.identity(self.labels.num_labels)
         none = LabelMatrix(np.zeros_like(own.indptr), own.indices[:0], own.num_labels)
         filtered = None if self.filter_pairs is None else self.filter_pairs.stack(none)
-        return TextPart(self.labels.stack(own), filtered, _Joined(self.source, label_texts))
+        return TextSplit(self.labels.stack(own), filtered, _Joined(self.source, label_texts))
 
 
 @dataclass(frozen=True, eq=False)
-class BagPart(Part):
+class BagSplit(Split):
     """A part whose instances are bags of words.
 
     Attributes:
@@ -115,8 +115,8 @@ class XMCData:
     """
 
     name: str
-    train: TextPart | BagPart
-    test: TextPart | BagPart
+    train: TextSplit | BagSplit
+    test: TextSplit | BagSplit
     label_texts: Texts | None
 
     @property
@@ -132,13 +132,13 @@ class XMCData:
         """
         return self.train.labels.counts()
 
-    def with_label_texts(self) -> TextPart:
+    def with_label_texts(self) -> TextSplit:
         """The training part with the label texts as further instances.
 
         Raises:
             ValueError: The data set has no label texts, or is a bag of words.
         """
-        if self.label_texts is None or not isinstance(self.train, TextPart):
+        if self.label_texts is None or not isinstance(self.train, TextSplit):
             raise ValueError(
                 f"data={self.name} has no label texts to train on: it lacks Y.txt or lbl.json; "
                 "train without label texts"

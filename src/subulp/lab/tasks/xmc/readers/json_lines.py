@@ -32,7 +32,7 @@ class JsonTexts:
 
     @property
     def digest(self) -> str:
-        """Of the file."""
+        """Digest of the file."""
         return self._lines.digest
 
     def __iter__(self) -> Iterator[str]:

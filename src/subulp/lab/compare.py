@@ -1,0 +1,282 @@
+"""Comparisons: train all variants and seeds, and write the run directory with its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .engine.config import RunConfig
+from .engine.event_files import FOLDER as EVENTS
+from .engine.event_files import EventFiles, check_available
+from .engine.files import UnwritableError
+from .engine.loop import resolve_device
+from .engine.metrics import Metric, Record, Summary, with_drops
+from .engine.parallel import PlannedRun, default_jobs, run_all
+from .engine.progress import Plan, Reporter
+from .engine.run_checkpoints import run_name
+from .engine.run_directory import CONFIG, RunDirectory, summary_object
+from .engine.stopping import resume_command, stop_requests
+from .engine.task import metrics_of, task_of
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` found.
+
+    Attributes:
+        task: Name of the task.
+        directory: The run directory.
+        metrics: What the task measures.
+        data: The data that all runs share: its name and its sizes, as plain JSON.
+        records: Every logged step, run by run.
+        summaries: One per run: variant by variant, each with all seeds.
+        was_complete: A comparison that had come to its end was only read (default: ``False``).
+    """
+
+    task: str
+    directory: Path
+    metrics: tuple[Metric, ...]
+    data: dict[str, Any]
+    records: list[Record]
+    summaries: list[Summary]
+    was_complete: bool = False
+
+
+def compare(
+    config: RunConfig,
+    *,
+    out: Path | None = None,
+    overwrite: bool = False,
+    jobs: int | None = None,
+    reporter: Callable[[Plan], Reporter] | None = None,
+    log: Literal["tensorboard"] | None = None,
+) -> Comparison:
+    """Train one model for every variant and seed of ``config``, and write a run directory.
+
+    All runs of a seed start from the same weights and see the same data in the same order. Worker
+    processes import the calling script: guard its main part with ``if __name__ == "__main__":``,
+    or use ``jobs=1``.
+
+    Args:
+        config: The comparison, which also says of which task.
+        out: The run directory; ``None`` makes ``runs/TASK-TIMESTAMP`` (default: ``None``).
+        overwrite: Replace an earlier run in ``out`` (default: ``False``).
+        jobs: Runs that train at the same time; ``None`` is one per core on a CPU and one on a GPU,
+            which changes no result (default: ``None``).
+        reporter: Makes what is entered when training starts, told every logged step, and left when
+            it ends (default: ``None``).
+        log: Write TensorBoard's event files too, into the run directory; a resumed comparison goes
+            on with them (default: ``None``).
+
+    Raises:
+        ValueError: An argument or a field of ``config`` is wrong, or the data is.
+        OSError: A file or a folder is missing, in the way, or not accessible.
+        Interrupted: Ctrl-C or SIGTERM: the runs have written checkpoints, see :func:`resume`.
+    """
+    _check_jobs(jobs)
+    if log is not None:
+        check_available()
+    device = resolve_device(config.device)
+    config = config.located()
+    data = task_of(config).load(config)
+    runs = [PlannedRun(variant, seed) for variant in config.variants for seed in config.seeds]
+    jobs = _jobs(jobs, len(runs), device)
+    digest = task_of(config).digest(data)
+    with RunDirectory.create(config.task, out, overwrite=overwrite) as directory:
+        directory.write_config(config, device=device.type, jobs=jobs, digest=digest)
+        if log is not None:
+            (directory.path / EVENTS).mkdir()
+        return _train(config, data, directory, runs, jobs, _ResumePoint(), reporter)
+
+
+def resume(
+    directory: Path,
+    *,
+    jobs: int | None = None,
+    reporter: Callable[[Plan], Reporter] | None = None,
+) -> Comparison:
+    """Continue a comparison that was stopped or killed from the last checkpoint of each run.
+
+    Its results are those of a comparison that never stopped, timings aside. One that has come to
+    its end is only read.
+
+    Args:
+        directory: The run directory; what it is made of stands there.
+        jobs: As in :func:`compare` (default: ``None``).
+        reporter: As in :func:`compare` (default: ``None``).
+
+    Raises:
+        ValueError: The configuration, the data or the checkpoints are damaged or have changed.
+        OSError: The folder is missing, holds no run, is in use or cannot be written.
+        Interrupted: As in :func:`compare`.
+    """
+    _check_jobs(jobs)
+    with RunDirectory.open(directory) as opened:
+        config, digest = opened.read_config()
+        names = [(variant, seed) for variant in config.variants for seed in config.seeds]
+        before = _ResumePoint.of(opened, config, names)
+        ended = opened.read_summary()
+        if len(before.summaries) == len(names) and ended is not None:
+            found = _comparison(config, opened, ended["data"], names, before)
+            return replace(found, was_complete=True)
+        device = resolve_device(config.device)
+        data = _same_data(config, opened)
+        if task_of(config).digest(data) != digest:
+            raise ValueError(
+                f"resume={directory} was begun on other data than data={config.data or 'bundled'} "  # type: ignore[attr-defined]
+                "has now: put the data back, or begin a new run"
+            )
+        opened.write_records(before.records)
+        runs = [PlannedRun(*name, before.begins.get(name)) for name in names]
+        runs = [run for run in runs if (run.variant, run.seed) not in before.summaries]
+        return _train(config, data, opened, runs, _jobs(jobs, len(runs), device), before, reporter)
+
+
+def _same_data(config: RunConfig, directory: RunDirectory) -> Any:
+    """The data of a comparison that is resumed."""
+    try:
+        return task_of(config).load(config)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"resume={directory.path}: {error}; if the data has moved, change its path in "
+            f"{directory.path / CONFIG}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _ResumePoint:
+    """What the runs had done when a comparison was resumed; nothing if it has just begun.
+
+    Attributes:
+        summaries: Results of the runs that came to their end.
+        begins: Checkpoints that the others go on from.
+        steps: Steps that each run has made.
+        records: Logged steps of all runs, up to these.
+        notes: Messages about it for the user.
+    """
+
+    summaries: dict[tuple[str, int], Summary] = field(default_factory=dict)
+    begins: dict[tuple[str, int], Path] = field(default_factory=dict)
+    steps: dict[tuple[str, int], int] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, directory: RunDirectory, config: RunConfig, names: Sequence[tuple[str, int]]
+    ) -> _ResumePoint:
+        """Read what finished runs and checkpoints have left."""
+        before = cls(notes=[f"note: {change}" for change in directory.other_versions()])
+        for name in names:
+            called = run_name(*name)
+            checkpoints = directory.checkpoints(config, *name)
+            finished = checkpoints.finished()
+            if finished is not None:
+                before.summaries[name], records = finished
+                before.records.extend(records)
+                before.steps[name] = finished[0].steps
+                continue
+            found = checkpoints.newest()
+            if found is None:
+                before.notes.append(f"{called} begins anew: it has no checkpoint")
+                continue
+            before.begins[name], before.steps[name] = found.path, found.step
+            before.records.extend(checkpoints.logged(found))
+            before.notes.extend(f"warning: {problem}" for problem in found.damaged)
+            before.notes.append(f"{called} goes on from step {found.step}")
+        return before
+
+
+def _check_jobs(jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs={jobs} is out of range: give at least 1")
+
+
+def _jobs(jobs: int | None, runs: int, device: torch.device) -> int:
+    if jobs is not None:
+        return jobs
+    return default_jobs(runs) if device.type == "cpu" else 1
+
+
+def _train(
+    config: RunConfig,
+    data: Any,
+    directory: RunDirectory,
+    runs: Sequence[PlannedRun],
+    jobs: int,
+    before: _ResumePoint,
+    reporter: Callable[[Plan], Reporter] | None,
+) -> Comparison:
+    """Make the runs that are left, and write what all have found."""
+    task = task_of(config)
+    described = task.describe(data)
+    names = [(variant, seed) for variant in config.variants for seed in config.seeds]
+    plan = Plan(
+        tuple(names),
+        task.steps(config, data),
+        tuple(m.name for m in metrics_of(task, config) if m.drop_of is None),
+        described,
+        before.steps,
+        tuple(before.notes),
+    )
+    progress = reporter(plan) if reporter else None
+    # Its folder says that event files were asked for, also when the comparison was begun.
+    folder = directory.path / EVENTS
+    events = EventFiles(folder, before.records) if folder.is_dir() else None
+    found = replace(before, records=list(before.records), summaries=dict(before.summaries))
+
+    def keep(record: Record) -> None:
+        found.records.append(record)
+        directory.add_record(record)
+        if events is not None:
+            events.add(record)
+        if progress is not None:
+            progress.on_record(record)
+
+    def end(planned: PlannedRun, summary: Summary) -> None:
+        name = planned.variant, planned.seed
+        found.summaries[name] = summary
+        own = [record for record in found.records if (record.name, record.seed) == name]
+        directory.checkpoints(config, *name).finish(summary, own)
+
+    try:
+        with progress or nullcontext(), stop_requests() as stop:
+            run_all(config, data, runs, jobs, directory, stop, keep, end)
+    except UnwritableError as error:
+        hint = f"make room there, and continue with {resume_command(directory.path)}"
+        raise UnwritableError(error.errno, f"{error}; {hint}") from error
+    finally:
+        if events is not None:
+            events.close()
+    compared = _comparison(config, directory, described, names, found)
+    directory.write_summary(summary_object(config.task, described, compared.summaries))
+    # Matplotlib takes a second to import, which a run that fails need not wait for.
+    from .report import write_run_report  # noqa: PLC0415
+
+    plot = getattr(task, "plot", None)
+    if plot is not None:
+        plot(config, data, directory.path)
+    write_run_report(directory.path)
+    return compared
+
+
+def _comparison(
+    config: RunConfig,
+    directory: RunDirectory,
+    described: dict[str, Any],
+    names: Sequence[tuple[str, int]],
+    found: _ResumePoint,
+) -> Comparison:
+    """What all runs have found, in the order of the runs."""
+    metrics = metrics_of(task_of(config), config)
+    summaries = with_drops(metrics, [found.summaries[name] for name in names])
+    # Runs that train at the same time interleave their records, and those that have gone back have
+    # two of a step: the later one counts.
+    latest = {(names.index((r.name, r.seed)), r.step): r for r in found.records}
+    records = [latest[key] for key in sorted(latest)]
+    return Comparison(config.task, directory.path, metrics, described, records, summaries)

@@ -1,0 +1,140 @@
+"""Data sets by the name that ``--data`` gives them."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from ....data.lines import find, shown, whole_lines
+from .dataset import CTRData, ReadOptions, make_data
+from .description import Description, make_layout, read_description
+from .example_stream import Span, count_lines
+from .layout import criteo_layout
+from .parse_line import split_line
+
+BUNDLED = Path(__file__).parent
+ADULT = BUNDLED / "adult.toml"
+
+_FORMS = "adult:DIR, criteo:FILE,FILE,... or csv:FILE"
+
+
+def load_data(
+    data: str | None,
+    options: ReadOptions,
+    *,
+    test: Path | None = None,
+    test_share: float = 1 / 7,
+    columns: Path | None = None,
+    rows: Sequence[int] = (100_000,),
+) -> CTRData:
+    """Read and check a data set.
+
+    The test part of ``adult`` is its own file. For the others it is ``test``; without it the last
+    one of several files; of a single file the last ``test_share`` of its lines, since clicks stand
+    in the order of time.
+
+    Args:
+        data: ``adult:DIR``, ``criteo:FILE,FILE,...`` or ``csv:FILE,FILE,...``; a name may be a
+            pattern such as ``day_*.gz``. ``None`` is the bundled Adult.
+        options: How files are read.
+        test: File of the test part (default: ``None``).
+        test_share: Share of a single file's lines that test (default: 1/7, a day of Criteo's week).
+        columns: Description of the columns of ``csv`` (default: ``None``).
+        rows: Rows of the tables of ``criteo``, one number or 26 (default: 100,000).
+
+    Raises:
+        ValueError: The name has another form, or the data is wrong; the message begins with
+            ``file:line`` where a line is.
+        FileNotFoundError: A file is missing.
+    """
+    kind, colon, rest = (data or "adult").partition(":")
+    if data is None or (kind == "adult" and colon and rest):
+        if test is not None:
+            raise ValueError(f"test={test} is given, and adult has a test part of its own")
+        return _adult(Path(rest) if rest else None, options)
+    if kind not in ("criteo", "csv") or not rest:
+        raise ValueError(f"data={data} is unknown: give {_FORMS}")
+    paths = _paths(rest)
+    if test is not None:
+        _check_file(test)
+    if kind == "criteo":
+        layout, first = criteo_layout(rows), 0
+    else:
+        if columns is None:
+            raise ValueError("data=csv:... needs a description of its columns: --columns FILE.toml")
+        description = read_description(columns)
+        first = int(description.has_header)
+        header = _header(paths[0], description) if first else None
+        layout = make_layout(description, header)
+        for path in [*paths[1:], *([test] if test else [])]:
+            if first and (other := _header(path, description)) != header:
+                raise ValueError(f"{path}:1: the header is {other}, and {header} in {paths[0]}")
+    train, tests = _split(paths, test, test_share, first)
+    return make_data(data or kind, layout, train, tests, options)
+
+
+def _adult(folder: Path | None, options: ReadOptions) -> CTRData:
+    where = folder or BUNDLED
+    spans = []
+    for name in ("adult.data", "adult.test"):
+        path = find(where, name)
+        if path is None:
+            raise FileNotFoundError(f"data=adult:{where} has no {name}, nor {name}.gz")
+        # The repository's test file begins with a remark.
+        spans.append(Span(path, int(_first_line(path).startswith(b"|"))))
+    layout = make_layout(read_description(ADULT), None)
+    name = "Adult (bundled)" if folder is None else f"adult:{folder}"
+    return make_data(name, layout, spans[:1], spans[1:], options)
+
+
+def _paths(names: str) -> list[Path]:
+    paths = []
+    for name in names.split(","):
+        found = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+        if not found:
+            raise FileNotFoundError(f"no file is named like {name}")
+        paths += [Path(path) for path in found]
+    for path in paths:
+        _check_file(path)
+    return paths
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "is not there"
+        raise FileNotFoundError(f"{path} {what}: give the path of a file, plain or .gz")
+
+
+def _first_line(path: Path) -> bytes:
+    for _, block in whole_lines(path):
+        return block.partition(b"\n")[0].removesuffix(b"\r")
+    return b""
+
+
+def _header(path: Path, description: Description) -> list[str]:
+    raw = _first_line(path)
+    values = description.values
+    try:
+        return split_line(values.separator, values.quote, raw.removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        raise ValueError(f"{path}:1: the header {shown(raw)} cannot be read: {error}") from None
+
+
+def _split(
+    paths: list[Path], test: Path | None, share: float, first: int
+) -> tuple[list[Span], list[Span]]:
+    """Lines that train and lines that test."""
+    spans = [Span(path, first) for path in paths]
+    if test is not None:
+        if any(test.samefile(path) for path in paths):
+            raise ValueError(f"test={test} is a file of data: give another one")
+        return spans, [Span(test, first)]
+    if len(paths) > 1:
+        return spans[:-1], spans[-1:]
+    lines = count_lines(paths[0]) - first
+    cut = first + lines - max(1, round(share * lines))
+    if cut <= first:
+        found = "1 example is" if lines == 1 else f"{max(lines, 0)} examples are"
+        raise ValueError(f"{paths[0]}: {found} too few for a training part and a test part")
+    return [Span(paths[0], first, cut)], [Span(paths[0], cut)]

@@ -1,0 +1,248 @@
+"""From texts or features to what an encoder takes: all that runs share, and can be saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...data.lines import Indices, TextLines
+from ...engine.files import replacing
+from ...engine.typed_files import read_json
+from .config import XMCConfig
+from .encoder import BagEncoder, Bags
+from .readers.bags import FeatureLines, Features
+from .readers.dataset import BagSplit, TextSplit
+from .transformer import Tokens, TransformerEncoder, TransformerPreprocessor
+from .vocabulary import PLACES, KnownFeatures, Vocabulary
+
+Batch = Bags | Tokens
+Encoder = BagEncoder | TransformerEncoder
+
+SETTINGS = "encoder.json"
+_VOCABULARY = "vocabulary.json"
+_FEATURES = "features.json"
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class Lines(Protocol[T_co]):
+    """The instances of a file, checked, and read when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Indices) -> T_co:
+        """The instances of the lines ``indices``, from 0."""
+
+
+class Preprocessor(Protocol[T]):
+    """Instances to batches, and the encoder that takes them: texts, or :class:`Features`."""
+
+    kind: ClassVar[str]
+    """What the saved settings call it."""
+
+    def lines(self, path: Path) -> Lines[T]:
+        """A file of new instances, one a line, plain or ``.gz``.
+
+        Raises:
+            ValueError: A line is not what the encoder reads; the message begins with ``file:line``.
+        """
+
+    def read(self, instances: T) -> Batch:
+        """A batch of instances, on the CPU."""
+
+    def encoder(self, device: torch.device) -> Encoder:
+        """A new encoder in FP32; what is random about it comes from torch's random state."""
+
+    def settings(self) -> dict[str, Any]:
+        """What :meth:`load` needs besides the files of :meth:`save`, as plain JSON."""
+
+    def save(self, folder: Path) -> None:
+        """Write files into a folder that exists."""
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            ValueError, TypeError: A file or a setting is not what was written.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class BagPreprocessor:
+    """Bags of the words and word pairs that the training texts have.
+
+    Attributes:
+        vocabulary: Known terms.
+        width: See :class:`BagEncoder`, like what follows.
+        layers: Residual layers.
+        dropout: Share of the vector that is dropped while training.
+    """
+
+    vocabulary: Vocabulary
+    width: int
+    layers: int
+    dropout: float
+
+    kind: ClassVar[str] = "bag"
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Inverse document frequency of each term, FP32 ``(terms,)``."""
+        return torch.from_numpy(self.vocabulary.inverse_document_frequency())
+
+    def lines(self, path: Path) -> TextLines:
+        """A text a line."""
+        return TextLines(path)
+
+    def read(self, instances: Sequence[str]) -> Bags:
+        """Texts as bags."""
+        ids, offsets, places = map(torch.from_numpy, self.vocabulary.encode(instances))
+        return Bags(ids, offsets, self.weights[ids], places)
+
+    def encoder(self, device: torch.device) -> BagEncoder:
+        """A new :class:`BagEncoder`."""
+        encoder = BagEncoder(len(self.vocabulary), PLACES, self.width, self.layers, self.dropout)
+        return encoder.to(device)
+
+    def settings(self) -> dict[str, Any]:
+        """Sizes of the encoder."""
+        return {"width": self.width, "layers": self.layers, "dropout": self.dropout}
+
+    def save(self, folder: Path) -> None:
+        """Write the vocabulary."""
+        with replacing(folder / _VOCABULARY) as path:
+            self.vocabulary.save(path)
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
+        """Read the vocabulary."""
+        return cls(Vocabulary.load(folder / _VOCABULARY), **settings)
+
+
+@dataclass(frozen=True, eq=False)
+class FeaturePreprocessor:
+    """Bags of the features that a data set gives, weighted by their values.
+
+    Attributes:
+        known: Features that the training part has.
+        width: See :class:`BagEncoder`, like what follows.
+        layers: Residual layers.
+        dropout: Share of the vector that is dropped while training.
+    """
+
+    known: KnownFeatures
+    width: int
+    layers: int
+    dropout: float
+
+    kind: ClassVar[str] = "features"
+
+    def lines(self, path: Path) -> FeatureLines:
+        """``feature:value feature:value ...`` a line; unknown features are left out."""
+        return FeatureLines(path, self.known.num_features)
+
+    def read(self, instances: Features) -> Bags:
+        """Features as bags."""
+        ids, offsets, weights = map(torch.from_numpy, self.known.encode(instances))
+        return Bags(ids, offsets, weights, torch.zeros_like(ids))
+
+    def encoder(self, device: torch.device) -> BagEncoder:
+        """A new :class:`BagEncoder`."""
+        return BagEncoder(len(self.known), 1, self.width, self.layers, self.dropout).to(device)
+
+    def settings(self) -> dict[str, Any]:
+        """Sizes of the encoder."""
+        return {"width": self.width, "layers": self.layers, "dropout": self.dropout}
+
+    def save(self, folder: Path) -> None:
+        """Write the known features."""
+        with replacing(folder / _FEATURES) as path:
+            self.known.save(path)
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
+        """Read the known features."""
+        return cls(KnownFeatures.load(folder / _FEATURES), **settings)
+
+
+_LOADERS: dict[str, Callable[[Path, dict[str, Any]], Preprocessor[Any]]] = {
+    BagPreprocessor.kind: BagPreprocessor.load,
+    FeaturePreprocessor.kind: FeaturePreprocessor.load,
+    TransformerPreprocessor.kind: TransformerPreprocessor.load,
+}
+
+
+def make_preprocessor(config: XMCConfig, train: TextSplit | BagSplit) -> Preprocessor[Any]:
+    """The preprocessing of a configuration, from the training instances alone.
+
+    Raises:
+        ValueError: The encoder is neither the bag nor a folder that can be used, or is one that
+            reads texts and there are none.
+    """
+    if config.encoder == BagPreprocessor.kind:
+        return _bag_preprocessor(config, train)
+    if isinstance(train, BagSplit):
+        raise ValueError(
+            f"data={config.data} is a bag of words, and encoder={config.encoder} reads texts: "
+            "use --encoder bag, or give a data set with texts"
+        )
+    assert config.max_length is not None
+    assert config.pooling is not None
+    return TransformerPreprocessor.open(
+        Path(config.encoder),
+        max_length=config.max_length,
+        pooling=config.pooling,
+        dropout=config.dropout,
+    )
+
+
+def _bag_preprocessor(config: XMCConfig, train: TextSplit | BagSplit) -> Preprocessor[Any]:
+    assert config.width is not None
+    assert config.layers is not None
+    assert config.max_terms is not None
+    if isinstance(train, BagSplit):
+        known = KnownFeatures.build(train.source, config.max_terms)
+        return FeaturePreprocessor(known, config.width, config.layers, config.dropout)
+    vocabulary = Vocabulary.build(train.source, max_terms=config.max_terms)
+    return BagPreprocessor(vocabulary, config.width, config.layers, config.dropout)
+
+
+def save_preprocessor(preprocessor: Preprocessor[Any], folder: Path) -> None:
+    """Write a preprocessor into a folder, its settings last: with them, everything is there."""
+    preprocessor.save(folder)
+    text = json.dumps({"encoder": preprocessor.kind, **preprocessor.settings()}, indent=2)
+    with replacing(folder / SETTINGS) as path:
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def load_preprocessor(folder: Path) -> Preprocessor[Any]:
+    """Read what :func:`save_preprocessor` wrote.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file holds something else.
+    """
+    path = folder / SETTINGS
+    try:
+        settings = read_json(path)
+        kind = settings.pop("encoder")
+        return _LOADERS[kind](folder, settings)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{path} holds no settings of an encoder ({error!r}): train again"
+        ) from None
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """A batch on a device."""
+    return type(batch)(*(tensor.to(device) for tensor in batch))
