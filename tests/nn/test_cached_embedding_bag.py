@@ -534,7 +534,7 @@ LONG = torch.int64
         (([0, 1, 2], [0, 4]), ValueError, r"decrease|reach"),
         (([0, 1, 2], None), ValueError, "needs offsets"),
         (([0, 1, 2], [[0]]), ValueError, "dimensions"),
-        (([[0, 1, 2]], [0]), ValueError, "a bag a row"),
+        (([[0, 1, 2]], [0]), ValueError, "one bag per row"),
         (([[[0]]], None), ValueError, "dimensions"),
         (([0, 1], [0], torch.ones(3)), ValueError, "shape"),
         (([0, 1], [0], torch.ones(2).double()), ValueError, "FP32"),
