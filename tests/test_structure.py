@@ -20,7 +20,7 @@ THIRD_PARTY = {
     "_getframe": "sys: the caller's frames, without inspect's reading of source files",
     "_indices": "torch: indices() refuses a sparse tensor that is not coalesced",
     "_last_lr": "torch: schedulers have no other way to change the rate that they print",
-    "_NamedFuncPointer": "ctypes: the type of a library's function has no other name",
+    "_replace": "public in spite of its name: namedtuple's fields are the user's",
     "_scaled_mm": "torch: the product of FP8 units",
     "_values": "torch: values() refuses a sparse tensor that is not coalesced",
 }

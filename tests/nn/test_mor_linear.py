@@ -401,9 +401,9 @@ def test_bad_conversions_are_named():
         convert_to_mor(m, MoR(), filter=lambda *_: False)
     with pytest.raises(ValueError, match="GELU has no linear layer to convert"):
         convert_to_mor(torch.nn.GELU(), MoR())
-    with pytest.raises(ValueError, match=r"give a subulp\.nn\.MoR"):
+    with pytest.raises(ValueError, match=r"pass a subulp\.nn\.MoR"):
         convert_to_mor(m, "subtensor-2way")
-    with pytest.raises(ValueError, match=r"give a subulp\.nn\.MoR"):
+    with pytest.raises(ValueError, match=r"pass a subulp\.nn\.MoR"):
         MoRLinear(3, 3, True, "tensor")
     convert_to_mor(m, MoR(), filter=lambda name, _: name == "2")
     with pytest.raises(ValueError, match="layer '2' is converted already"):

@@ -158,9 +158,8 @@ def spoil(model: Model, steps: set[int]) -> Callable[[], None]:
     return count
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision", HALVES)
-@pytest.mark.parametrize("maker", ["adamw", "sgd"])
+@pytest.mark.parametrize(("maker", "accumulate"), [("adamw", 2), ("sgd", 1)])
 def test_fused_equals_unfused(maker: str, precision: str, accumulate: int) -> None:
     """Two overflows on the way, one at the first step; the scale falls and grows the same way."""
     plain, fused = twins(MAKERS[maker](precision), FP16)
