@@ -20,6 +20,7 @@ import torch
 from cyclopts import App
 from torch import Tensor
 
+from subulp.lab.report.styles import STYLES
 from subulp.numerics import FP16, extra_bits, random_bits, round_to
 
 mpl.use("Agg")
@@ -48,10 +49,10 @@ def stochastic(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
     return head, extra_bits.join(head, tail, FP16, K, "stochastic")
 
 
-FORMS: dict[str, tuple[Store, str, str]] = {
-    "fp16": (fp16, "#000000", "o"),
-    f"fp16+{K}": (truncated, "#d55e00", "s"),
-    f"fp16+{K} stochastic": (stochastic, "#0072b2", "^"),
+FORMS: dict[str, Store] = {
+    "fp16": fp16,
+    f"fp16+{K}": truncated,
+    f"fp16+{K} stochastic": stochastic,
 }
 
 
@@ -95,8 +96,8 @@ app = App(help=__doc__)
 def main(*, values: int = 50_000, out: Path = Path("extra-bits-error.png")) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
     sizes = [2**i for i in range(4, 18)]
-    for name, (store, colour, marker) in FORMS.items():
-        style = {"color": colour, "marker": marker, "markersize": 5, "label": name}
+    for (name, store), look in zip(FORMS.items(), STYLES, strict=False):
+        style = {"color": look.hex, "marker": look.marker, "markersize": 5, "label": name}
         left.plot(sizes, [one_addition(store, n) for n in sizes], **style)
         condition, error = many_additions(store, values)
         right.loglog(*binned(condition, error), **style)

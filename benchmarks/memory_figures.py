@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MultipleLocator
 
 from subulp.diagnostics.memory import Moment
+from subulp.lab.report.figure import TEXT
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -23,7 +24,6 @@ _AREAS = {
     "gradients": ("gradients", "#D55E00", "////"),
     "activations": ("FP16 copies, activations, temporaries", "#F0E442", "xxxx"),
 }
-_TEXT = "#333333"
 _TITLES = {
     "standard": "Standard mixed precision",
     "standard-late-zero-grad": "Standard, zero_grad() before backward()",
@@ -54,8 +54,8 @@ def plot_timelines(timelines: Mapping[str, list[Moment]], parameters: int, path:
     )
     for ax, (name, timeline) in zip(axes[0], timelines.items(), strict=True):
         _areas(ax, timeline, parameters)
-        ax.set_title(_TITLES[name], loc="left", fontsize=10, color=_TEXT)
-    axes[0, 0].set_ylabel("live bytes a parameter", fontsize=9, color=_TEXT)
+        ax.set_title(_TITLES[name], loc="left", fontsize=10, color=TEXT)
+    axes[0, 0].set_ylabel("live bytes a parameter", fontsize=9, color=TEXT)
     axes[0, 0].set_ylim(0, axes[0, 0].get_ylim()[1] * 1.06)
     _legend(figure, axes[0, 0])
     figure.savefig(path, dpi=150, facecolor="white")
@@ -91,10 +91,10 @@ def plot_peaks(rows: Sequence[Mapping[str, Any]], parameters: int, path: Path) -
             textcoords="offset points",
             va="center",
             fontsize=9,
-            color=_TEXT,
+            color=TEXT,
         )
     ax.set_yticks(heights, [_TITLES[row["name"]] for row in rows])
-    ax.set_xlabel("bytes a parameter at the peak", fontsize=9, color=_TEXT)
+    ax.set_xlabel("bytes a parameter at the peak", fontsize=9, color=TEXT)
     # Room for the longest bar's label.
     ax.set_xlim(0, max(*left, *resident) * 1.32)
     ax.xaxis.set_major_locator(MultipleLocator(2))
@@ -174,7 +174,7 @@ def _steps(ax: Axes, x: Sequence[float], moments: Sequence[Moment]) -> None:
 
 def _plain(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(colors=_TEXT, labelsize=9)
+    ax.tick_params(colors=TEXT, labelsize=9)
 
 
 def _legend(figure: Any, ax: Axes) -> None:
@@ -186,5 +186,5 @@ def _legend(figure: Any, ax: Axes) -> None:
         ncols=len(labels),
         frameon=False,
         fontsize=9,
-        labelcolor=_TEXT,
+        labelcolor=TEXT,
     )

@@ -33,6 +33,8 @@ from matplotlib.axes import Axes
 from subulp import numerics
 from subulp.diagnostics import ExponentHistogram, exponent_histogram
 from subulp.lab.engine.loop import run
+from subulp.lab.report.figure import TEXT
+from subulp.lab.report.styles import COLOURS
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.task import XMCText, build, load
 
@@ -41,12 +43,11 @@ import matplotlib.pyplot as plt
 
 EXPONENTS = (2, 3, 4, 5)
 MANTISSAS = (1, 3, 5)
-_TEXT = "#333333"
 _ROUNDINGS = {"": "stochastic rounding", "+nearest": "rounding to nearest"}
 # A range's name, its format, colour and dashes.
 _RANGES = {
-    "E4M3": (numerics.E4M3, "#0072B2", "solid"),
-    "E5M2": (numerics.E5M2, "#D55E00", (0, (4, 2))),
+    "E4M3": (numerics.E4M3, COLOURS["blue"][0], "solid"),
+    "E5M2": (numerics.E5M2, COLOURS["vermilion"][0], (0, (4, 2))),
 }
 
 app = App(help=__doc__)
@@ -141,12 +142,12 @@ def draw_sweep(written: dict[str, Any], out: Path) -> None:
             ax.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour)
         ax.set_xticks(range(len(mantissas)), mantissas)
         ax.set_yticks(range(len(exponents)), exponents)
-        ax.set_xlabel("mantissa bits", color=_TEXT)
-        ax.set_title(title, loc="left", color=_TEXT)
+        ax.set_xlabel("mantissa bits", color=TEXT)
+        ax.set_title(title, loc="left", color=TEXT)
         ax.spines[:].set_visible(False)
-    panels[0].set_ylabel("exponent bits", color=_TEXT)
+    panels[0].set_ylabel("exponent bits", color=TEXT)
     bar = figure.colorbar(image, ax=panels, pad=0.02)
-    bar.set_label(f"P@1, %; in FP32 {results['fp32']:.1f}", color=_TEXT)
+    bar.set_label(f"P@1, %; in FP32 {results['fp32']:.1f}", color=TEXT)
     bar.outline.set_visible(False)
     figure.savefig(out, dpi=150, facecolor="white")
 
@@ -224,14 +225,14 @@ def draw_exponents(found: dict[str, ExponentHistogram], out: Path) -> None:
     figure, panels = plt.subplots(2, 2, figsize=(11, 6), layout="constrained")
     for ax, name in zip(panels.flat, names, strict=True):
         shares = {e: 100 * share for e, share in found[name].shares().items()}
-        ax.bar(shares.keys(), shares.values(), width=0.9, color="#7F7F7F")
+        ax.bar(shares.keys(), shares.values(), width=0.9, color=COLOURS["grey"][0])
         mark_ranges(ax, found[name])
         zeros = 100 * found[name].zeros / found[name].total
         ax.set_title(
-            f"{name[0].upper()}{name[1:]}, {zeros:.1f} % zero", loc="left", fontsize=10, color=_TEXT
+            f"{name[0].upper()}{name[1:]}, {zeros:.1f} % zero", loc="left", fontsize=10, color=TEXT
         )
-        ax.set_xlabel("exponent, floor(log2 |x|)", fontsize=9, color=_TEXT)
-        ax.set_ylabel("share of values, %", fontsize=9, color=_TEXT)
+        ax.set_xlabel("exponent, floor(log2 |x|)", fontsize=9, color=TEXT)
+        ax.set_ylabel("share of values, %", fontsize=9, color=TEXT)
         ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=150, facecolor="white")
 

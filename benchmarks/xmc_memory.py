@@ -98,6 +98,9 @@ def case(
     return {**row, "peak_bytes": peak, "seconds": seconds}
 
 
+_NAMES = {"fp8": "fp8 (E4M3)", "renee": "renee (FP16-FP32)"}
+
+
 def giga(nbytes: float) -> str:
     return f"{nbytes / 2**30:.2f} GiB"
 
@@ -129,38 +132,43 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Peak memory against labels; what does not fit is drawn hollow, at what it would need."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    styles = {
-        "renee": ("#D55E00", "s"),
-        "fp32": ("#000000", "o"),
-        "bf16": ("#0072B2", "^"),
-        "fp8": ("#009E73", "D"),
-    }
+    from subulp.lab.report.figure import GRID, TEXT  # noqa: PLC0415
+    from subulp.lab.report.styles import STYLES  # noqa: PLC0415
+
+    styles = dict(zip(("fp32", "renee", "bf16", "fp8"), STYLES, strict=False))
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    for storage, (color, marker) in styles.items():
+    for storage, style in styles.items():
         mine = [row for row in rows if row["storage"] == storage]
         if not mine:
             continue
         x = [row["labels"] for row in mine]
         y = [row.get("peak_bytes", row["expected_bytes"]) / 2**30 for row in mine]
-        axes.plot(x, y, color=color, linewidth=1.4, label=storage)
+        axes.plot(
+            x,
+            y,
+            color=style.hex,
+            linestyle=style.dashes,
+            linewidth=1.4,
+            label=_NAMES.get(storage, storage),
+        )
         for row, size in zip(mine, y, strict=True):
             fits = "peak_bytes" in row
             axes.plot(
                 row["labels"],
                 size,
-                marker=marker,
-                color=color,
-                markerfacecolor=color if fits else "white",
+                marker=style.marker,
+                color=style.hex,
+                markerfacecolor=style.hex if fits else "white",
                 markersize=6,
             )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("labels")
     axes.set_ylabel("peak memory, GiB")
-    axes.set_title("hollow: computed, does not fit the machine", fontsize=9, loc="left")
+    axes.set_title("hollow: computed, does not fit the machine", fontsize=9, loc="left", color=TEXT)
     axes.legend(frameon=False)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.grid(color=GRID, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=160, facecolor="white")
 

@@ -100,7 +100,8 @@ def test_colours_are_the_pages_and_the_text_is_text():
     figure = svg(chart("master", "nearest", values=((1, 2), (2, 3))), "f7-")
     assert not re.search(r"#[0-9a-f]{6}\b", figure)
     assert {"--" + name for name in COLOURS} >= set(re.findall(r"var\((.*?)\)", figure))
-    assert "var(--vermilion)" in figure
+    for colour in ("black", "vermilion"):
+        assert f"fill: var(--{colour})" in figure
     assert "font-family" not in figure
     assert set(re.findall(r' id="(f7-)?', figure)) == {"f7-"}
     assert "<title>nearest, step 10: 2.50</title>" in figure

@@ -230,7 +230,11 @@ def test_runs_of_a_task_are_compared_and_tasks_are_told_apart(tmp_path, ended):
 
 
 def test_equal_names_of_folders_are_told_apart(tmp_path):
-    runs = [write_run(tmp_path / name / "run", summary=lm_summary()) for name in ("a", "b")]
+    one = {"master": 0.0}
+    runs = [
+        write_run(tmp_path / name / "run", LM, lm_records(one, (0,)), lm_summary(one, (0,)))
+        for name in ("a", "b")
+    ]
     text = Page(render([*runs, runs[0]])).text
     assert "run (1): master" in text
     assert "a/run: master" in Page(render(runs)).text

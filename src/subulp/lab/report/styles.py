@@ -19,8 +19,9 @@ COLOURS: dict[str, tuple[str, str]] = {
     "gradients": ("#f2b26b", "#b8742a"),
     "states": ("#6cc7a3", "#2f8a69"),
     "activations": ("#c3c8cf", "#5b6571"),
+    # Matplotlib leaves a fill of #000000 out of SVG, as the default: it would stay black when dark.
+    "black": ("#010101", "#f0f0f0"),
     # Okabe and Ito's, which the common kinds of colour blindness tell apart, then some darker ones.
-    "black": ("#000000", "#f0f0f0"),
     "vermilion": ("#d55e00", "#ff8c42"),
     "blue": ("#0072b2", "#5db7f2"),
     "green": ("#009e73", "#2ccb9b"),

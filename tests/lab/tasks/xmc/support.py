@@ -21,6 +21,10 @@ def write_data(path, names=(*WORDS, "never seen")):
         (path / "Y.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
 
 
+LEARNING = {"epochs": 20, "encoder_lr": 1e-2}
+"""What lets a small transformer learn the words."""
+
+
 def write_bert(path, hidden=16):
     """A BERT with random weights that knows eight words."""
     import transformers  # noqa: PLC0415 - an extra

@@ -13,7 +13,7 @@ from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.preprocessing import FeaturePreprocessor
 from subulp.lab.tasks.xmc.readers.bags import FeatureLines, Features, read_bag_file
-from subulp.lab.tasks.xmc.saved_model import RunName, load_model
+from subulp.lab.tasks.xmc.saved_model import RunName, load_model, saved_models
 from subulp.lab.tasks.xmc.task import load
 from subulp.lab.tasks.xmc.vocabulary import KnownFeatures
 
@@ -209,8 +209,10 @@ def test_feature_lines_of_a_file_are_read_in_any_order(tmp_path):
     assert len(lines.read([]).ids) == 0
 
 
-def test_workers_share_the_features(config, tmp_path):
+def test_workers_share_the_features_and_save(config, tmp_path):
     config = dataclasses.replace(config, precision=("fp32", "fp8"), epochs=1)
     out = compare(config, out=tmp_path / "run", jobs=2).directory
+    assert saved_models(out) == [RunName("fp32", 0), RunName("fp8", 0)]
+    assert not list((out / "models").glob(".*"))
     for precision in config.precision:
         assert load_model(out, RunName(precision, 0), CPU).num_labels == LABELS + 1

@@ -12,7 +12,7 @@ from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import build, load
 from subulp.nn import MoRLinear
 
-from .support import transformer_config, write_bert, write_data
+from .support import LEARNING, transformer_config, write_bert, write_data
 
 CPU = torch.device("cpu")
 
@@ -72,7 +72,7 @@ def test_a_transformers_layers(tmp_path):
     folder = tmp_path / "bert"
     folder.mkdir()
     write_bert(folder)
-    config = transformer_config(folder, tmp_path / "data", linear=("mor-3way",), epochs=60)
+    config = transformer_config(folder, tmp_path / "data", linear=("mor-3way",), **LEARNING)
     data = load(config)
     # Query, key, value and output, up and down, in two layers.
     assert len(mixtures(build(config, data, "fp8", 0, CPU).model["encoder"])) == 12
@@ -82,5 +82,6 @@ def test_a_transformers_layers(tmp_path):
 
 
 def test_torchaos_layers_need_a_transformer(config):
-    with pytest.raises(ValueError, match="linear=bf16,fp8 and encoder=bag contradict each other"):
-        dataclasses.replace(config, linear=("bf16", "fp8"))
+    message = "linear=bf16,torchao-fp8 and encoder=bag contradict each other"
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(config, linear=("bf16", "torchao-fp8"))

@@ -13,7 +13,7 @@ from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import build, build_encoder, load
 
-from .support import transformer_config, write_bert
+from .support import LEARNING, transformer_config, write_bert
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("torchao")
@@ -95,7 +95,7 @@ def test_its_gradient_is_near_that_of_bf16(config):
 
 
 def test_it_learns_the_words(config):
-    config = dataclasses.replace(config, epochs=60)
+    config = dataclasses.replace(config, **LEARNING)
     assert run(config, load(config), "fp8", 0).metrics["P@1"] > 80
 
 
@@ -165,5 +165,5 @@ def test_layers_of_other_sizes_stay_and_some_must_fit(config, tmp_path):
 
 @pytest.mark.gpu
 def test_gpu(config):
-    config = dataclasses.replace(config, epochs=60, device="cuda")
+    config = dataclasses.replace(config, **LEARNING, device="cuda")
     assert run(config, load(config), "fp8", 0).metrics["P@1"] > 80

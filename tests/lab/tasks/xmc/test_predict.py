@@ -139,7 +139,7 @@ def test_tsv_on_the_standard_output_and_compressed_input(run_folder, tmp_path, c
 
 def test_a_reader_that_has_seen_enough_is_no_error(run_folder, tmp_path):
     path = tmp_path / "texts.txt"
-    path.write_text("red thing\n" * 20_000)
+    path.write_text("red thing\n" * 4_000)
     command = [sys.executable, "-m", "subulp", "predict", run_folder, path, "--precision", "fp8"]
     process = subprocess.Popen(
         list(map(str, command)),
@@ -266,13 +266,6 @@ def test_overwriting_a_run_removes_its_models(config, one_run):
     config = dataclasses.replace(config, precision=("fp32",))
     compare(config, out=one_run, jobs=1, overwrite=True)
     assert saved_models(one_run) == [RunName("fp32", 0)]
-
-
-def test_workers_save_too(config, tmp_path):
-    config = dataclasses.replace(config, precision=("fp32", "fp8"))
-    out = compare(config, out=tmp_path / "run", jobs=2).directory
-    assert saved_models(out) == [RunName("fp32", 0), RunName("fp8", 0)]
-    assert not list((out / "models").glob(".*"))
 
 
 def test_a_run_without_a_folder_saves_nothing(config, tmp_path, monkeypatch):
