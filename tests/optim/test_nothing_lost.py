@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from subulp import optim
-from tests.oracles import expansion as mcf
+from tests.oracles import expansion
 from tests.oracles.arithmetic import Strict
 from tests.oracles.grid import Grid
 from tests.oracles.rounding import round_float
@@ -41,7 +41,7 @@ def test_update_larger_than_the_weight(precision, arithmetic):
     # The paper's Grow as printed would not have reached this.
     f = Strict(GRIDS[BF16])
     ordered = [
-        sum(mcf.grow(f, w, 0.0, -0.125 * u))
+        sum(expansion.grow(f, w, 0.0, -0.125 * u))
         for w, u in zip(weights.tolist(), updates.tolist(), strict=True)
     ]
     assert ((torch.tensor(ordered) - exact) / exact).abs().max() > 2.0**-12
@@ -146,8 +146,8 @@ def hand_computed(start, gradients, precision, grid, *, lr, betas, eps, decay):
         m = f.add(f.mult(c(beta1), m), f.mult(c(1 - beta1), g))
         square = f.mult(c(1 - beta2), f.mult(g, g))
         if precision == "collage-plus":
-            v, v_low = mcf.mul(f, *mcf.encode(f, beta2), v, v_low)
-            v, v_low = mcf.grow(f, v, v_low, square, ordered=False)
+            v, v_low = expansion.mul(f, *expansion.encode(f, beta2), v, v_low)
+            v, v_low = expansion.grow(f, v, v_low, square, ordered=False)
         else:
             v = f.add(f.mult(c(beta2), v), square)
         m_hat = f.div(m, c(1 - beta1**t))
@@ -158,7 +158,7 @@ def hand_computed(start, gradients, precision, grid, *, lr, betas, eps, decay):
         if precision == "nearest":
             theta = f.add(theta, update)
         else:
-            theta, low = mcf.grow(f, theta, low, update, ordered=False)
+            theta, low = expansion.grow(f, theta, low, update, ordered=False)
     return theta, low, m, v, v_low
 
 
