@@ -6,7 +6,7 @@ configurations, not strings: a subclass's are looked up in its own module, which
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -182,16 +182,24 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("precision", "seeds"):
             check_list(name, getattr(self, name))
-        for name in ("log_every", "threads"):
-            check_range(name, getattr(self, name), 1)
+        check_fields(self, ("log_every", "threads", "keep_checkpoints"), 1)
         # The second step is measured for memory, and must not carry the copies of the watch.
-        check_range("watch_every", self.watch_every, 2)
-        for seed in self.seeds:
-            check_range("seed", seed, 0, 2**32 - 1)
-        check_range("keep_checkpoints", self.keep_checkpoints, 1)
-        if self.checkpoint_every is not None:
-            check_range("checkpoint_every", self.checkpoint_every, 0)
+        check_fields(self, ("watch_every",), 2)
+        check_fields(self, ("checkpoint_every",), 0)
+        check_fields(self, ("seeds",), 0, 2**32 - 1)
         self._check_recovery()
+
+    def _fill_defaults(self, decided: Mapping[str, Any]) -> None:
+        """Give every :func:`overridable` field that was not set its value.
+
+        Args:
+            decided: Values by name, such as a preset's, that replace defaults.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Default):
+                chosen = decided.get(field.name, value.value)
+                object.__setattr__(self, field.name, chosen)  # The class is frozen.
 
     def _check_recovery(self) -> None:
         back = self.nonfinite == "rollback"
@@ -252,6 +260,29 @@ def check_list(name: str, values: tuple[object, ...]) -> None:
     twice = sorted({str(v) for v in values if values.count(v) > 1})
     if twice:
         raise ValueError(f"{name} repeats {', '.join(twice)}: give each once")
+
+
+def check_names(name: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raise ValueError if a value of an option is not one that is known."""
+    for value in given:
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown: use one of {', '.join(known)}")
+
+
+def check_fields(
+    config: RunConfig,
+    names: Iterable[str],
+    low: float,
+    high: float = math.inf,
+    *,
+    top_included: bool = True,
+) -> None:
+    """:func:`check_range` on every number in these fields; ``None`` passes."""
+    for name in names:
+        value = getattr(config, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None:
+                check_range(name, number, low, high, top_included=top_included)
 
 
 def check_range(

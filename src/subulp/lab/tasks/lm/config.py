@@ -10,8 +10,7 @@ from ...engine.config import (
     MODEL,
     NAMES,
     OPTIMIZER,
-    Default,
-    check_range,
+    check_fields,
     overridable,
 )
 from ...engine.linear_operands import LinearConfig
@@ -100,22 +99,15 @@ class LMConfig(LinearConfig):
     """Steps between evaluations on the whole validation part; the last step is always evaluated."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.precision, Default):
-            chosen = self.precision.value if len(self.linear) == 1 else ("master",)
-            object.__setattr__(self, "precision", chosen)  # The class is frozen.
+        self._fill_defaults({} if len(self.linear) == 1 else {"precision": ("master",)})
         super().__post_init__()
-        for name in ("batch_size", "context", "width", "layers", "heads", "eval_every"):
-            check_range(name, getattr(self, name), 1)
+        counts = ("batch_size", "context", "width", "layers", "heads", "eval_every")
+        check_fields(self, (*counts, "loss_scale"), 1)
         # The second step is measured for memory.
-        check_range("steps", self.steps, 2)
-        for name in ("warmup", "final_lr"):
-            check_range(name, getattr(self, name), 0, 1)
-        for name in ("dropout", "beta1", "beta2"):
-            check_range(name, getattr(self, name), 0, 1, top_included=False)
-        for name in ("lr", "eps", "weight_decay"):
-            check_range(name, getattr(self, name), 0)
-        if self.loss_scale is not None:
-            check_range("loss_scale", self.loss_scale, 1)
+        check_fields(self, ("steps",), 2)
+        check_fields(self, ("warmup", "final_lr"), 0, 1)
+        check_fields(self, ("dropout", "beta1", "beta2"), 0, 1, top_included=False)
+        check_fields(self, ("lr", "eps", "weight_decay"), 0)
         if self.width % self.heads:
             raise ValueError(
                 f"width={self.width} is not a multiple of heads={self.heads}: every head takes an "

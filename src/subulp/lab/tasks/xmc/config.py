@@ -1,6 +1,6 @@
 """Options of an extreme-classification comparison."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -13,7 +13,7 @@ from ...engine.config import (
     NAMES,
     OPTIMIZER,
     Default,
-    check_range,
+    check_fields,
     overridable,
 )
 from ...engine.linear_operands import PLAIN, TORCHAO, Linear, LinearConfig
@@ -142,11 +142,12 @@ class XMCConfig(LinearConfig):
     def __post_init__(self) -> None:
         self._resolve()
         super().__post_init__()
-        for name in (*_BAG_FIELDS, "max_length", "chunks", "epochs", "batch_size", "eval_epochs"):
-            if getattr(self, name) is not None:
-                check_range(name, getattr(self, name), 1)
-        for name in ("final_lr", "head_fraction"):
-            check_range(name, getattr(self, name), 0, 1)
+        counts = (*_BAG_FIELDS, "max_length", "chunks", "epochs", "batch_size", "eval_epochs")
+        check_fields(self, counts, 1)
+        check_fields(self, ("final_lr", "head_fraction", "warmup"), 0, 1)
+        check_fields(self, ("dropout", "weight_dropout"), 0, 1, top_included=False)
+        rates = ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay")
+        check_fields(self, (*rates, "warmup_steps"), 0)
         if TORCHAO in self.linear and self.encoder == "bag":
             raise ValueError(
                 f"linear={','.join(self.linear)} and encoder=bag contradict each other: "
@@ -159,14 +160,6 @@ class XMCConfig(LinearConfig):
                 f"precision={','.join(self.precision)}, whose encoder is in FP32: add another "
                 "precision, or leave linear out"
             )
-        if self.warmup is not None:
-            check_range("warmup", self.warmup, 0, 1)
-        if self.warmup_steps is not None:
-            check_range("warmup_steps", self.warmup_steps, 0)
-        for name in ("dropout", "weight_dropout"):
-            check_range(name, getattr(self, name), 0, 1, top_included=False)
-        for name in ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay"):
-            check_range(name, getattr(self, name), 0)
 
     @property
     def may_skip(self) -> bool:
@@ -220,13 +213,10 @@ class XMCConfig(LinearConfig):
             settings["warmup_steps"] = None
         elif self._given("warmup_steps") or "warmup_steps" in settings:
             settings["warmup"] = None
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in own and value is None:
-                value = field.default
-            if isinstance(value, Default):
-                chosen = settings.get(field.name, value.value)
-                object.__setattr__(self, field.name, chosen)  # The class is frozen.
+        for name in own:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(XMCConfig, name))  # The class is frozen.
+        self._fill_defaults(settings)
 
     def _located(self, name: str, value: Any) -> Any:
         if name == "encoder" and value != "bag":
