@@ -72,7 +72,11 @@ def test_an_encoder_in_fp32_keeps_its_layers():
     [
         (LMConfig, {"linear": ()}, "linear is empty"),
         (LMConfig, {"linear": ("bf16", "bf16")}, "linear repeats bf16"),
-        (LMConfig, {"linear": ("fp4",)}, "linear='fp4' is unknown: use one of bf16, e4m3, mor-tensor"),
+        (
+            LMConfig,
+            {"linear": ("fp4",)},
+            "linear='fp4' is unknown: use one of bf16, e4m3",
+        ),
         (LMConfig, {"linear": ("fp8",)}, "linear='fp8' is unknown"),
         (
             LMConfig,

@@ -107,6 +107,17 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield line, rest
 
 
+def count_lines(block: bytes) -> int:
+    """Lines of a block, empty ones included; the last one may lack its end."""
+    return block.count(b"\n") + (not block.endswith(b"\n"))
+
+
+def single_lines(block: bytes) -> list[bytes]:
+    """The lines of a block, at least one, without ``\\n`` at their ends."""
+    # Not splitlines(), which also splits at \r, \v and \f.
+    return block.removesuffix(b"\n").split(b"\n")
+
+
 def _too_long(path: Path, line: int) -> NoReturn:
     fail(path, line, f"the line is longer than {LONGEST_LINE >> 20} MiB: is the file damaged?")
 

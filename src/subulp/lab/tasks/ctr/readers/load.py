@@ -6,10 +6,10 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from ....data.lines import find, shown, whole_lines
+from ....data.lines import count_lines, find, shown, whole_lines
 from .dataset import CTRData, ReadOptions, make_data
 from .description import Description, make_layout, read_description
-from .example_stream import Span, count_lines
+from .example_stream import Span
 from .layout import criteo_layout
 from .parse_line import split_line
 
@@ -132,7 +132,7 @@ def _split(
         return spans, [Span(test, first)]
     if len(paths) > 1:
         return spans[:-1], spans[-1:]
-    lines = count_lines(paths[0]) - first
+    lines = sum(count_lines(block) for _, block in whole_lines(paths[0])) - first
     cut = first + lines - max(1, round(share * lines))
     if cut <= first:
         found = "1 example is" if lines == 1 else f"{max(lines, 0)} examples are"

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from ....data.lines import count_lines
 from .examples import Examples, Keys
 from .layout import Layout, Table, Transform
 from .parse_line import MISSING, key, parse_line
@@ -109,10 +110,9 @@ def _parse_arrays(layout: Layout, block: bytes) -> Examples:
 
 def _count(block: bytes) -> int:
     """Lines that are not empty; pyarrow takes a line of spaces for one."""
-    lines = block.count(b"\n") + (not block.endswith(b"\n"))
-    if block.startswith(b"\n") or b"\n\n" in block:
-        lines = sum(1 for _ in _lines(block))
-    return lines if block else 0
+    if not block or block.startswith(b"\n") or b"\n\n" in block:
+        return sum(1 for _ in _lines(block))
+    return count_lines(block)
 
 
 def _numbers(layout: Layout, column: Any) -> npt.NDArray[np.float64]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....data.lines import Int64s, fail, shown
+from ....data.lines import Int64s, fail, shown, single_lines
 from .labels import Int32s, sorted_rows
 
 Floats = NDArray[np.float64]
@@ -163,7 +163,7 @@ def _line_by_line(
 ) -> Rows:
     counts: list[int] = []
     pairs: list[tuple[int, float]] = []
-    for number, raw in enumerate(_lines(block), line):
+    for number, raw in enumerate(single_lines(block), line):
         try:
             found = parse(raw)
         except ValueError as error:
@@ -175,11 +175,6 @@ def _line_by_line(
         np.array([number for number, _ in pairs], np.int64),
         np.array([value for _, value in pairs], np.float64),
     )
-
-
-def _lines(block: bytes) -> Iterator[bytes]:
-    # Not splitlines(), which also splits at \r, \v and \f.
-    return iter(block.removesuffix(b"\n").split(b"\n"))
 
 
 def _fail_at(path: Path, line: int, rows: Rows, wrong: NDArray[np.bool_], message: str) -> None:
