@@ -290,8 +290,8 @@ def data_dblp(
         keep_case: Tell keywords apart by upper and lower case.
         json: Print the counts as one JSON object.
     """
-    from .data.read_progress import reading  # noqa: PLC0415
     from .engine.metrics import to_json  # noqa: PLC0415
+    from .engine.progress import reading  # noqa: PLC0415
     from .tools.dblp import build_dblp  # noqa: PLC0415
 
     errors = Console(stderr=True)

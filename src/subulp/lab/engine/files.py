@@ -50,6 +50,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, all of it or nothing."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove what processes that were killed have left of :func:`replacing` in a folder."""
     for path in folder.glob(f".*{_UNFINISHED}"):

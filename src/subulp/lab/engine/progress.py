@@ -1,16 +1,19 @@
-"""Progress on the standard error: one bar per run on a terminal, plain lines elsewhere."""
+"""Progress of training and of reading: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
@@ -172,3 +175,40 @@ class Lines:
 
     def __exit__(self, *exception: object) -> None:
         return None
+
+
+@contextmanager
+def reading(path: Path, console: Console) -> Iterator[Callable[[int], None]]:
+    """Show progress while the block runs.
+
+    Args:
+        path: The file; one that cannot be read shows nothing, and its reader tells why.
+        console: Where to show it.
+
+    Yields:
+        To be called with the bytes read so far.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    if not console.is_terminal:
+        yield _Tenths(path, size, console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(compact=True), console=console) as progress:
+        task = progress.add_task(path.name, total=size)
+        yield lambda done: progress.update(task, completed=done)
+
+
+class _Tenths:
+    def __init__(self, path: Path, size: int, console: Console) -> None:
+        self._path = path
+        self._size = max(size, 1)
+        self._console = console
+        self._shown = 0
+
+    def __call__(self, done: int) -> None:
+        tenths = min(10 * done // self._size, 10)
+        if tenths > self._shown:
+            self._shown = tenths
+            self._console.print(
+                f"{self._path.name}: {10 * tenths} % read", highlight=False, soft_wrap=True
+            )

@@ -10,7 +10,8 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,9 @@ Place = tuple[str | int, ...]
 T = TypeVar("T")
 
 _LONGEST_SHOWN = 40
+_DAMAGES = (
+    *(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, RuntimeError),
+)
 
 
 def read_bytes(path: Path, largest: int, expected: str) -> bytes:
@@ -58,6 +62,32 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: It is too large, or not one JSON object in UTF-8.
     """
     return parse_json(read_bytes(path, LARGEST_JSON, "one JSON object"), path)
+
+
+@contextmanager
+def saved_json(path: Path, format: str, what: str, remedy: str) -> Iterator[dict[str, Any]]:
+    """The fields of a file, and one error for whatever is wrong with them.
+
+    Args:
+        path: The file.
+        format: What its field ``format`` must be.
+        what: What the file is called in the error.
+        remedy: What to do, at the end of the error.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file holds something else: it is no JSON object, names another format, or
+            the block raised an error about a field.
+    """
+    try:
+        fields = read_json(path)
+        if fields["format"] != format:
+            raise ValueError(f"its format is {fields['format']!r}")
+        yield fields
+    except _DAMAGES as error:
+        raise ValueError(
+            f"{path} is not {what} as {format!r} writes it ({error}): {remedy}"
+        ) from None
 
 
 def parse_json(raw: bytes, path: Path, line: int = 1) -> dict[str, Any]:

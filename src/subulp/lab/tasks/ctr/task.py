@@ -14,9 +14,8 @@ from .... import optim
 from ....nn import CachedEmbeddingBags
 from ....optim.rows.base import RowOptimizer
 from ...engine.metrics import Metric
-from ...engine.parameter_groups import decay_groups
+from ...engine.recipe import decay_groups, one_cycle
 from ...engine.run_directory import ACCESS_PLOT
-from ...engine.schedule import one_cycle
 from ...engine.task import Workload
 from .config import CTRConfig
 from .dlrm import DLRM

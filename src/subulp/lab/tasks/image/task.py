@@ -13,8 +13,7 @@ from .... import optim
 from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
 from ...engine.metrics import Metric
-from ...engine.parameter_groups import decay_groups
-from ...engine.schedule import one_cycle
+from ...engine.recipe import decay_groups, one_cycle
 from ...engine.task import Workload
 from .config import ImageConfig, ParameterDtype
 from .images import Batches, Images, load_images

@@ -15,8 +15,7 @@ from ...data.digest import digest as digest_of
 from ...engine.linear_operands import Variant
 from ...engine.metrics import Metric
 from ...engine.mixture_log import MixtureLog, convert, with_mixture_metrics
-from ...engine.parameter_groups import decay_groups
-from ...engine.schedule import one_cycle
+from ...engine.recipe import decay_groups, one_cycle
 from ...engine.task import Workload
 from .config import LMConfig, ParameterDtype
 from .gpt import GPT, Shape

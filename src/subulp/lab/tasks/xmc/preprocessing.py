@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...data.lines import Indices, TextLines
-from ...engine.files import replacing
+from ...engine.files import write_text
 from ...engine.typed_files import read_json
 from .config import XMCConfig
 from .encoder import BagEncoder, Bags
@@ -107,8 +107,7 @@ class _KnownPreprocessor(Generic[Known]):
 
     def save(self, folder: Path) -> None:
         """Write what is known."""
-        with replacing(folder / self.file) as path:
-            self.known.save(path)
+        self.known.save(folder / self.file)
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
@@ -202,8 +201,7 @@ def save_preprocessor(preprocessor: Preprocessor[Any], folder: Path) -> None:
     """Write a preprocessor into a folder, its settings last: with them, everything is there."""
     preprocessor.save(folder)
     text = json.dumps({"encoder": preprocessor.kind, **preprocessor.settings()}, indent=2)
-    with replacing(folder / SETTINGS) as path:
-        path.write_text(text + "\n", encoding="utf-8")
+    write_text(folder / SETTINGS, text + "\n")
 
 
 def load_preprocessor(folder: Path) -> Preprocessor[Any]:

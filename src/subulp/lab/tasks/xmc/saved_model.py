@@ -24,10 +24,10 @@ from ....nn import ExtremeClassifier
 from ....numerics import Format
 from ....numerics.logistic import sigmoid
 from ...data.lines import TextLines
-from ...data.saved_json import saved_json
-from ...engine.files import replacing
+from ...engine.files import replacing, write_text
 from ...engine.linear_operands import TORCHAO, Variant
 from ...engine.run_directory import MODELS, task_of_run
+from ...engine.typed_files import saved_json
 from .linear_layers import change_layers
 from .preprocessing import SETTINGS, Preprocessor, load_preprocessor, save_preprocessor, to_device
 from .readers.dataset import Texts
@@ -96,9 +96,7 @@ def save_model(
         # The rounding of its products is part of what was measured.
         "encoder": variant.settings(),
     }
-    text = json.dumps(description, indent=2)
-    with replacing(_description(path)) as unfinished:
-        unfinished.write_text(text + "\n", encoding="utf-8")
+    write_text(_description(path), json.dumps(description, indent=2) + "\n")
 
 
 def _save_shared(folder: Path, preprocessor: Preprocessor[Any], label_texts: Texts | None) -> None:

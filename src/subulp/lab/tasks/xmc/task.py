@@ -18,8 +18,7 @@ from ...data.digest import digest as digest_of
 from ...engine.linear_operands import TORCHAO
 from ...engine.metrics import Metric
 from ...engine.mixture_log import with_mixture_metrics
-from ...engine.parameter_groups import decay_groups
-from ...engine.schedule import rise_and_fall
+from ...engine.recipe import decay_groups, rise_and_fall
 from ...engine.task import Workload
 from .config import XMCConfig
 from .encoder import CONSTANTS, prior_weight

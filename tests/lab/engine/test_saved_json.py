@@ -2,7 +2,7 @@
 
 import pytest
 
-from subulp.lab.data.saved_json import saved_json
+from subulp.lab.engine.typed_files import saved_json
 
 
 def read(path):
