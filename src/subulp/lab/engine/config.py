@@ -68,22 +68,17 @@ def _names(type_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(part.strip() for token in tokens for part in token.value.split(","))
 
 
-def _numbers(
-    name: str, kind: type[int] | type[float], example: str
-) -> Callable[[object, Sequence[Token]], tuple[float, ...]]:
-    """A converter of the list of numbers that the option ``name`` takes."""
-    noun = "integers" if kind is int else "numbers"
-
-    def convert(type_: object, tokens: Sequence[Token]) -> tuple[float, ...]:
-        try:
-            return tuple(kind(part) for part in _names(type_, tokens))
-        except ValueError:
-            given = ",".join(token.value for token in tokens)
-            raise ValueError(
-                f"{name}={given} is not a list of {noun}: give one, or several as in {example}"
-            ) from None
-
-    return convert
+def _a_list(
+    converter: Callable[[object, Sequence[Token]], tuple[object, ...]],
+    name: tuple[str, ...] | None = None,
+) -> Parameter:
+    return Option(
+        name=name,
+        converter=converter,
+        negative=(),
+        group=COMPARED.group,
+        show_default=_list_text,
+    )
 
 
 def numbers(
@@ -97,21 +92,18 @@ def numbers(
         example: A list, for messages.
         options: Names of the option; ``None`` takes the name of the field (default: ``None``).
     """
-    return _a_list(_numbers(name, kind, example), options)
+    noun = "integers" if kind is int else "numbers"
 
+    def convert(type_: object, tokens: Sequence[Token]) -> tuple[float, ...]:
+        try:
+            return tuple(kind(part) for part in _names(type_, tokens))
+        except ValueError:
+            given = ",".join(token.value for token in tokens)
+            raise ValueError(
+                f"{name}={given} is not a list of {noun}: give one, or several as in {example}"
+            ) from None
 
-def _a_list(
-    converter: Callable[[object, Sequence[Token]], tuple[object, ...]],
-    name: tuple[str, ...] | None = None,
-) -> Parameter:
-    """An option whose value is a list separated by commas."""
-    return Option(
-        name=name,
-        converter=converter,
-        negative=(),
-        group=COMPARED.group,
-        show_default=_list_text,
-    )
+    return _a_list(convert, options)
 
 
 NAMES = _a_list(_names)

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from .figure import (
     LABEL_HEIGHT,
     LINE_WIDTH,
-    PANEL,
     TEXT,
     WIDTH,
     Panel,
@@ -239,16 +238,5 @@ def _draw_line(
     marked = np.unique(np.linspace(0, len(steps) - 1, min(_MARKERS, len(steps))).round())
     marked = marked.astype(int)
     marked = marked[np.isfinite(means[marked])]
-    (marks,) = axes.plot(
-        steps[marked],
-        means[marked],
-        color=style.hex,
-        marker=style.marker,
-        linestyle="none",
-        markersize=6,
-        markeredgecolor=PANEL,
-        markeredgewidth=0.6,
-        clip_on=False,
-        label=line.name,
-    )
-    panel.tip(marks, [f"{line.name}, step {steps[i]:,}: {text(means[i])}" for i in marked])
+    texts = [f"{line.name}, step {steps[i]:,}: {text(means[i])}" for i in marked]
+    panel.marks(axes, (steps[marked], means[marked]), style, texts)
