@@ -285,9 +285,9 @@ def data_dblp(
         file: The JSON of the citation network, plain or .gz: one array of papers, or a paper a
             line.
         out: Folder to make, for trn_X.txt, trn_X_Y.txt, tst_X.txt, tst_X_Y.txt and Y.txt.
-        test_share: Share of the papers that test; a hash of a paper's id decides.
-        min_count: Training papers that a keyword needs to be a label.
-        keep_case: Tell keywords apart by upper and lower case.
+        test_share: Share of the papers in the test part, chosen by a hash of each paper's id.
+        min_count: Training papers that a keyword needs to become a label.
+        keep_case: Keep keywords that differ only in case apart.
         json: Print the counts as one JSON object.
     """
     from .engine.metrics import to_json  # noqa: PLC0415
@@ -322,7 +322,7 @@ def predict(
     batch_size: int = 256,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> int:
-    """Write the most probable labels of each line of a file, as a model of `train xmc` sees them.
+    """Predict the most probable labels of each line of a file with a model that `train xmc` made.
 
     For example, three labels of each line as a table:
 
@@ -332,13 +332,13 @@ def predict(
         run: The run directory.
         file: A text a line, UTF-8, plain or .gz; for a model of a bag-of-words data set,
             feature:value feature:value ... a line.
-        precision: Which of the run's models; needed where there are several.
-        seed: Which of the run's models; needed where there are several.
-        k: Labels of a line.
-        format: jsonl, an object a line; or tsv, a header and a row a label.
+        precision: Precision of the model; required if the run has several.
+        seed: Seed of the model; required if the run has several.
+        k: Labels per line.
+        format: jsonl, one object per line; or tsv, a header and one row per label.
         out: File to write, which is replaced; without it, standard output.
-        batch_size: Lines at a time.
-        device: Where to predict; auto takes a GPU if there is one.
+        batch_size: Lines per batch.
+        device: Where to predict; auto uses a GPU if one is available.
     """
     from .engine.loop import resolve_device  # noqa: PLC0415
     from .tasks.xmc.predict import predict_file  # noqa: PLC0415
@@ -374,9 +374,9 @@ def _written(out: Path | None, source: Path) -> Iterator[BinaryIO]:
 
 @app.command
 def report(*runs: Path, out: Path | None = None) -> int:
-    """Write one page about run directories, which needs no network: curves, memory, what was lost.
+    """Write a self-contained page about run directories: curves, memory, what was lost.
 
-    For example, two runs side by side, also of runs that are still training:
+    For example, two runs side by side, finished or still training:
 
         subulp report runs/a runs/b --out comparison.html
 

@@ -18,8 +18,8 @@ def read(path):
         ('{"size": 3}', "'format'"),
         ('{"format": "subulp thing 2"}', "'size'"),
         ('{"format": "subulp thing 2", "size": [3]}', "int"),
-        ("[3]", "indices"),
-        ("{", "Expecting"),
+        ("[3]", r"expected a JSON object, got \[3\]"),
+        ("{", "expected a JSON object: EOF"),
         ("[" * 100_000, "recursion"),
     ],
 )

@@ -85,7 +85,7 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 fail(
                     path,
                     line,
-                    f"from here on not a whole gzip file ({error}): get it again, or give it a "
+                    f"from here on not a complete gzip file ({error}): get it again, or give it a "
                     "name without .gz",
                 )
             cut = read.rfind(b"\n") + 1

@@ -18,8 +18,8 @@ from cyclopts import Group, Parameter, Token
 class Option(Parameter):
     """A parameter that cyclopts alone converts and checks.
 
-    Where somebody has imported pydantic, cyclopts lets it check every value again, and it takes a
-    :class:`Default` for a wrong one.
+    Once pydantic is imported, cyclopts lets it check every value again, and it rejects a
+    :class:`Default`.
     """
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> dict[str, str]:
@@ -53,7 +53,7 @@ class Default:
 
 
 def overridable(value: T) -> T:
-    """A default that a preset may replace: it can be told from the same value given by hand.
+    """A default that a preset may replace, unlike the same value given explicitly.
 
     The configuration's ``__post_init__`` puts a value in its place, so fields have their type.
     """
@@ -166,10 +166,10 @@ class RunConfig:
     """Newest checkpoints of a run to keep, besides the one of the best evaluation."""
 
     threads: Annotated[int, MACHINE] = 1
-    """CPU threads of each run. Matrix products depend on their number in the last bits."""
+    """CPU threads of each run. The last bits of matrix products depend on their number."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], MACHINE] = "auto"
-    """Device to train on; auto takes a GPU if there is one."""
+    """Device to train on; auto uses a GPU if one is available."""
 
     def __post_init__(self) -> None:
         for name in ("precision", "seeds"):
@@ -201,8 +201,8 @@ class RunConfig:
                 "other: it goes back to a checkpoint at a known step; give checkpoint_every"
             )
         for name, used, needed in (
-            ("max_skips", self.may_skip, "steps are left out under nonfinite=skip, or by a scaler"),
-            ("max_rollbacks", back, "runs go back under nonfinite=rollback"),
+            ("max_skips", self.may_skip, "steps are skipped under nonfinite=skip, or by a scaler"),
+            ("max_rollbacks", back, "runs roll back under nonfinite=rollback"),
         ):
             value = getattr(self, name)
             if value is None:
@@ -213,7 +213,7 @@ class RunConfig:
 
     @property
     def may_skip(self) -> bool:
-        """Whether steps that are not finite may be left out."""
+        """Whether steps that are not finite may be skipped."""
         return self.nonfinite == "skip"
 
     @property

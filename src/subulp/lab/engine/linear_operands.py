@@ -58,7 +58,7 @@ class LinearConfig(RunConfig):
     """
 
     linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
-    """Operands of the linear layers' products, separated by commas. bf16: as they are; e4m3: all
+    """Operands of the linear layers' products, separated by commas. bf16: unchanged; e4m3: all
     in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or BF16, by its
     error."""
 
@@ -67,7 +67,7 @@ class LinearConfig(RunConfig):
     subchannel-128, subchannel-32, block-128x128; block-128x128 by default."""
 
     mor_threshold: Annotated[float | None, COMPARED] = None
-    """Mean relative error from which mor-tensor keeps a tensor in BF16; 0.045 by default."""
+    """Mean relative error at which mor-tensor falls back to BF16; 0.045 by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

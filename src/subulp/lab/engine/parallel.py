@@ -1,4 +1,4 @@
-"""Several runs at once: worker processes that take one run after the other.
+"""Several runs at once: worker processes that each take one run after another.
 
 A run computes the same numbers in a worker as in the calling process: it sets its own thread count
 and random state.
@@ -68,7 +68,7 @@ def run_all(
         directory: Where models and checkpoints are written.
         stop: Says when runs are to end before their last step.
         on_record: Called in the calling process with every logged step, in the order of arrival.
-        on_end: Called there with every run that came to its end, after its records.
+        on_end: Called there with every run that finished, after its records.
 
     Raises:
         ChildProcessError: A worker died (killed for its memory, for instance).
@@ -94,7 +94,7 @@ class _Comparison:
     on_end: Callable[[PlannedRun, Summary], None]
 
     def run_here(self, data: Any, runs: Sequence[PlannedRun]) -> int:
-        """Make one run after the other; returns how many came to their end."""
+        """Make one run after another; returns how many finished."""
         for ended, planned in enumerate(runs):
             if self.stop():
                 return ended
@@ -108,7 +108,7 @@ class _Comparison:
         return len(runs)
 
     def run_in_workers(self, runs: Sequence[PlannedRun], jobs: int) -> int:
-        """The same in worker processes."""
+        """Make the runs in worker processes; returns how many finished."""
         waiting, ended = list(runs), 0
         with _workers(self.config, self.directory, min(jobs, len(runs)), self.stop) as workers:
             busy: dict[Connection, _Worker] = {}
@@ -185,7 +185,7 @@ class _Worker:
 def _give(
     worker: _Worker, waiting: list[PlannedRun], busy: dict[Connection, _Worker], stop: StopRequest
 ) -> None:
-    """Let a worker do the next run, if there is one and nobody wants to stop."""
+    """Give a worker the next run, if there is one and no stop was requested."""
     if not waiting or stop():
         return
     worker.planned = waiting.pop(0)
@@ -218,7 +218,7 @@ def _workers(
             end()
         yield workers
     except KeyboardInterrupt:
-        # Who asks twice does not want to wait.
+        # A second Ctrl-C does not wait.
         for worker in workers:
             worker.process.kill()
         raise
@@ -270,7 +270,7 @@ def _work(config: RunConfig, directory: RunDirectory, pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed cannot tell: nobody may write into its run directory after it."""
+    """End when the parent is killed: nothing may write into its run directory after it."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -31,10 +31,10 @@ class Plan:
     Attributes:
         runs: Variant and seed of each run.
         steps: Training steps of each.
-        shown: Names of the metrics that progress tells of (default: none).
-        data: Name and sizes of what the runs are trained on (default: nothing is told of it).
+        shown: Names of the metrics to show (default: none).
+        data: Name and sizes of the training data (default: not shown).
         done: Steps that runs have made before (default: none).
-        notes: What else to tell, line by line (default: nothing).
+        notes: Further lines to print (default: none).
     """
 
     runs: tuple[tuple[str, int], ...]
@@ -45,12 +45,12 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def name(self, variant: str, seed: int) -> str:
-        """A run as people are told of it: without the seed where all have the same."""
+        """Display name of a run: without the seed where all runs have the same."""
         return variant if len({s for _, s in self.runs}) == 1 else f"{variant}, seed {seed}"
 
 
 class Reporter(Protocol):
-    """Something that is told every logged step."""
+    """A receiver of every logged step."""
 
     def on_record(self, record: Record) -> None:
         """Take note of a logged step."""
@@ -182,11 +182,11 @@ def reading(path: Path, console: Console) -> Iterator[Callable[[int], None]]:
     """Show progress while the block runs.
 
     Args:
-        path: The file; one that cannot be read shows nothing, and its reader tells why.
+        path: The file; one that cannot be read shows nothing, and its reader raises the error.
         console: Where to show it.
 
     Yields:
-        To be called with the bytes read so far.
+        A function to call with the bytes read so far.
     """
     size = path.stat().st_size if path.is_file() else 0
     if not console.is_terminal:

@@ -137,7 +137,8 @@ class RunDirectory:
             config: The comparison.
             device: Where it trains.
             jobs: Runs at a time.
-            digest: Of the data; without it the comparison cannot be resumed (default: ``None``).
+            digest: Digest of the data; without it the comparison cannot be resumed (default:
+                ``None``).
         """
         written = {
             "task": config.task,

@@ -47,8 +47,8 @@ class Workload:
         steps: Training steps.
         eval_every: Steps between evaluations; the last step is always one.
         learning_rate: Step (from 0) to a share of the groups' learning rates.
-        loss: Draws the next batch and returns its mean loss; told whether anybody will read the
-            value, which may be NaN otherwise.
+        loss: Draws the next batch and returns its mean loss; its argument says whether
+            the value will be read; otherwise it may be NaN.
         evaluate: The metrics of the model as it is, by name.
         loss_scale: Factor on the loss in the backward pass (default: 1).
         scaler: Finds that factor itself (default: none).
@@ -63,8 +63,8 @@ class Workload:
             passes (default: ``None``).
         mix: What mixtures of representations decided since the last call, for ``Record.mix``
             (default: there are none).
-        left_out: Steps that a part with a scaler of its own left out, those of ``optimizer`` being
-            others (default: there is none).
+        inner_skips: Steps that a part with a scaler of its own skipped, in addition to those of
+            ``optimizer`` (default: none).
         parts: What else changes from step to step, such as the place in the data, by name; a run
             is resumed from their states and those of model, optimizers and scaler (default: none).
     """
@@ -85,12 +85,12 @@ class Workload:
     parameters: int | None = None
     steps_per_epoch: int | None = None
     mix: Callable[[], list[dict[str, Any]]] | None = None
-    left_out: Callable[[], int] | None = None
+    inner_skips: Callable[[], int] | None = None
     parts: dict[str, Stateful] = field(default_factory=dict)
 
     def skipped_steps(self) -> int:
-        """Steps so far that were left out because they were not finite."""
-        return self.optimizer.skipped_steps + (self.left_out() if self.left_out else 0)
+        """Steps skipped so far because they were not finite."""
+        return self.optimizer.skipped_steps + (self.inner_skips() if self.inner_skips else 0)
 
 
 class Task(Protocol):

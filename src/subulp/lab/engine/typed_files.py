@@ -1,7 +1,6 @@
-"""JSON and TOML files that anybody may have written, checked against types by pydantic.
+"""JSON and TOML files of unknown origin, checked against types by pydantic.
 
-What is wrong in one is told with the file, the line where it is known, the key and what was
-expected there.
+An error names the file, the line where it is known, the key and what was expected there.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ LARGEST_JSON = 1 << 26
 """Bytes of a file that is read as one JSON object."""
 
 LARGEST_TOML = 1 << 20
-"""Bytes of a TOML file: whoever names a data set by mistake is told at once."""
+"""Bytes of a TOML file: naming a data set by mistake fails at once."""
 
 Place = tuple[str | int, ...]
 """Keys and indices that lead to a value, from the outermost on."""

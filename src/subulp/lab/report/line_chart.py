@@ -210,7 +210,7 @@ def _end(line: Line) -> tuple[float, float]:
 
 
 def _thinned(series: Series) -> Series:
-    """The means of neighbouring points, if there are more than anybody can see."""
+    """The means of neighbouring points, if there are more than the eye can resolve."""
     steps, values = series
     if len(steps) <= _MOST_POINTS:
         return series

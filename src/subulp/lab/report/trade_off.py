@@ -98,7 +98,7 @@ class TradeOff:
         panel.ticks(axes, xlabel=self.axis, left=_LEFT, bottom=bottom + 30)
         axes.axhline(0, color=TEXT, linewidth=1)
         for place, path in enumerate(self.paths):
-            # Equal memory: side by side, so that bars can be told apart.
+            # Points of equal memory stand side by side, so that their bars do not overlap.
             aside = 0.007 * widest * (place - (len(self.paths) - 1) / 2)
             _draw_path(axes, panel, path, aside)
         labels = [(panel.place(axes, x, 0)[0], label) for label, x in self._labels()]

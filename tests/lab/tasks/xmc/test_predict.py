@@ -210,7 +210,7 @@ def test_what_is_no_run(tmp_path, text_file, capsys):
     [
         (b"", "is empty: give a text a line"),
         (b"fine\n\xff\n", "texts.txt:2: not UTF-8: byte 0xff"),
-        (None, "does not exist or is no file"),
+        (None, "is not a file: give a file"),
     ],
 )
 def test_a_file_that_cannot_be_read(run_folder, tmp_path, content, message, capsys):

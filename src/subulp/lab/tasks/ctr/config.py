@@ -90,7 +90,7 @@ class CTRConfig(RunConfig):
     """Size of the shuffle buffer, in examples. Larger data is read again in every epoch."""
 
     on_bad_line: Annotated[Literal["raise", "skip"], COMPARED] = "raise"
-    """How to handle unreadable lines: raise ends the command, skip leaves out and counts them."""
+    """How to handle unreadable lines: raise ends the command, skip skips and counts them."""
 
     narrow_above: Annotated[int, MODEL] = 1000
     """Tables of at most this many rows stay in FP32, without a cache."""
@@ -115,7 +115,7 @@ class CTRConfig(RunConfig):
     row_optimizer: Annotated[Literal["rowwise-adagrad", "adagrad", "sgd"], OPTIMIZER] = (
         "rowwise-adagrad"
     )
-    """Optimizer of the tables: Adagrad with one sum per row or one per number, or plain SGD."""
+    """Optimizer of the tables: Adagrad with one sum per row or one per element, or plain SGD."""
 
     row_lr: Annotated[float, OPTIMIZER] = 0.01
     """Learning rate of the tables."""

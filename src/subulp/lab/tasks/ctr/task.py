@@ -76,7 +76,7 @@ def load(config: CTRConfig) -> CTRData:
 
 
 def describe(data: CTRData) -> dict[str, Any]:
-    """Name, number of examples in each part, tables and their rows, and lines left out."""
+    """Name, number of examples in each part, tables and their rows, and skipped lines."""
     skipped = {"skipped_lines": data.skipped, "first_skipped": data.first_skipped}
     return {
         "name": data.name,

@@ -71,14 +71,14 @@ class ImageConfig(RunConfig):
 
     grad_scaler: Annotated[bool, OPTIMIZER] = False
     """Scale the loss as torch.amp.GradScaler does, which also skips steps that are not finite. The
-    paper trains without."""
+    paper trains without it."""
 
     eval_epochs: Annotated[int, MEASURED] = 1
     """Epochs between evaluations on the validation part; the last step is always evaluated."""
 
     @property
     def may_skip(self) -> bool:
-        """Whether steps that are not finite may be left out."""
+        """Whether steps that are not finite may be skipped."""
         return self.grad_scaler or super().may_skip
 
     def __post_init__(self) -> None:

@@ -35,13 +35,13 @@ class LMConfig(LinearConfig):
     )
     """Strategies to compare, separated by commas: fp32, nearest, stochastic, kahan, collage-light,
     collage-plus, fp32-states, master, extra-bits-K or extra-bits-K-stochastic. With several
-    --linear and without it, master alone."""
+    --linear, the default is master alone."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Text file to train on, plain or .gz; without it, the bundled megabyte of Shakespeare."""
 
     level: Annotated[Literal["char", "byte"], COMPARED] = "char"
-    """Tokens: the characters of a UTF-8 text, or bytes of anything."""
+    """Tokens: the characters of a UTF-8 text, or the bytes of any file."""
 
     dtype: Annotated[ParameterDtype, MODEL] = "bf16"
     """Storage of the parameters, except under the precision fp32; e4m3 is FP8."""
@@ -83,7 +83,7 @@ class LMConfig(LinearConfig):
     """AdamW's decay of the first moment."""
 
     beta2: Annotated[float, OPTIMIZER] = 0.999
-    """AdamW's decay of the second moment. BF16 rounds 0.999 to 1: here the strategies part."""
+    """AdamW's decay of the second moment. BF16 rounds 0.999 to 1: here the strategies differ."""
 
     eps: Annotated[float, OPTIMIZER] = 1e-8
     """AdamW's epsilon, added to the denominator."""

@@ -54,10 +54,10 @@ class XMCConfig(LinearConfig):
     With +nearest rows are rounded to nearest instead of stochastically."""
 
     linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
-    """Operands of the products of the encoder's linear layers, separated by commas. bf16: as they
-    are; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or
-    BF16, by its error; torchao-fp8: a transformer's in FP8 through the package torchao, which
-    emulates it where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
+    """Operands of the products of the encoder's linear layers, separated by commas. bf16:
+    unchanged; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3,
+    E5M2 or BF16, by its error; torchao-fp8: a transformer's in FP8 through the package torchao,
+    which emulates it where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Folder of a data set of the Extreme Classification Repository; without it, the bundled
@@ -67,7 +67,7 @@ class XMCConfig(LinearConfig):
     """Train on the labels' texts too; by default, wherever there are any."""
 
     encoder: Annotated[str, MODEL] = overridable("bag")
-    """bag: words and word pairs, or a data set's own features, summed up; or the folder of a
+    """bag: words and word pairs, or a data set's own features, summed; or the folder of a
     Hugging Face transformer, which reads texts."""
 
     width: Annotated[int | None, MODEL] = overridable(256)
@@ -77,8 +77,8 @@ class XMCConfig(LinearConfig):
     """Residual layers of the bag encoder; a transformer has its own."""
 
     max_terms: Annotated[int | None, MODEL] = overridable(500_000)
-    """Most words and word pairs, or features, that the bag encoder knows, the most frequent ones;
-    a transformer has its own tokens."""
+    """How many words and word pairs, or features, the bag encoder knows: the most frequent ones; a
+    transformer has its own tokens."""
 
     max_length: Annotated[int | None, MODEL] = overridable(128)
     """Tokens of a text that a transformer reads."""
@@ -90,10 +90,10 @@ class XMCConfig(LinearConfig):
     """Share of a text's vector that is dropped while training."""
 
     weight_dropout: Annotated[float, MODEL] = 0.0
-    """Dropout of the classifier's weights: the share that a step leaves out."""
+    """Dropout of the classifier's weights: the share that each step drops."""
 
     chunks: Annotated[int, MODEL] = 4
-    """Chunks in which the labels are visited."""
+    """Chunks into which the labels are split."""
 
     head_fraction: Annotated[float, MODEL] = 0.0
     """Share of the labels, the most frequent ones, whose rows carry a BF16 remainder."""
@@ -163,7 +163,7 @@ class XMCConfig(LinearConfig):
 
     @property
     def may_skip(self) -> bool:
-        """Whether steps that are not finite may be left out: the scaler of ``renee`` does so."""
+        """Whether steps that are not finite may be skipped: the scaler of ``renee`` does so."""
         return "renee" in self.precision or super().may_skip
 
     @property

@@ -3,7 +3,7 @@
 ``RUN/models`` holds what all runs share once: the encoder's settings and what turns texts or
 features into its input, and the label texts, a JSON string a line. Each run adds
 ``PRECISION-seed-SEED.safetensors`` and, last, a JSON file of the same name that says how to read
-it. Nothing is pickled, so opening a run of somebody else executes nothing of theirs.
+it. Nothing is pickled, so opening someone else's run executes none of their code.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def saved_models(run: Path) -> list[RunName]:
     found = [match for file in files if (match := _NAME.fullmatch(file.name))]
     if not found:
         raise FileNotFoundError(
-            f"run={run} holds no trained model: no training has come to its end there; train again"
+            f"run={run} holds no trained model: no training has finished there; train again"
         )
     return sorted(RunName(match[1], int(match[2])) for match in found)
 

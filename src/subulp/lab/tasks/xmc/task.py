@@ -175,7 +175,7 @@ def build_encoder(
 def build_head(
     config: XMCConfig, data: XMCText, storage: HeadStorage | None, dim: int, seed: int
 ) -> ExtremeClassifier | ReneeClassifier:
-    """The classifier of a storage, ``None`` for the baseline; every label begins equally rare."""
+    """The classifier of a storage, ``None`` for the baseline; every label starts equally rare."""
     count = data.data.num_labels
     pairs = max(len(data.train.targets.indices), 1)
     share = min(pairs / (len(data.train) * count), 0.5)
@@ -244,7 +244,7 @@ def build(
         simulated=storage is not None and storage.simulated,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=None if mix is None else mix.recent,
-        left_out=None if storage else lambda: int(head.get_buffer("skipped_steps")),
+        inner_skips=None if storage else lambda: int(head.get_buffer("skipped_steps")),
         parts={"batches": batches, **({} if mix is None else {"mix": mix})},
     )
 
@@ -295,7 +295,7 @@ def _ranking(
     chosen: np.ndarray,
     k: int,
 ) -> np.ndarray:
-    """The k best labels of a batch, those left out that its filter pairs name."""
+    """The k best labels of a batch without those that its filter pairs name."""
     filtered, most = data.test.filter_pairs, 0
     if filtered is not None:
         rows, cols = filtered.pairs(chosen)

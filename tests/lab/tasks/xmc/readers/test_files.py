@@ -75,7 +75,7 @@ def test_text_that_is_not_utf8_names_the_line(tmp_path, compressed):
 def test_damaged_gzip(tmp_path, content):
     path = put(tmp_path, "t.txt.gz", content)
     for read in (TextLines, read_label_file, read_bag_file, read_json_texts):
-        with pytest.raises(ValueError, match=r"t\.txt\.gz:1: from here on not a whole gzip file"):
+        with pytest.raises(ValueError, match=r"gz:1: from here on not a complete gzip file"):
             read(path)
 
 

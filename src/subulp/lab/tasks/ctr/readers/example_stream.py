@@ -31,10 +31,10 @@ class BadLines:
     """The policy for unreadable lines, and how many there were.
 
     Args:
-        policy: ``"raise"``, or ``"skip"`` to leave them out.
+        policy: ``"raise"``, or ``"skip"`` to skip them.
 
     Attributes:
-        count: Lines left out.
+        count: Lines that were skipped.
         first: The message about the first one; empty before it.
     """
 
@@ -50,7 +50,7 @@ class BadLines:
             ValueError: The policy is ``"raise"``.
         """
         if self._policy == "raise":
-            fail(path, line, f"{message} (--on-bad-line skip leaves such lines out)")
+            fail(path, line, f"{message} (--on-bad-line skip skips such lines)")
         self.first = self.first or f"{path}:{line}: {message}"
         self.count += 1
 

@@ -80,7 +80,7 @@ def _adult(folder: Path | None, options: ReadOptions) -> CTRData:
     for name in ("adult.data", "adult.test"):
         path = find(where, name)
         if path is None:
-            raise FileNotFoundError(f"data=adult:{where} has no {name}, nor {name}.gz")
+            raise FileNotFoundError(f"data=adult:{where} has neither {name} nor {name}.gz")
         # The repository's test file begins with a remark.
         spans.append(Span(path, int(_first_line(path).startswith(b"|"))))
     layout = make_layout(read_description(ADULT), None)
@@ -93,7 +93,7 @@ def _paths(names: str) -> list[Path]:
     for name in names.split(","):
         found = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
         if not found:
-            raise FileNotFoundError(f"no file is named like {name}")
+            raise FileNotFoundError(f"no file matches {name}")
         paths += [Path(path) for path in found]
     for path in paths:
         _check_file(path)
@@ -102,7 +102,7 @@ def _paths(names: str) -> list[Path]:
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        what = "is not a file" if path.exists() else "is not there"
+        what = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"{path} {what}: give the path of a file, plain or .gz")
 
 

@@ -32,7 +32,7 @@ def parse_block(layout: Layout, block: bytes, on_bad_line: OnBadLine) -> Example
     Args:
         layout: What the lines hold.
         block: Lines with their ends, the last one's may be missing.
-        on_bad_line: Called for every bad line, which is left out if it returns.
+        on_bad_line: Called for every bad line, which is skipped if the call returns.
     """
     block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     if b"\r" not in block:

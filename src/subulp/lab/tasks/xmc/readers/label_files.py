@@ -67,7 +67,7 @@ class Headed:
                 self.path,
                 found + 2,
                 f"the file ends after {found:,} instances, where the header says "
-                f"{self.instances:,}: is it whole?",
+                f"{self.instances:,}: is it complete?",
             )
 
     def _numbers(self, header: bytes, fields: str) -> list[int]:

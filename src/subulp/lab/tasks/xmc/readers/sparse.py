@@ -21,7 +21,7 @@ from .labels import Int32s, sorted_rows
 
 Floats = NDArray[np.float64]
 
-_MOST_DIGITS = 10  # Of a number below 2**32; more would overflow the fast path's integers.
+_MOST_DIGITS = 10  # A number below 2**32 has no more; more would overflow the fast path's integers.
 _LARGEST = float(np.finfo(np.float32).max)
 _ONE = re.compile(rb":1\.0+(?=[ \n]|$)")
 _VALUE = re.compile(rb":([^ \n]+)")
@@ -232,7 +232,7 @@ def _tokens(characters: NDArray[np.uint8], separator: bytes) -> tuple[Int64s, In
 
 
 def _integers(characters: NDArray[np.uint8], starts: Int64s, ends: Int64s) -> Int64s | None:
-    """The numbers of which the tokens are made, or None if one is longer or not of digits."""
+    """The tokens as numbers, or None if one is too long or not all digits."""
     widths = ends - starts
     longest = int(widths.max(initial=0))
     if longest > _MOST_DIGITS:
