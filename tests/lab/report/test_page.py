@@ -338,6 +338,6 @@ def test_a_failure_leaves_the_old_page(ended, tmp_path):
     summary = copy.deepcopy(lm_summary())
     summary["runs"][0]["steps"] = "many"
     (ended / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(ValueError, match=r"summary.json: runs\[0\]: expected steps to be a whole"):
+    with pytest.raises(ValueError, match=r"summary.json: expected runs\[0\].steps to be a"):
         write_report([ended], out)
     assert out.read_text() == before

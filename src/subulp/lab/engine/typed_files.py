@@ -103,12 +103,23 @@ def parse_json(raw: bytes, path: Path, line: int = 1) -> dict[str, Any]:
     try:
         found = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
+        # A path may hold halves of characters, which Python writes and pydantic does not read.
+        if b"\\ud" in raw and (found := _lenient(raw)) is not None:
+            return found
         problem, _, place = str(error).partition(" at line ")
         at = line - 1 + int(place.split(" ")[0]) if place else line
         raise ValueError(f"{path}:{at}: expected a JSON object: {problem}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path}:{line}: expected a JSON object, got {_shown(found)}")
     return found
+
+
+def _lenient(raw: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(raw, parse_constant=_refuse)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
@@ -152,7 +163,8 @@ def checked(
     """
     try:
         # As JSON, where an array may become a tuple and a text a path, and nothing else.
-        return adapter.validate_json(json.dumps(value, default=_refuse), strict=True)
+        text = json.dumps(value, default=_refuse, ensure_ascii=False).encode("utf-8", "replace")
+        return adapter.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = (*inside, *first["loc"])

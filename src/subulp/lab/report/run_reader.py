@@ -125,7 +125,7 @@ def _measured(value: object) -> object:
 
 Measured = Annotated[float, BeforeValidator(_measured)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Bytes = Annotated[float, Field(ge=0, le=2**53)]
+Bytes = Annotated[int | float, Field(ge=0, le=2**53)]
 Plain = str | bool | int | float | None
 
 
