@@ -59,7 +59,7 @@ def test_skipped_lines_are_counted_at_the_end(clicks, tmp_path, capsys):
         (["--data", "criteo:nothing"], "nothing does not exist: give the path of a file"),
         (["--data", "csv:nothing"], "nothing does not exist"),
         (["--data", "kaggle"], "data=kaggle is unknown: give adult:DIR, criteo:FILE"),
-        (["--data", "adult:nowhere"], "nowhere has no adult.data"),
+        (["--data", "adult:nowhere"], "nowhere has neither adult.data"),
         (["--preset", "criteo-kaggle"], "preset=criteo-kaggle and data=adult contradict"),
         (["--rows", "10"], "rows=10 and data=adult contradict"),
         (["--columns", "a.toml"], "columns=a.toml and data=adult contradict"),
