@@ -219,7 +219,7 @@ def train_resume(
     from .compare import resume as resume_comparison  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
-    errors = Console(stderr=True)
+    errors = _errors()
     found = resume_comparison(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
     return _show(found, errors, json=json)
 
@@ -228,7 +228,7 @@ def _compare(config: RunConfig, output: Output) -> int:
     from .compare import compare  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
-    errors = Console(stderr=True)
+    errors = _errors()
     found = compare(
         config,
         out=output.out,
@@ -250,9 +250,9 @@ def _show(found: Comparison, errors: Console, *, json: bool) -> int:
     else:
         print_comparison(_output(), found.metrics, found.summaries)
     if found.data.get("skipped_lines"):
-        errors.print(_skipped(found.data), highlight=False, soft_wrap=True)
+        errors.print(_skipped(found.data))
     ended = f"{found.directory} is complete" if found.was_complete else f"wrote {found.directory}"
-    errors.print(ended, highlight=False, soft_wrap=True)
+    errors.print(ended)
     return 0
 
 
@@ -294,7 +294,7 @@ def data_dblp(
     from .engine.progress import reading  # noqa: PLC0415
     from .tools.dblp import build_dblp  # noqa: PLC0415
 
-    errors = Console(stderr=True)
+    errors = _errors()
     with reading(file, errors) as on_read:
         built = build_dblp(
             file,
@@ -305,7 +305,7 @@ def data_dblp(
             on_read=on_read,
         )
     print(to_json(asdict(built)) if json else built)
-    errors.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    errors.print(f"wrote {out}")
     return 0
 
 
@@ -348,7 +348,7 @@ def predict(
     with _written(out, file) as target:
         lines = predict_file(model, file, target, k=k, form=format, batch=batch_size)
     if out is not None:
-        Console(stderr=True).print(f"wrote {out}: {lines:,} lines", highlight=False, soft_wrap=True)
+        _errors().print(f"wrote {out}: {lines:,} lines")
     return 0
 
 
@@ -395,7 +395,7 @@ def report(*runs: Path, out: Path | None = None) -> int:
 
     out = out or runs[0] / REPORT
     write_report(runs, out)
-    Console(stderr=True).print(f"wrote {out}", highlight=False, soft_wrap=True)
+    _errors().print(f"wrote {out}")
     return 0
 
 
@@ -488,6 +488,10 @@ def _hint(tokens: Sequence[str], error: Exception) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def _errors() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def _output() -> Console:

@@ -26,7 +26,7 @@ from .engine.task import metrics_of, task_of
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
         task: Name of the task.

@@ -45,7 +45,7 @@ def read_config(path: Path, task: str, options: Sequence[Option]) -> dict[str, A
         path: A TOML file, or a file ``*.json`` as a run of the task leaves it. Values of the
             latter that equal their defaults are ignored, since presets decide defaults.
         task: Name of the task; a run's file must be of the same.
-        options: What there is to set.
+        options: The options that a file may set.
 
     Raises:
         OSError: The file cannot be read.

@@ -34,7 +34,7 @@ class EventFiles:
     """Writes event files while runs train.
 
     Args:
-        folder: Where to; existing files are replaced.
+        folder: The folder to write to; existing files are replaced.
         records: What was logged before (default: nothing).
 
     Raises:
@@ -54,7 +54,7 @@ class EventFiles:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Write what a logged step measured and is finite."""
+        """Write the finite measurements of a logged step."""
         name = record.name, record.seed
         if name not in self._writers:
             run = f"{record.name.replace('/', '-')}-seed-{record.seed}"

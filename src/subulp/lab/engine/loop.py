@@ -47,7 +47,7 @@ def run(
     """Train one model and measure it.
 
     The same arguments give the same numbers, timings aside, however often the run is stopped and
-    resumed. Torch's random state and thread count are those of before afterwards.
+    resumed. Torch's random state and thread count are restored afterwards.
 
     Args:
         config: The comparison that the run is part of.
@@ -56,8 +56,8 @@ def run(
         seed: The run's seed.
         on_record: Called with every logged step as it happens (default: does nothing).
         models: Folder for the trained model, if the task saves any (default: not saved).
-        checkpoints: Where checkpoints are written; without it there are none, and a run that goes
-            back goes back to its start (default: ``None``).
+        checkpoints: Where checkpoints are written; without it there are none, and a rollback
+            returns to the start (default: ``None``).
         begin: The checkpoint to resume from; ``None`` starts from scratch (default: ``None``).
         stop: Asked after every step whether to write a checkpoint and end (default: never).
 
@@ -67,7 +67,7 @@ def run(
         FloatingPointError: Gradients or the loss are not finite, and ``config.nonfinite`` does not
             help, or has helped too often.
         UnwritableError: A checkpoint could not be written; those before it are whole.
-        Stopped: ``stop`` said so.
+        Stopped: ``stop`` asked for it.
     """
     device = resolve_device(config.device)
     task = task_of(config)
@@ -252,7 +252,7 @@ class _Training:
         if step != MEMORY_STEP and not measured:
             tally.plain_seconds.append(tally.seconds[-1])
         if self._evaluates:
-            tally.metrics = work.evaluate()
+            tally.metrics = work.measure()
         if logged:
             record = Record(
                 self._precision,
@@ -262,7 +262,7 @@ class _Training:
                 lr,
                 tally.seconds[-1],
                 tally.metrics if self._evaluates else {},
-                mix=work.mix() if self._evaluates and work.mix else None,
+                mix=work.mix.recent() if self._evaluates and work.mix else None,
                 variant=self._variant,
                 rollbacks=tally.rollbacks or None,
                 skipped_steps=work.skipped_steps() or None,

@@ -20,7 +20,7 @@ class Metric:
         style: Format of its value there.
         title: What plots call it.
         unit: Unit of its axis.
-        factor: From the value to the unit (default: 1).
+        factor: Factor from the value to the unit (default: 1).
         versus: How runs are compared with the baseline: by ``"ratio"``, by ``"difference"``, or
             not (default: ``None``).
         drop_of: Measured by comparison, when all runs are there: the drop of the metric of this

@@ -53,7 +53,7 @@ class Reporter(Protocol):
     """A receiver of every logged step."""
 
     def on_record(self, record: Record) -> None:
-        """Take note of a logged step."""
+        """Receive a logged step."""
 
     def __enter__(self) -> Self: ...
 

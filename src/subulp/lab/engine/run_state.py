@@ -108,7 +108,7 @@ def state_of(
         "rows": None if work.rows is None else work.rows.state_dict(),
         "scaler": None if work.scaler is None else work.scaler.state_dict(),
         "schedulers": [scheduler.state_dict() for scheduler in schedulers],
-        "parts": {name: part.state_dict() for name, part in work.parts.items()},
+        "parts": {name: part.state_dict() for name, part in work.stateful().items()},
         "watch": watch.state_dict(),
         "tally": tally.state_dict(),
         "random": {
@@ -151,7 +151,7 @@ def restore(
         # After the optimizers: schedulers know the rates that these have.
         for scheduler, saved in zip(schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
-        for name, part in work.parts.items():
+        for name, part in work.stateful().items():
             part.load_state_dict(state["parts"][name])
         watch.load_state_dict(state["watch"])
         tally.load_state_dict(state["tally"])

@@ -69,7 +69,7 @@ class StopRequest:
         return self.signum is not None
 
     def request(self, signum: int) -> None:
-        """Ask to stop, as a signal does."""
+        """Request a stop, as a signal does."""
         if self.signum is None:
             self.signum = signum
             self.on_request()

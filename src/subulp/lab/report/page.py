@@ -56,12 +56,12 @@ class Section:
         title: What the task is called.
         id: Name of the task.
         runs: Name, data and state of each run directory.
-        notes: What a reader must know before the figures.
+        notes: What a reader should know before the figures.
         quality: Metrics, and differences to the baseline.
         versus: Names of the baselines.
         training: Loss and quality against steps.
-        headline: Two of these that show most: the first metric, and the last one or its excess
-            over the baseline.
+        headline: The two most telling of these: the first metric, and the last one or its
+            excess over the baseline.
         lost: Descent quality and lost updates against steps.
         measured: Live bytes at the peak, by category.
         counted: Bytes of one number, by tensor.

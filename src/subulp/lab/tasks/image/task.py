@@ -153,7 +153,7 @@ def build(
         scaler=torch.amp.GradScaler(device.type) if config.grad_scaler else None,
         simulated=simulated_bits(precision) is not None,
         steps_per_epoch=len(data.train) // config.batch_size,
-        parts={"batches": training},
+        parts={"batches": training.shuffled},
     )
 
 

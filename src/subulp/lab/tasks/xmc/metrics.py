@@ -137,7 +137,7 @@ class RankingMetrics:
         self._has_instance = np.zeros(len(label_counts), np.bool_)
 
     def update(self, top: Int64s, rows: Int64s, cols: Int64s) -> None:
-        """Take note of a batch.
+        """Add a batch.
 
         Args:
             top: Labels in the order of their scores, best first, without repeats, int64

@@ -100,7 +100,7 @@ def preset(name: str) -> Preset:
 
 
 def describe(name: str) -> str:
-    """What a preset sets, one setting a line.
+    """The settings of a preset, one per line.
 
     Raises:
         ValueError: There is no such preset.

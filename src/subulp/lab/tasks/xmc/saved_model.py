@@ -1,7 +1,7 @@
 """Trained models in a run directory: written by a run, read to predict.
 
 ``RUN/models`` holds what all runs share once: the encoder's settings and what turns texts or
-features into its input, and the label texts, a JSON string a line. Each run adds
+features into its input, and the label texts, one JSON string per line. Each run adds
 ``PRECISION-seed-SEED.safetensors`` and, last, a JSON file of the same name that says how to read
 it. Nothing is pickled, so opening someone else's run executes none of their code.
 """

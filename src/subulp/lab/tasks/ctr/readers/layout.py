@@ -17,7 +17,7 @@ class LayoutError(ValueError):
 
     Args:
         message: What is wrong.
-        part: With what: ``"columns"``, ``"label"``, ``"numeric"``, ``"table"`` or ``"buckets"``.
+        part: Where: ``"columns"``, ``"label"``, ``"numeric"``, ``"table"`` or ``"buckets"``.
         column: The column that it is about (default: ``None``).
     """
 

@@ -1,4 +1,4 @@
-"""Blocks of lines as arrays: :func:`.line.parse_line` for many lines at once.
+"""Blocks of lines as arrays: :func:`.parse_line.parse_line` for many lines at once.
 
 Blocks are parsed by pyarrow. Whatever it refuses, and whatever it may read otherwise than the
 definition, goes line by line through the definition, which words the errors.
