@@ -31,7 +31,7 @@ from subulp.lab.tasks.ctr.readers.dataset import ReadOptions
 from subulp.lab.tasks.ctr.readers.description import make_layout, read_description
 from subulp.lab.tasks.ctr.readers.load import load_data
 from subulp.lab.tasks.xmc.preprocessing import SETTINGS, load_preprocessor
-from subulp.lab.tasks.xmc.readers.bags import FeatureLines, read_bag_file
+from subulp.lab.tasks.xmc.readers.bags import read_bag_file, read_feature_file
 from subulp.lab.tasks.xmc.readers.json_lines import read_json_part, read_json_texts
 from subulp.lab.tasks.xmc.readers.label_files import read_filter_file, read_label_file
 from subulp.lab.tasks.xmc.saved_model import _described
@@ -109,7 +109,7 @@ def _bag(data: bytes, folder: Path) -> None:
 def _features(data: bytes, folder: Path) -> None:
     path = _written(data, folder / "features.txt")
     with refused(path):
-        lines = FeatureLines(path, 10)
+        lines = read_feature_file(path, 10)
         lines.read(range(len(lines)))
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from subulp.lab.cli import main
-from subulp.lab.data.read_progress import reading
+from subulp.lab.engine.progress import reading
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ def train_resume(
     from .compare import resume as resume_comparison  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
-    errors = Console(stderr=True)
+    errors = _errors()
     found = resume_comparison(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
     return _show(found, errors, json=json)
 
@@ -228,7 +228,7 @@ def _compare(config: RunConfig, output: Output) -> int:
     from .compare import compare  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
-    errors = Console(stderr=True)
+    errors = _errors()
     found = compare(
         config,
         out=output.out,
@@ -250,9 +250,9 @@ def _show(found: Comparison, errors: Console, *, json: bool) -> int:
     else:
         print_comparison(_output(), found.metrics, found.summaries)
     if found.data.get("skipped_lines"):
-        errors.print(_skipped(found.data), highlight=False, soft_wrap=True)
+        errors.print(_skipped(found.data))
     ended = f"{found.directory} is complete" if found.was_complete else f"wrote {found.directory}"
-    errors.print(ended, highlight=False, soft_wrap=True)
+    errors.print(ended)
     return 0
 
 
@@ -285,16 +285,16 @@ def data_dblp(
         file: The JSON of the citation network, plain or .gz: one array of papers, or a paper a
             line.
         out: Folder to make, for trn_X.txt, trn_X_Y.txt, tst_X.txt, tst_X_Y.txt and Y.txt.
-        test_share: Share of the papers that test; a hash of a paper's id decides.
-        min_count: Training papers that a keyword needs to be a label.
-        keep_case: Tell keywords apart by upper and lower case.
+        test_share: Share of the papers in the test part, chosen by a hash of each paper's id.
+        min_count: Training papers that a keyword needs to become a label.
+        keep_case: Keep keywords that differ only in case apart.
         json: Print the counts as one JSON object.
     """
-    from .data.read_progress import reading  # noqa: PLC0415
     from .engine.metrics import to_json  # noqa: PLC0415
+    from .engine.progress import reading  # noqa: PLC0415
     from .tools.dblp import build_dblp  # noqa: PLC0415
 
-    errors = Console(stderr=True)
+    errors = _errors()
     with reading(file, errors) as on_read:
         built = build_dblp(
             file,
@@ -305,7 +305,7 @@ def data_dblp(
             on_read=on_read,
         )
     print(to_json(asdict(built)) if json else built)
-    errors.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    errors.print(f"wrote {out}")
     return 0
 
 
@@ -322,7 +322,7 @@ def predict(
     batch_size: int = 256,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> int:
-    """Write the most probable labels of each line of a file, as a model of `train xmc` sees them.
+    """Predict the most probable labels of each line of a file with a model that `train xmc` made.
 
     For example, three labels of each line as a table:
 
@@ -332,13 +332,13 @@ def predict(
         run: The run directory.
         file: A text a line, UTF-8, plain or .gz; for a model of a bag-of-words data set,
             feature:value feature:value ... a line.
-        precision: Which of the run's models; needed where there are several.
-        seed: Which of the run's models; needed where there are several.
-        k: Labels of a line.
-        format: jsonl, an object a line; or tsv, a header and a row a label.
+        precision: Precision of the model; required if the run has several.
+        seed: Seed of the model; required if the run has several.
+        k: Labels per line.
+        format: jsonl, one object per line; or tsv, a header and one row per label.
         out: File to write, which is replaced; without it, standard output.
-        batch_size: Lines at a time.
-        device: Where to predict; auto takes a GPU if there is one.
+        batch_size: Lines per batch.
+        device: Where to predict; auto uses a GPU if one is available.
     """
     from .engine.loop import resolve_device  # noqa: PLC0415
     from .tasks.xmc.predict import predict_file  # noqa: PLC0415
@@ -348,7 +348,7 @@ def predict(
     with _written(out, file) as target:
         lines = predict_file(model, file, target, k=k, form=format, batch=batch_size)
     if out is not None:
-        Console(stderr=True).print(f"wrote {out}: {lines:,} lines", highlight=False, soft_wrap=True)
+        _errors().print(f"wrote {out}: {lines:,} lines")
     return 0
 
 
@@ -374,9 +374,9 @@ def _written(out: Path | None, source: Path) -> Iterator[BinaryIO]:
 
 @app.command
 def report(*runs: Path, out: Path | None = None) -> int:
-    """Write one page about run directories, which needs no network: curves, memory, what was lost.
+    """Write a self-contained page about run directories: curves, memory, what was lost.
 
-    For example, two runs side by side, also of runs that are still training:
+    For example, two runs side by side, finished or still training:
 
         subulp report runs/a runs/b --out comparison.html
 
@@ -395,7 +395,7 @@ def report(*runs: Path, out: Path | None = None) -> int:
 
     out = out or runs[0] / REPORT
     write_report(runs, out)
-    Console(stderr=True).print(f"wrote {out}", highlight=False, soft_wrap=True)
+    _errors().print(f"wrote {out}")
     return 0
 
 
@@ -488,6 +488,10 @@ def _hint(tokens: Sequence[str], error: Exception) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def _errors() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def _output() -> Console:

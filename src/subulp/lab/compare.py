@@ -26,7 +26,7 @@ from .engine.task import metrics_of, task_of
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
         task: Name of the task.
@@ -35,7 +35,7 @@ class Comparison:
         data: The data that all runs share: its name and its sizes, as plain JSON.
         records: Every logged step, run by run.
         summaries: One per run: variant by variant, each with all seeds.
-        was_complete: A comparison that had come to its end was only read (default: ``False``).
+        was_complete: A comparison that was already finished was only read (default: ``False``).
     """
 
     task: str
@@ -68,10 +68,10 @@ def compare(
         overwrite: Replace an earlier run in ``out`` (default: ``False``).
         jobs: Runs that train at the same time; ``None`` is one per core on a CPU and one on a GPU,
             which changes no result (default: ``None``).
-        reporter: Makes what is entered when training starts, told every logged step, and left when
-            it ends (default: ``None``).
-        log: Write TensorBoard's event files too, into the run directory; a resumed comparison goes
-            on with them (default: ``None``).
+        reporter: Makes a context for the training that receives every logged step (default:
+            ``None``).
+        log: Write TensorBoard's event files too, into the run directory; a resumed comparison
+            continues them (default: ``None``).
 
     Raises:
         ValueError: An argument or a field of ``config`` is wrong, or the data is.
@@ -102,11 +102,11 @@ def resume(
 ) -> Comparison:
     """Continue a comparison that was stopped or killed from the last checkpoint of each run.
 
-    Its results are those of a comparison that never stopped, timings aside. One that has come to
-    its end is only read.
+    Its results are those of a comparison that never stopped, timings aside. A
+    finished one is only read.
 
     Args:
-        directory: The run directory; what it is made of stands there.
+        directory: The run directory, which holds its configuration.
         jobs: As in :func:`compare` (default: ``None``).
         reporter: As in :func:`compare` (default: ``None``).
 
@@ -128,8 +128,9 @@ def resume(
         data = _same_data(config, opened)
         if task_of(config).digest(data) != digest:
             raise ValueError(
-                f"resume={directory} was begun on other data than data={config.data or 'bundled'} "  # type: ignore[attr-defined]
-                "has now: put the data back, or begin a new run"
+                f"resume={directory} was started on other data than "
+                f"data={config.data or 'bundled'} has now: "  # type: ignore[attr-defined]
+                "restore the data, or start a new run"
             )
         opened.write_records(before.records)
         runs = [PlannedRun(*name, before.begins.get(name)) for name in names]
@@ -150,11 +151,11 @@ def _same_data(config: RunConfig, directory: RunDirectory) -> Any:
 
 @dataclass(frozen=True)
 class _ResumePoint:
-    """What the runs had done when a comparison was resumed; nothing if it has just begun.
+    """What the runs had done when a comparison was resumed; empty for a new one.
 
     Attributes:
-        summaries: Results of the runs that came to their end.
-        begins: Checkpoints that the others go on from.
+        summaries: Results of the runs that finished.
+        begins: Checkpoints that the others resume from.
         steps: Steps that each run has made.
         records: Logged steps of all runs, up to these.
         notes: Messages about it for the user.
@@ -183,12 +184,12 @@ class _ResumePoint:
                 continue
             found = checkpoints.newest()
             if found is None:
-                before.notes.append(f"{called} begins anew: it has no checkpoint")
+                before.notes.append(f"{called} starts from scratch: it has no checkpoint")
                 continue
             before.begins[name], before.steps[name] = found.path, found.step
             before.records.extend(checkpoints.logged(found))
             before.notes.extend(f"warning: {problem}" for problem in found.damaged)
-            before.notes.append(f"{called} goes on from step {found.step}")
+            before.notes.append(f"{called} resumes from step {found.step}")
         return before
 
 

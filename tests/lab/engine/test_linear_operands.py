@@ -72,12 +72,16 @@ def test_an_encoder_in_fp32_keeps_its_layers():
     [
         (LMConfig, {"linear": ()}, "linear is empty"),
         (LMConfig, {"linear": ("bf16", "bf16")}, "linear repeats bf16"),
-        (LMConfig, {"linear": ("fp4",)}, "linear='fp4' is unknown: use bf16, e4m3, mor-tensor"),
+        (
+            LMConfig,
+            {"linear": ("fp4",)},
+            "linear='fp4' is unknown: use one of bf16, e4m3",
+        ),
         (LMConfig, {"linear": ("fp8",)}, "linear='fp8' is unknown"),
         (
             LMConfig,
             {"linear": ("mor-2way",), "partition": ("row",)},
-            "partition='row' is unknown: use tensor, channel",
+            "partition='row' is unknown: use one of tensor, channel",
         ),
         (LMConfig, {"partition": ("tensor",)}, "partition=tensor has no effect on linear=bf16"),
         (

@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(stopped, whole, capsys)
     printed = capsys.readouterr()
     assert "warning: " in printed.err
     assert "tensors.safetensors is damaged: it has 3 of " in printed.err
-    assert "nearest-seed-0 goes on from step " in printed.err
+    assert "nearest-seed-0 resumes from step " in printed.err
     assert before.with_name(f"{before.name}.damaged").is_dir()
     assert not list(before.parent.glob(".*"))
     assert numbers(resume(stopped)) == numbers(whole)
@@ -142,7 +142,7 @@ def test_if_none_is_whole_the_run_is_not_begun_anew_unasked(stopped):
     folder = newest(stopped).parent
     for path in folder.iterdir():
         (path / "manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"no checkpoint in .*nearest-seed-0 is whole; remove the"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .*nearest-seed-0 is intact"):
         resume(stopped)
     shutil.rmtree(folder)
     resume(stopped, jobs=1)
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_another_run_is_refused(stopped):
     path = newest(stopped)
     other = stopped / "checkpoints" / "nearest-seed-1"
     shutil.copytree(path, other / path.name)
-    with pytest.raises(ValueError, match=r"is of seed=0, and this run is of seed=1"):
+    with pytest.raises(ValueError, match=r"has seed=0, and this run has seed=1"):
         resume(stopped)
 
 
@@ -177,7 +177,7 @@ def test_other_data_are_refused(small, text_file, tmp_path, monkeypatch):
     raw = bytearray(text.read_bytes())
     raw[100:102] = raw[101:99:-1]
     text.write_bytes(raw)
-    with pytest.raises(ValueError, match=r"was begun on other data than data=.*text\.txt has now"):
+    with pytest.raises(ValueError, match=r"was started on other data than data=.*text\.txt"):
         resume(tmp_path / "out")
 
 

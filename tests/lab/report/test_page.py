@@ -143,8 +143,8 @@ def test_a_run_that_has_not_ended(tmp_path):
         file.write('{"precision": "nearest", "se')
     page = render([folder])
     text = Page(page).text
-    assert "The comparison has not ended" in text
-    assert "The last line of metrics.jsonl is not whole" in text
+    assert "The comparison is not finished" in text
+    assert "The last line of metrics.jsonl is incomplete" in text
     assert "unfinished: the last logged step is 300" in text
     row = cells(page, "nearest")
     assert row[0] == "200"
@@ -191,8 +191,8 @@ def test_steps_that_were_left_out_and_rollbacks_are_told(tmp_path):
     records = [{**record, "skipped_steps": 7} for record in lm_records(seeds=(0,))]
     text = Page(render([write_run(tmp_path / "run", LM, records, summary)])).text
     name = f"{summary['runs'][0]['precision']}, seed 0"
-    assert f"{name}: 7 of 300 steps were left out, with gradients that were not finite." in text
-    assert f"{name} went back to a checkpoint 2 times, with smaller steps." in text
+    assert f"{name}: 7 of 300 steps were skipped because a gradient was not finite." in text
+    assert f"{name} rolled back to a checkpoint 2 times, with smaller steps afterwards." in text
 
 
 def test_every_text_is_escaped(tmp_path):
@@ -338,6 +338,6 @@ def test_a_failure_leaves_the_old_page(ended, tmp_path):
     summary = copy.deepcopy(lm_summary())
     summary["runs"][0]["steps"] = "many"
     (ended / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(ValueError, match=r"summary.json: runs\[0\]: expected steps to be a whole"):
+    with pytest.raises(ValueError, match=r"summary.json: expected runs\[0\].steps to be a"):
         write_report([ended], out)
     assert out.read_text() == before

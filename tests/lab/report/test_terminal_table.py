@@ -56,8 +56,8 @@ def test_steps_that_were_left_out_and_rollbacks_are_told():
         for seed, (name, change) in enumerate(zip(names, changes, strict=True))
     ]
     text = " ".join(render(runs).split())
-    assert "Steps that were left out, being not finite: nearest 1,234." in text
-    assert "Times that runs went back to a checkpoint, with smaller steps: nearest 2." in text
+    assert "Steps skipped because a gradient was not finite: nearest 1,234." in text
+    assert "Rollbacks to a checkpoint, with smaller steps afterwards: nearest 2." in text
 
 
 def test_a_narrow_console_gets_whole_numbers_in_two_parts():

@@ -153,19 +153,25 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
 
 
 WRONG = [
-    ('[\n{"id": "1"},\n{"id" "2"}\n]', r"d\.json:3: expected a whole JSON object \(Expecting ':'"),
-    ('[\n{"id": "1"},\n{"id": "2', r"d\.json:3: expected a whole JSON object \(Untermin.* byte 15"),
-    ('[\n{"id": "1"},\n', r"d\.json:3: the file ends inside its array: it is not whole"),
+    (
+        '[\n{"id": "1"},\n{"id" "2"}\n]',
+        r"d\.json:3: expected a complete JSON object \(Expecting ':'",
+    ),
+    (
+        '[\n{"id": "1"},\n{"id": "2',
+        r"d\.json:3: expected a complete JSON object \(Untermin.* byte 15",
+    ),
+    ('[\n{"id": "1"},\n', r"d\.json:3: the file ends inside its array: it is incomplete"),
     ('[{"id": "1"}] x', r"d\.json:1: expected nothing after the end of the array, at byte 14: 'x"),
     ('[{"id": "1"}, 3]', r"d\.json:1: expected a JSON object, at byte 14: '3\]'"),
     ("<xml>", r"d\.json:1: expected a JSON object, at byte 0: '<xml>'"),
     ('{"id": "1"}\n[', r"d\.json:2: expected a JSON object, at byte 12: '\['"),
     ('[{"a": ' + "[" * 100_000, r"d\.json:1: expected a JSON object \(maximum recursion"),
-    ('[{"year": ' + "9" * 5000 + "}]", r"d\.json:1: expected a whole JSON object \(Exceeds the"),
+    ('[{"year": ' + "9" * 5000 + "}]", r"d\.json:1: expected a complete JSON object \(Exceeds the"),
     ('{}\n{"title": 3}', r"d\.json:2: expected text as 'title', found 3, at byte 3"),
     ('{"title": "a", "keywords": "b"}', r"expected a list of texts as 'keywords', found 'b'"),
     ('{"title": "a", "keywords": [1]}', r"expected a list of texts as 'keywords', found \[1\]"),
-    ('{"year": NumberInt(2009)}', r"d\.json:1: expected a whole JSON object \(Expecting value"),
+    ('{"year": NumberInt(2009)}', r"d\.json:1: expected a complete JSON object \(Expecting value"),
     (b'{"title": "caf\xe9"}', r"d\.json:1: from here on not UTF-8 \(invalid continuation byte"),
     (b'{"id": "1"}\n\xc3', r"d\.json:2: from here on not UTF-8 \(unexpected end of data"),
     ("", "of 0 papers none is left for the training part: a paper needs a title"),
@@ -187,7 +193,7 @@ def test_an_object_that_never_ends_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(json_stream, "LONGEST", 1 << 12)
     (tmp_path / "d.json").write_text('[{"a": "' + "x" * (1 << 20))
     read = []
-    with pytest.raises(ValueError, match=r"d\.json:1: expected a whole JSON object"):
+    with pytest.raises(ValueError, match=r"d\.json:1: expected a complete JSON object"):
         list(JsonObjects(tmp_path / "d.json", read.append))
     assert read[-1] < 1 << 14
 
@@ -197,7 +203,7 @@ def test_an_object_that_never_ends_is_refused(tmp_path, monkeypatch):
 )
 def test_damaged_gzip(tmp_path, content):
     (tmp_path / "d.json.gz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"d\.json\.gz:1: from here on not a whole gzip file"):
+    with pytest.raises(ValueError, match=r"d\.json\.gz:1: from here on not a complete gzip file"):
         build_dblp(tmp_path / "d.json.gz", tmp_path / "out")
 
 

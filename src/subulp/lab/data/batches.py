@@ -13,8 +13,8 @@ class ShuffledBatches:
 
     Args:
         count: Examples.
-        batch_size: Examples of a batch; those that do not fill an epoch's last batch are left out
-            of that epoch.
+        batch_size: Examples of a batch; those that do not fill an epoch's last batch are
+            dropped from that epoch.
         seed: Seed of the permutations.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Digests of data: a run is resumed on what it was begun with."""
+"""Digests of data: a run resumes only on the data it started with."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 fail(
                     path,
                     line,
-                    f"from here on not a whole gzip file ({error}): get it again, or give it a "
+                    f"from here on not a complete gzip file ({error}): get it again, or give it a "
                     "name without .gz",
                 )
             cut = read.rfind(b"\n") + 1
@@ -105,6 +105,17 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 break
     if rest:
         yield line, rest
+
+
+def count_lines(block: bytes) -> int:
+    """Lines of a block, empty ones included; the last one may lack its end."""
+    return block.count(b"\n") + (not block.endswith(b"\n"))
+
+
+def single_lines(block: bytes) -> list[bytes]:
+    """The lines of a block, at least one, without ``\\n`` at their ends."""
+    # Not splitlines(), which also splits at \r, \v and \f.
+    return block.removesuffix(b"\n").split(b"\n")
 
 
 def _too_long(path: Path, line: int) -> NoReturn:

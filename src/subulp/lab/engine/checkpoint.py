@@ -1,8 +1,8 @@
-"""One checkpoint: a folder that is whole or not there, and whose every byte is checked.
+"""One checkpoint: a folder that is complete or absent, and whose every byte is checked.
 
 ``tensors.safetensors`` holds the tensors, ``state.json`` all else, and ``manifest.json`` says what
-it is of and what sizes and SHA-256 sums the files have. Nothing is pickled: reading a checkpoint of
-somebody else executes nothing of theirs.
+it is of and what sizes and SHA-256 sums the files have. Nothing is pickled: reading
+someone else's checkpoint executes none of their code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SUM = "sha256"
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint is not as it was written."""
+    """A checkpoint differs from what was written."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Header:
         step: Steps that were made.
         config: What decides the run's numbers, as plain JSON.
         value: The task's first metric, if the step was evaluated and it is finite.
-        asked: It was written because the run was asked to stop, and not because it was due.
+        asked: It was written because the run was asked to stop, not because it was due.
     """
 
     task: str
@@ -62,18 +62,18 @@ class Header:
 
 
 def write(path: Path, header: Header, state: Any) -> None:
-    """Write a checkpoint; one that is there already is replaced.
+    """Write a checkpoint, replacing an earlier one of the same name.
 
     All files and folders are on the disk before the last rename makes them a checkpoint, so neither
     a killed process nor a power cut leaves a part of one under ``path``.
 
     Args:
         path: The folder to make.
-        header: What it is of.
+        header: Its run and step.
         state: As :func:`subulp.lab.engine.saved_state.flatten` takes it.
 
     Raises:
-        UnwritableError: The disk is full, for instance. What was there is as it was.
+        UnwritableError: The disk is full, for instance. What was there is unchanged.
     """
     unfinished, replaced = (path.with_name(f".{path.name}.{end}") for end in ("new", "old"))
     with _failing_clearly(path, unfinished):
@@ -113,7 +113,7 @@ def _failing_clearly(path: Path, unfinished: Path) -> Iterator[None]:
 
 
 def clear(*folders: Path) -> None:
-    """Remove folders that are of no use any more; a file under such a name stays."""
+    """Remove folders; a file under such a name stays."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -131,11 +131,11 @@ def check(path: Path) -> Header:
     """Compare all files with the manifest.
 
     Returns:
-        What the checkpoint is of.
+        The run and step of the checkpoint.
 
     Raises:
         DamagedCheckpointError: A file is missing, cut off or changed.
-        ValueError: It is no checkpoint, or one of a newer version.
+        ValueError: It is not a checkpoint, or one of a newer version.
     """
     manifest = _read_manifest(path / MANIFEST)
     for name in _FILES:
@@ -148,7 +148,7 @@ def check(path: Path) -> Header:
             raise DamagedCheckpointError(
                 f"{path / name} is damaged: it has {found['size']:,} of {expected['size']:,} bytes"
                 if found["size"] != expected["size"]
-                else f"{path / name} is damaged: its SHA-256 sum is not that of the manifest"
+                else f"{path / name} is damaged: its SHA-256 sum differs from the manifest's"
             )
     return _header(manifest)
 
@@ -167,11 +167,11 @@ def read(path: Path) -> tuple[Header, Any]:
     """Read a checkpoint, after :func:`check`.
 
     Returns:
-        What it is of, and the state; its tensors are on the CPU and may lie in the file.
+        Its run and step, and the state; its tensors are on the CPU and may be memory-mapped.
 
     Raises:
         DamagedCheckpointError: A file is missing, cut off or changed.
-        ValueError: It is no checkpoint, or one of a newer version.
+        ValueError: It is not a checkpoint, or one of a newer version.
     """
     header = check(path)
     try:
@@ -198,7 +198,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DamagedCheckpointError(f"{path} is damaged, or of no checkpoint of subulp")
+        raise DamagedCheckpointError(f"{path} is damaged, or not from a subulp checkpoint")
     version, total = manifest.get("version"), manifest.pop(_SUM, None)
     if isinstance(version, int) and version > VERSION:
         raise ValueError(
@@ -206,7 +206,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "use the subulp that wrote it"
         )
     if total != _sum_of(manifest):
-        raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 sum is another one")
+        raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 sum does not match")
     match manifest:
         case {
             "task": str(),

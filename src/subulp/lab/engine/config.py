@@ -6,7 +6,7 @@ configurations, not strings: a subclass's are looked up in its own module, which
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,8 +18,8 @@ from cyclopts import Group, Parameter, Token
 class Option(Parameter):
     """A parameter that cyclopts alone converts and checks.
 
-    Where somebody has imported pydantic, cyclopts lets it check every value again, and it takes a
-    :class:`Default` for a wrong one.
+    Once pydantic is imported, cyclopts lets it check every value again, and it rejects a
+    :class:`Default`.
     """
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> dict[str, str]:
@@ -53,7 +53,7 @@ class Default:
 
 
 def overridable(value: T) -> T:
-    """A default that a preset may replace: it can be told from the same value given by hand.
+    """A default that a preset may replace, unlike the same value given explicitly.
 
     The configuration's ``__post_init__`` puts a value in its place, so fields have their type.
     """
@@ -68,22 +68,17 @@ def _names(type_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(part.strip() for token in tokens for part in token.value.split(","))
 
 
-def _numbers(
-    name: str, kind: type[int] | type[float], example: str
-) -> Callable[[object, Sequence[Token]], tuple[float, ...]]:
-    """A converter of the list of numbers that the option ``name`` takes."""
-    noun = "integers" if kind is int else "numbers"
-
-    def convert(type_: object, tokens: Sequence[Token]) -> tuple[float, ...]:
-        try:
-            return tuple(kind(part) for part in _names(type_, tokens))
-        except ValueError:
-            given = ",".join(token.value for token in tokens)
-            raise ValueError(
-                f"{name}={given} is not a list of {noun}: give one, or several as in {example}"
-            ) from None
-
-    return convert
+def _a_list(
+    converter: Callable[[object, Sequence[Token]], tuple[object, ...]],
+    name: tuple[str, ...] | None = None,
+) -> Parameter:
+    return Option(
+        name=name,
+        converter=converter,
+        negative=(),
+        group=COMPARED.group,
+        show_default=_list_text,
+    )
 
 
 def numbers(
@@ -97,21 +92,18 @@ def numbers(
         example: A list, for messages.
         options: Names of the option; ``None`` takes the name of the field (default: ``None``).
     """
-    return _a_list(_numbers(name, kind, example), options)
+    noun = "integers" if kind is int else "numbers"
 
+    def convert(type_: object, tokens: Sequence[Token]) -> tuple[float, ...]:
+        try:
+            return tuple(kind(part) for part in _names(type_, tokens))
+        except ValueError:
+            given = ",".join(token.value for token in tokens)
+            raise ValueError(
+                f"{name}={given} is not a list of {noun}: give one, or several as in {example}"
+            ) from None
 
-def _a_list(
-    converter: Callable[[object, Sequence[Token]], tuple[object, ...]],
-    name: tuple[str, ...] | None = None,
-) -> Parameter:
-    """An option whose value is a list separated by commas."""
-    return Option(
-        name=name,
-        converter=converter,
-        negative=(),
-        group=COMPARED.group,
-        show_default=_list_text,
-    )
+    return _a_list(convert, options)
 
 
 NAMES = _a_list(_names)
@@ -174,24 +166,32 @@ class RunConfig:
     """Newest checkpoints of a run to keep, besides the one of the best evaluation."""
 
     threads: Annotated[int, MACHINE] = 1
-    """CPU threads of each run. Matrix products depend on their number in the last bits."""
+    """CPU threads of each run. The last bits of matrix products depend on their number."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], MACHINE] = "auto"
-    """Device to train on; auto takes a GPU if there is one."""
+    """Device to train on; auto uses a GPU if one is available."""
 
     def __post_init__(self) -> None:
         for name in ("precision", "seeds"):
             check_list(name, getattr(self, name))
-        for name in ("log_every", "threads"):
-            check_range(name, getattr(self, name), 1)
+        check_fields(self, ("log_every", "threads", "keep_checkpoints"), 1)
         # The second step is measured for memory, and must not carry the copies of the watch.
-        check_range("watch_every", self.watch_every, 2)
-        for seed in self.seeds:
-            check_range("seed", seed, 0, 2**32 - 1)
-        check_range("keep_checkpoints", self.keep_checkpoints, 1)
-        if self.checkpoint_every is not None:
-            check_range("checkpoint_every", self.checkpoint_every, 0)
+        check_fields(self, ("watch_every",), 2)
+        check_fields(self, ("checkpoint_every",), 0)
+        check_fields(self, ("seeds",), 0, 2**32 - 1)
         self._check_recovery()
+
+    def _fill_defaults(self, decided: Mapping[str, Any]) -> None:
+        """Give every :func:`overridable` field that was not set its value.
+
+        Args:
+            decided: Values by name, such as a preset's, that replace defaults.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Default):
+                chosen = decided.get(field.name, value.value)
+                object.__setattr__(self, field.name, chosen)  # The class is frozen.
 
     def _check_recovery(self) -> None:
         back = self.nonfinite == "rollback"
@@ -201,8 +201,8 @@ class RunConfig:
                 "other: it goes back to a checkpoint at a known step; give checkpoint_every"
             )
         for name, used, needed in (
-            ("max_skips", self.may_skip, "steps are left out under nonfinite=skip, or by a scaler"),
-            ("max_rollbacks", back, "runs go back under nonfinite=rollback"),
+            ("max_skips", self.may_skip, "steps are skipped under nonfinite=skip, or by a scaler"),
+            ("max_rollbacks", back, "runs roll back under nonfinite=rollback"),
         ):
             value = getattr(self, name)
             if value is None:
@@ -213,7 +213,7 @@ class RunConfig:
 
     @property
     def may_skip(self) -> bool:
-        """Whether steps that are not finite may be left out."""
+        """Whether steps that are not finite may be skipped."""
         return self.nonfinite == "skip"
 
     @property
@@ -252,6 +252,29 @@ def check_list(name: str, values: tuple[object, ...]) -> None:
     twice = sorted({str(v) for v in values if values.count(v) > 1})
     if twice:
         raise ValueError(f"{name} repeats {', '.join(twice)}: give each once")
+
+
+def check_names(name: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raise ValueError if a value of an option is not one that is known."""
+    for value in given:
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown: use one of {', '.join(known)}")
+
+
+def check_fields(
+    config: RunConfig,
+    names: Iterable[str],
+    low: float,
+    high: float = math.inf,
+    *,
+    top_included: bool = True,
+) -> None:
+    """:func:`check_range` on every number in these fields; ``None`` passes."""
+    for name in names:
+        value = getattr(config, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None:
+                check_range(name, number, low, high, top_included=top_included)
 
 
 def check_range(

@@ -42,10 +42,10 @@ def read_config(path: Path, task: str, options: Sequence[Option]) -> dict[str, A
     """The values of a file, by the first name of each option.
 
     Args:
-        path: A TOML file, or a file ``*.json`` as a run of the task leaves it. Of the latter, what
-            has its default there is left out, since presets decide defaults.
+        path: A TOML file, or a file ``*.json`` as a run of the task leaves it. Values of the
+            latter that equal their defaults are ignored, since presets decide defaults.
         task: Name of the task; a run's file must be of the same.
-        options: What there is to set.
+        options: The options that a file may set.
 
     Raises:
         OSError: The file cannot be read.
@@ -87,7 +87,7 @@ def _plain(name: str) -> str:
 
 
 def _takes_list(type_: Any) -> bool:
-    """Whether an option's value is a list, of which one element may stand alone."""
+    """Whether an option's value is a list; a single element may stand alone."""
     return any(get_origin(choice) is tuple for choice in (type_, *get_args(type_)))
 
 

@@ -62,8 +62,8 @@ def defaults_of(task: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         task: Name of the task.
-        config: ``config.json`` of the run, of which the options count that decide the defaults of
-            others.
+        config: ``config.json`` of the run; only options that decide the defaults of others are
+            used.
     """
     kind = config_class(task)
     given: dict[str, Any] = {}

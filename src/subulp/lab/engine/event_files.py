@@ -17,7 +17,7 @@ _MEASURED = ("loss", "lr", "seconds", "descent_share", "lost_arithmetic")
 
 
 def is_installed() -> bool:
-    """Whether the package tensorboard is there."""
+    """Whether the package tensorboard is installed."""
     return importlib.util.find_spec("tensorboard") is not None
 
 
@@ -34,7 +34,7 @@ class EventFiles:
     """Writes event files while runs train.
 
     Args:
-        folder: Where to; files that are there are replaced.
+        folder: The folder to write to; existing files are replaced.
         records: What was logged before (default: nothing).
 
     Raises:
@@ -54,7 +54,7 @@ class EventFiles:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Write what a logged step measured and is finite."""
+        """Write the finite measurements of a logged step."""
         name = record.name, record.seed
         if name not in self._writers:
             run = f"{record.name.replace('/', '-')}-seed-{record.seed}"
@@ -63,7 +63,7 @@ class EventFiles:
             self._writers[name].add_scalar(tag, value, record.step)
 
     def close(self) -> None:
-        """Write what is waiting to be written."""
+        """Write everything that is pending."""
         for writer in self._writers.values():
             writer.close()
 

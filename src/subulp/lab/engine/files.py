@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNFINISHED = ".unfinished"
 
 
 class UnwritableError(OSError):
-    """A file of a run that is going on could not be written; what was there is as it was."""
+    """A file of an unfinished run could not be written; what was there is unchanged."""
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -48,6 +48,12 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, all of it or nothing."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def remove_unfinished(folder: Path) -> None:

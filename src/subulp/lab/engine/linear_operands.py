@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 
-from .config import COMPARED, NAMES, RunConfig, check_list, check_range
+from .config import COMPARED, NAMES, RunConfig, check_list, check_names, check_range
 
 Linear = Literal["bf16", "torchao-fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
 PartitionName = Literal["tensor", "channel", "subchannel-128", "subchannel-32", "block-128x128"]
@@ -58,7 +58,7 @@ class LinearConfig(RunConfig):
     """
 
     linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
-    """Operands of the linear layers' products, separated by commas. bf16: as they are; e4m3: all
+    """Operands of the linear layers' products, separated by commas. bf16: unchanged; e4m3: all
     in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or BF16, by its
     error."""
 
@@ -67,7 +67,7 @@ class LinearConfig(RunConfig):
     subchannel-128, subchannel-32, block-128x128; block-128x128 by default."""
 
     mor_threshold: Annotated[float | None, COMPARED] = None
-    """Mean relative error from which mor-tensor keeps a tensor in BF16; 0.045 by default."""
+    """Mean relative error at which mor-tensor falls back to BF16; 0.045 by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,9 +76,11 @@ class LinearConfig(RunConfig):
                 f"linear='fp8' does not say whose FP8: use {TORCHAO} for the layers of the package "
                 "torchao, which had this name, or e4m3 for ours"
             )
-        _check("linear", self.linear, self.linear_choices)
+        check_list("linear", self.linear)
+        check_names("linear", self.linear, self.linear_choices)
         if self.partition is not None:
-            _check("partition", self.partition, get_args(PartitionName))
+            check_list("partition", self.partition)
+            check_names("partition", self.partition, get_args(PartitionName))
         mixtures = [name for name in self.linear if name not in (PLAIN, TORCHAO)]
         if self.partition is not None and not mixtures:
             raise ValueError(
@@ -147,10 +149,3 @@ class LinearConfig(RunConfig):
     def has_mixtures(self) -> bool:
         """Whether any run has a mixture of representations."""
         return any(variant.is_mixture for variant in self.grid.values())
-
-
-def _check(name: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
-    check_list(name, given)
-    for value in given:
-        if value not in known:
-            raise ValueError(f"{name}={value!r} is unknown: use {', '.join(known)}")

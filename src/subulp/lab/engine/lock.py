@@ -18,7 +18,7 @@ _PATIENCE = 5.0
 class Lock:
     """A lock on a folder, held until it is released and every process that has it is dead.
 
-    The operating system gives it back when its holders end, however they end. A worker process
+    The operating system releases it when its holders end, however they end. A worker process
     that is given it as an argument holds it too: nobody else writes while one is left over.
 
     Args:
@@ -49,7 +49,7 @@ class Lock:
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give it back; workers that have it still hold it."""
+        """Release it; workers that have it still hold it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -47,7 +47,7 @@ def run(
     """Train one model and measure it.
 
     The same arguments give the same numbers, timings aside, however often the run is stopped and
-    resumed. Torch's random state and thread count are those of before afterwards.
+    resumed. Torch's random state and thread count are restored afterwards.
 
     Args:
         config: The comparison that the run is part of.
@@ -56,9 +56,9 @@ def run(
         seed: The run's seed.
         on_record: Called with every logged step as it happens (default: does nothing).
         models: Folder for the trained model, if the task saves any (default: not saved).
-        checkpoints: Where checkpoints are written; without it there are none, and a run that goes
-            back goes back to its start (default: ``None``).
-        begin: The checkpoint to go on from; ``None`` begins anew (default: ``None``).
+        checkpoints: Where checkpoints are written; without it there are none, and a rollback
+            returns to the start (default: ``None``).
+        begin: The checkpoint to resume from; ``None`` starts from scratch (default: ``None``).
         stop: Asked after every step whether to write a checkpoint and end (default: never).
 
     Raises:
@@ -67,7 +67,7 @@ def run(
         FloatingPointError: Gradients or the loss are not finite, and ``config.nonfinite`` does not
             help, or has helped too often.
         UnwritableError: A checkpoint could not be written; those before it are whole.
-        Stopped: ``stop`` said so.
+        Stopped: ``stop`` asked for it.
     """
     device = resolve_device(config.device)
     task = task_of(config)
@@ -88,7 +88,7 @@ def run(
             except FloatingPointError as error:
                 failed = training.tally
                 if config.nonfinite != "rollback" or failed.rollbacks == most:
-                    tried = f"; it had gone back {most} times" if failed.rollbacks else ""
+                    tried = f"; it had rolled back {most} times" if failed.rollbacks else ""
                     named = f"precision={variant}, seed={seed}: {error}{tried}"
                     raise FloatingPointError(named) from error
             begin = checkpoints.go_back() if checkpoints is not None else None
@@ -102,7 +102,7 @@ def resolve_device(name: str) -> torch.device:
     """The device that ``"auto"``, ``"cpu"`` or ``"cuda"`` means here.
 
     Raises:
-        ValueError: A GPU is asked for and there is none.
+        ValueError: A GPU is requested and none is available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -163,7 +163,7 @@ class _Training:
 
     def _save(self, value: float | None, *, asked: bool = False) -> None:
         assert self._checkpoints is not None
-        # Losses are not looked at in every step, nor gradients in every run; whoever goes on from a
+        # Not every step checks its loss, nor every run its gradients; whoever resumes from a
         # checkpoint relies on it.
         named = None if self._config.nonfinite == "propagate" else not_finite(self.work.model)
         if named is not None:
@@ -252,7 +252,7 @@ class _Training:
         if step != MEMORY_STEP and not measured:
             tally.plain_seconds.append(tally.seconds[-1])
         if self._evaluates:
-            tally.metrics = work.evaluate()
+            tally.metrics = work.measure()
         if logged:
             record = Record(
                 self._precision,
@@ -262,7 +262,7 @@ class _Training:
                 lr,
                 tally.seconds[-1],
                 tally.metrics if self._evaluates else {},
-                mix=work.mix() if self._evaluates and work.mix else None,
+                mix=work.mix.recent() if self._evaluates and work.mix else None,
                 variant=self._variant,
                 rollbacks=tally.rollbacks or None,
                 skipped_steps=work.skipped_steps() or None,
@@ -286,7 +286,7 @@ class _Training:
         most = MAX_SKIPS if self._config.max_skips is None else self._config.max_skips
         if tally.skips_in_a_row >= most and self._config.may_skip:
             raise FloatingPointError(
-                f"{most} steps in a row were left out because a gradient was not finite; lower the "
+                f"{most} steps in a row were skipped because a gradient was not finite; lower the "
                 "learning rate, or allow more with max_skips"
             )
 
@@ -367,7 +367,7 @@ def _descent(entry: Mapping[str, float]) -> dict[str, float]:
 def _mean_descent(measured: list[dict[str, float]]) -> dict[str, float]:
     names = ("effective_descent_quality", "descent_share", "lost_arithmetic")
     if not measured:
-        # nonfinite="skip" left out every watched step.
+        # nonfinite="skip" skipped every watched step.
         return dict.fromkeys(names, math.nan)
     return {name: math.fsum(m[name] for m in measured) / len(measured) for name in names}
 

@@ -10,13 +10,18 @@ from typing import Any
 import torch
 
 
+def available_cores() -> int:
+    """Cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
+
+
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory, GPU, system and Python, as plain JSON, without a host's name."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "processor": _processor(),
-        "cores": cores,
+        "cores": available_cores(),
         "memory_bytes": _memory(),
         "gpu": gpu,
         "system": f"{platform.system()} {platform.machine()}",

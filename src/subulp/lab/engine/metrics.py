@@ -20,7 +20,7 @@ class Metric:
         style: Format of its value there.
         title: What plots call it.
         unit: Unit of its axis.
-        factor: From the value to the unit (default: 1).
+        factor: Factor from the value to the unit (default: 1).
         versus: How runs are compared with the baseline: by ``"ratio"``, by ``"difference"``, or
             not (default: ``None``).
         drop_of: Measured by comparison, when all runs are there: the drop of the metric of this
@@ -69,11 +69,11 @@ class Record:
         lost_arithmetic: Share of the nonzero updates that left their parameter unchanged.
         mix: Mean decision about each operand of the linear layers since the record before with
             one, each the fields of :class:`subulp.diagnostics.OperandMix`.
-        variant: Name of the run among those of its seed, where the precision alone does not tell
-            them apart.
+        variant: Name of the run among those of its seed, where the precision alone does not
+            distinguish them.
         rollbacks: Times that the run had gone back to a checkpoint, with smaller steps; ``None``
             before the first.
-        skipped_steps: Steps so far that were left out because they were not finite; ``None`` before
+        skipped_steps: Steps skipped so far because they were not finite; ``None`` before
             the first.
     """
 
@@ -117,7 +117,7 @@ class Summary:
         descent_share: Mean of ``effective_descent_quality / update_norm`` over the watched steps.
         lost_arithmetic: Mean share of lost updates over the watched steps.
         steps: Training steps.
-        skipped_steps: Those that were left out because they were not finite, by
+        skipped_steps: Those that were skipped because they were not finite, by
             ``nonfinite="skip"`` or by a scaler of the loss.
         parameters: Number of parameters of the model.
         simulated: The storage is wider than the format that it stands for: memory and time mean
@@ -125,8 +125,8 @@ class Summary:
         seconds_per_epoch: Training time of one pass over the training part, without evaluations:
             the mean of the steps that measured nothing else, times the steps of a pass. ``None``
             where there are no such passes.
-        variant: Name of the run among those of its seed, where the precision alone does not tell
-            them apart.
+        variant: Name of the run among those of its seed, where the precision alone does not
+            distinguish them.
         settings: Settings of the variant beside the precision.
         rollbacks: Times that the run went back to a checkpoint, with smaller steps, because it was
             not finite.

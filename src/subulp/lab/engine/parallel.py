@@ -1,4 +1,4 @@
-"""Several runs at once: worker processes that take one run after the other.
+"""Several runs at once: worker processes that each take one run after another.
 
 A run computes the same numbers in a worker as in the calling process: it sets its own thread count
 and random state.
@@ -21,6 +21,7 @@ from typing import Any
 
 from .config import RunConfig
 from .loop import run
+from .machine import available_cores
 from .metrics import Record, Summary
 from .run_directory import MODELS, RunDirectory
 from .stopping import Interrupted, Stopped, StopRequest, resume_command
@@ -44,8 +45,7 @@ class PlannedRun:
 
 def default_jobs(runs: int) -> int:
     """As many as there are cores for this process, at most one per run."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(runs, cores or 1))
+    return max(1, min(runs, available_cores()))
 
 
 def run_all(
@@ -68,76 +68,70 @@ def run_all(
         directory: Where models and checkpoints are written.
         stop: Says when runs are to end before their last step.
         on_record: Called in the calling process with every logged step, in the order of arrival.
-        on_end: Called there with every run that came to its end, after its records.
+        on_end: Called there with every run that finished, after its records.
 
     Raises:
         ChildProcessError: A worker died (killed for its memory, for instance).
         Interrupted: Runs were stopped; all of them have written checkpoints.
         Exception: Whatever a run raised; other runs write checkpoints and end.
     """
-    if jobs == 1:
-        ended = _here(config, data, runs, directory, stop, on_record, on_end)
-    else:
-        ended = _in_workers(config, runs, jobs, directory, stop, on_record, on_end)
+    comparison = _Comparison(config, directory, stop, on_record, on_end)
+    here = jobs == 1
+    ended = comparison.run_here(data, runs) if here else comparison.run_in_workers(runs, jobs)
     if ended < len(runs):
         assert stop.signum is not None
         raise Interrupted(directory.path, stop.signum)
 
 
-def _here(
-    config: RunConfig,
-    data: Any,
-    runs: Sequence[PlannedRun],
-    directory: RunDirectory,
-    stop: StopRequest,
-    on_record: Callable[[Record], None],
-    on_end: Callable[[PlannedRun, Summary], None],
-) -> int:
-    """One run after the other, and how many came to their end."""
-    for ended, planned in enumerate(runs):
-        try:
-            summary = None if stop() else _run(config, data, planned, directory, stop, on_record)
-        except Stopped:
-            summary = None
-        if summary is None:
-            return ended
-        on_end(planned, summary)
-    return len(runs)
+@dataclass(frozen=True)
+class _Comparison:
+    """What all runs share; the fields are the arguments of :func:`run_all`."""
 
+    config: RunConfig
+    directory: RunDirectory
+    stop: StopRequest
+    on_record: Callable[[Record], None]
+    on_end: Callable[[PlannedRun, Summary], None]
 
-def _in_workers(
-    config: RunConfig,
-    runs: Sequence[PlannedRun],
-    jobs: int,
-    directory: RunDirectory,
-    stop: StopRequest,
-    on_record: Callable[[Record], None],
-    on_end: Callable[[PlannedRun, Summary], None],
-) -> int:
-    """The same in worker processes."""
-    waiting, ended = list(runs), 0
-    with _workers(config, directory, min(jobs, len(runs)), stop) as workers:
-        busy: dict[Connection, _Worker] = {}
-        for worker in workers:
-            _give(worker, waiting, busy, stop)
-        while busy:
-            for pipe in connection.wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                worker = busy[pipe]
-                message = worker.receive(directory, stop)
-                if isinstance(message, Record):
-                    on_record(message)
-                    continue
-                del busy[pipe]
-                if isinstance(message, Stopped):
-                    # Somebody may have asked the worker alone.
-                    stop.request(signal.SIGTERM)
-                    continue
-                assert worker.planned is not None
-                ended += 1
-                on_end(worker.planned, message)
-                _give(worker, waiting, busy, stop)
-    return ended
+    def run_here(self, data: Any, runs: Sequence[PlannedRun]) -> int:
+        """Make one run after another; returns how many finished."""
+        for ended, planned in enumerate(runs):
+            if self.stop():
+                return ended
+            try:
+                summary = _run(
+                    self.config, data, planned, self.directory, self.stop, self.on_record
+                )
+            except Stopped:
+                return ended
+            self.on_end(planned, summary)
+        return len(runs)
+
+    def run_in_workers(self, runs: Sequence[PlannedRun], jobs: int) -> int:
+        """Make the runs in worker processes; returns how many finished."""
+        waiting, ended = list(runs), 0
+        with _workers(self.config, self.directory, min(jobs, len(runs)), self.stop) as workers:
+            busy: dict[Connection, _Worker] = {}
+            for worker in workers:
+                _give(worker, waiting, busy, self.stop)
+            while busy:
+                for pipe in connection.wait(list(busy)):
+                    assert isinstance(pipe, Connection)
+                    worker = busy[pipe]
+                    message = worker.receive(self.directory, self.stop)
+                    if isinstance(message, Record):
+                        self.on_record(message)
+                        continue
+                    del busy[pipe]
+                    if isinstance(message, Stopped):
+                        # The worker alone may have been asked.
+                        self.stop.request(signal.SIGTERM)
+                        continue
+                    assert worker.planned is not None
+                    ended += 1
+                    self.on_end(worker.planned, message)
+                    _give(worker, waiting, busy, self.stop)
+        return ended
 
 
 def _run(
@@ -191,7 +185,7 @@ class _Worker:
 def _give(
     worker: _Worker, waiting: list[PlannedRun], busy: dict[Connection, _Worker], stop: StopRequest
 ) -> None:
-    """Let a worker do the next run, if there is one and nobody wants to stop."""
+    """Give a worker the next run, if there is one and no stop was requested."""
     if not waiting or stop():
         return
     worker.planned = waiting.pop(0)
@@ -224,7 +218,7 @@ def _workers(
             end()
         yield workers
     except KeyboardInterrupt:
-        # Who asks twice does not want to wait.
+        # A second Ctrl-C does not wait.
         for worker in workers:
             worker.process.kill()
         raise
@@ -276,7 +270,7 @@ def _work(config: RunConfig, directory: RunDirectory, pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed cannot tell: nobody may write into its run directory after it."""
+    """End when the parent is killed: nothing may write into its run directory after it."""
     parent = parent_process()
     assert parent is not None
     parent.join()

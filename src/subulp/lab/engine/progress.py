@@ -1,16 +1,19 @@
-"""Progress on the standard error: one bar per run on a terminal, plain lines elsewhere."""
+"""Progress of training and of reading: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
@@ -28,10 +31,10 @@ class Plan:
     Attributes:
         runs: Variant and seed of each run.
         steps: Training steps of each.
-        shown: Names of the metrics that progress tells of (default: none).
-        data: Name and sizes of what the runs are trained on (default: nothing is told of it).
+        shown: Names of the metrics to show (default: none).
+        data: Name and sizes of the training data (default: not shown).
         done: Steps that runs have made before (default: none).
-        notes: What else to tell, line by line (default: nothing).
+        notes: Further lines to print (default: none).
     """
 
     runs: tuple[tuple[str, int], ...]
@@ -42,15 +45,15 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def name(self, variant: str, seed: int) -> str:
-        """A run as people are told of it: without the seed where all have the same."""
+        """Display name of a run: without the seed where all runs have the same."""
         return variant if len({s for _, s in self.runs}) == 1 else f"{variant}, seed {seed}"
 
 
 class Reporter(Protocol):
-    """Something that is told every logged step."""
+    """A receiver of every logged step."""
 
     def on_record(self, record: Record) -> None:
-        """Take note of a logged step."""
+        """Receive a logged step."""
 
     def __enter__(self) -> Self: ...
 
@@ -172,3 +175,40 @@ class Lines:
 
     def __exit__(self, *exception: object) -> None:
         return None
+
+
+@contextmanager
+def reading(path: Path, console: Console) -> Iterator[Callable[[int], None]]:
+    """Show progress while the block runs.
+
+    Args:
+        path: The file; one that cannot be read shows nothing, and its reader raises the error.
+        console: Where to show it.
+
+    Yields:
+        A function to call with the bytes read so far.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    if not console.is_terminal:
+        yield _Tenths(path, size, console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(compact=True), console=console) as progress:
+        task = progress.add_task(path.name, total=size)
+        yield lambda done: progress.update(task, completed=done)
+
+
+class _Tenths:
+    def __init__(self, path: Path, size: int, console: Console) -> None:
+        self._path = path
+        self._size = max(size, 1)
+        self._console = console
+        self._shown = 0
+
+    def __call__(self, done: int) -> None:
+        tenths = min(10 * done // self._size, 10)
+        if tenths > self._shown:
+            self._shown = tenths
+            self._console.print(
+                f"{self._path.name}: {10 * tenths} % read", highlight=False, soft_wrap=True
+            )

@@ -80,12 +80,12 @@ class RunCheckpoints:
     # ------------------------------------------------------------------------------- writing
 
     def due(self, step: int, value: float | None, *, last: bool = False) -> bool:
-        """Whether a checkpoint is to be written after a step.
+        """Whether a checkpoint is due after a step.
 
         Args:
             step: Steps made.
             value: The first metric, if it was measured after it.
-            last: There are no more (default: ``False``).
+            last: It is the last step (default: ``False``).
         """
         if self._every is None:
             return not last and self._clock() - self._last >= SECONDS
@@ -111,7 +111,7 @@ class RunCheckpoints:
             asked: It is written because the run stops (default: ``False``).
 
         Raises:
-            UnwritableError: It could not be written; the others are as they were.
+            UnwritableError: It could not be written; the others are unchanged.
         """
         path = self.folder / f"step-{step:08d}"
         checkpoint.write(path, replace(self._header, step=step, value=value, asked=asked), state)
@@ -131,7 +131,7 @@ class RunCheckpoints:
         checkpoint.clear(*(path for path in headers if path not in kept))
 
     def finish(self, summary: Summary, records: list[Record]) -> None:
-        """Write what a run that has come to its end has measured."""
+        """Write what a finished run has measured."""
         self.folder.mkdir(parents=True, exist_ok=True)
         plain, _ = flatten({"summary": asdict(summary), "records": [asdict(r) for r in records]})
         with replacing(self.folder / FINISHED) as unfinished:
@@ -160,7 +160,7 @@ class RunCheckpoints:
             ) from None
 
     def newest(self) -> Found | None:
-        """The newest checkpoint that is whole; ``None`` if there is none of any kind.
+        """The newest intact checkpoint; ``None`` if there is no checkpoint at all.
 
         What a killed process left half-written is removed, and damaged checkpoints that are newer
         get a name that ends in ``.damaged``.
@@ -185,8 +185,8 @@ class RunCheckpoints:
             return Found(path, header.step, tuple(damaged))
         if damaged:
             raise ValueError(
-                f"no checkpoint in {self.folder} is whole; remove the folder to begin the run "
-                f"again: {'; '.join(damaged)}"
+                f"no checkpoint in {self.folder} is intact; remove the folder to start the run "
+                f"from scratch: {'; '.join(damaged)}"
             )
         return None
 
@@ -209,7 +209,7 @@ class RunCheckpoints:
         return [Record(**record) for record in rebuild(plain["tally"]["records"], {})]
 
     def go_back(self) -> Path | None:
-        """The newest checkpoint that was due, from which a run that failed begins again.
+        """The newest checkpoint that was due, to which a run that failed rolls back.
 
         Those that were written because the run had to stop do not count, and newer ones go: where
         a run goes back to does not depend on when it was stopped.
@@ -234,8 +234,8 @@ class RunCheckpoints:
             ours, theirs = getattr(mine, name), getattr(header, name)
             if ours != theirs:
                 raise ValueError(
-                    f"{path} is of {name}={theirs}, and this run is of {name}={ours}: it belongs "
-                    "to another run; remove it from here"
+                    f"{path} has {name}={theirs}, and this run has {name}={ours}: it belongs to "
+                    "another run; move it elsewhere"
                 )
         names = [*mine.config, *(name for name in header.config if name not in mine.config)]
         for name in names:
@@ -243,7 +243,7 @@ class RunCheckpoints:
             if ours != theirs:
                 raise ValueError(
                     f"{path} was written with {name}={theirs}, and config.json has {name}={ours}: "
-                    "a run is resumed as it was begun; put the value back"
+                    "a run is resumed with the options it was started with; restore the value"
                 )
 
 

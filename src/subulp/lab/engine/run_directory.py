@@ -17,7 +17,7 @@ from .config import RunConfig
 from .config_file import RECORDS
 from .config_json import config_of, plain_fields
 from .event_files import FOLDER as EVENTS
-from .files import UnwritableError, remove_unfinished, replacing
+from .files import UnwritableError, remove_unfinished, write_text
 from .lock import Lock
 from .machine import describe_machine
 from .metrics import Record, Summary, to_json
@@ -137,7 +137,8 @@ class RunDirectory:
             config: The comparison.
             device: Where it trains.
             jobs: Runs at a time.
-            digest: Of the data; without it the comparison cannot be resumed (default: ``None``).
+            digest: Digest of the data; without it the comparison cannot be resumed (default:
+                ``None``).
         """
         written = {
             "task": config.task,
@@ -210,8 +211,7 @@ class RunDirectory:
     def _write(self, name: str, text: str) -> None:
         path = self.path / name
         try:
-            with replacing(path) as unfinished:
-                unfinished.write_text(text, encoding="utf-8")
+            write_text(path, text)
         except OSError as error:
             raise UnwritableError.of(str(path), error) from error
 

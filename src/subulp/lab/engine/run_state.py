@@ -1,4 +1,4 @@
-"""Everything that a run is between two steps: what a checkpoint holds, and how it comes back."""
+"""The state of a run between two steps: what a checkpoint holds, and how it is restored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tally:
     """Measurements of a run so far.
 
     Attributes:
-        step: Steps made, the one that is going on included.
+        step: Steps made, including the current one.
         value: Loss of the latest step, ``None`` if it was not computed.
         losses: Steps and their losses, of those that computed it.
         seconds: Duration of each step.
@@ -35,8 +35,8 @@ class Tally:
         records: The logged steps.
         peak_bytes: As of :class:`subulp.lab.engine.metrics.Summary`.
         category_peak_bytes: As there.
-        rollbacks: Times that the run went back to a checkpoint.
-        skips_in_a_row: Steps that were left out since the latest that was not.
+        rollbacks: Rollbacks to a checkpoint so far.
+        skips_in_a_row: Skipped steps since the latest that was not.
         last_finite: The latest step whose loss was finite, and that loss.
     """
 
@@ -59,7 +59,7 @@ class Tally:
         return math.fsum(tail) / len(tail)
 
     def seconds_per_step(self) -> float:
-        """Median over the plain steps, or over all if there is none."""
+        """Median over the plain steps, or over all if there are none."""
         return statistics.median(self.plain_seconds or self.seconds)
 
     def mean_seconds(self) -> float:
@@ -67,7 +67,7 @@ class Tally:
         return statistics.fmean(self.plain_seconds or self.seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it; what has an entry for each step as tensors."""
+        """All of it; lists with an entry for each step become tensors."""
         return {
             **{name: getattr(self, name) for name in self._plain()},
             "records": [asdict(record) for record in self.records],
@@ -78,7 +78,7 @@ class Tally:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take all of it over."""
+        """Continue from such a state."""
         for name in self._plain():
             setattr(self, name, state[name])
         self.records = [Record(**record) for record in state["records"]]
@@ -108,7 +108,7 @@ def state_of(
         "rows": None if work.rows is None else work.rows.state_dict(),
         "scaler": None if work.scaler is None else work.scaler.state_dict(),
         "schedulers": [scheduler.state_dict() for scheduler in schedulers],
-        "parts": {name: part.state_dict() for name, part in work.parts.items()},
+        "parts": {name: part.state_dict() for name, part in work.stateful().items()},
         "watch": watch.state_dict(),
         "tally": tally.state_dict(),
         "random": {
@@ -126,7 +126,7 @@ def restore(
     tally: Tally,
     device: torch.device,
 ) -> None:
-    """Be the run whose state it is.
+    """Bring a new workload to the state of a checkpoint.
 
     Args:
         state: What :func:`state_of` returned for a run of the same configuration and data.
@@ -151,7 +151,7 @@ def restore(
         # After the optimizers: schedulers know the rates that these have.
         for scheduler, saved in zip(schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
-        for name, part in work.parts.items():
+        for name, part in work.stateful().items():
             part.load_state_dict(state["parts"][name])
         watch.load_state_dict(state["watch"])
         tally.load_state_dict(state["tally"])
@@ -181,7 +181,7 @@ def not_finite(model: nn.Module) -> str | None:
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, and the buffers that are not in it: a run goes on with these too."""
+    """The state dict and the buffers that are not in it, which a run needs to resume too."""
     state: dict[str, Tensor] = dict(model.state_dict())
     return state | {name: b for name, b in model.named_buffers() if name not in state}
 

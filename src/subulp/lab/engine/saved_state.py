@@ -1,4 +1,4 @@
-"""Nested states as plain JSON and a flat set of tensors, and back: exactly, without pickle.
+"""Nested states as plain JSON and a flat set of tensors, and back exactly, without pickle.
 
 What JSON lacks is an object with the one key ``"$"``: tensors by name, tuples, dictionaries whose
 keys are not strings, and floats that are not finite.
@@ -17,7 +17,7 @@ _KEY = "$"
 
 
 def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Take a state apart.
+    """Split a state into JSON and tensors.
 
     Args:
         state: Dictionaries, lists, tuples, tensors of any dtype and device, strings, numbers,
@@ -28,7 +28,7 @@ def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
         share their memory are one.
 
     Raises:
-        TypeError: There is something else in it.
+        TypeError: It contains something else.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[tuple[Any, ...], str] = {}
@@ -53,7 +53,7 @@ def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
         raise TypeError(f"{path or 'the state'} is {type(value).__name__}, which is not saved")
 
     def tensor(value: Tensor, path: str) -> str:
-        # Empty tensors have no memory to tell them by.
+        # Empty tensors have no memory to be recognised by.
         same = (value.data_ptr() or path, value.dtype, value.device, value.shape, value.stride())
         if same not in names:
             name = path.lstrip(".")
@@ -74,10 +74,10 @@ def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def rebuild(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that :func:`flatten` took apart.
+    """The state that :func:`flatten` split.
 
     Raises:
-        ValueError: The parts are not of a state.
+        ValueError: The parts do not form a state.
     """
     if isinstance(plain, list):
         return [rebuild(item, tensors) for item in plain]

@@ -18,7 +18,7 @@ def resume_command(directory: Path) -> str:
     return f"subulp train --resume {shlex.quote(str(directory))}"
 
 
-class Stopped(Exception):  # noqa: N818 - no error: somebody asked for it
+class Stopped(Exception):  # noqa: N818 - not an error: it was requested
     """A run has ended before its last step, because it was asked to.
 
     Args:
@@ -48,7 +48,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def hint(self) -> str:
-        """How to go on."""
+        """How to resume."""
         return f"stopped; continue with\n  {resume_command(self.directory)}"
 
 
@@ -57,7 +57,7 @@ class StopRequest:
 
     Attributes:
         signum: The signal that asked; ``None`` before it.
-        on_request: Called, in the main thread, when somebody does.
+        on_request: Called, in the main thread, when a stop is requested.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class StopRequest:
         self.on_request: Callable[[], None] = lambda: None
 
     def __call__(self) -> bool:
-        """Whether it was."""
+        """Whether a stop was requested."""
         return self.signum is not None
 
     def request(self, signum: int) -> None:
-        """Ask to stop, as a signal does."""
+        """Request a stop, as a signal does."""
         if self.signum is None:
             self.signum = signum
             self.on_request()
@@ -77,10 +77,10 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Let the first Ctrl-C or SIGTERM inside the block ask to stop; a second one ends at once.
+    """Turn the first Ctrl-C or SIGTERM inside the block into a stop request; a second ends at once.
 
-    Signals that are ignored stay ignored. In another than the main thread, which gets no signals,
-    nobody asks.
+    Signals that are ignored stay ignored. Other threads than the main one get no signals, so
+    there is no request in them.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

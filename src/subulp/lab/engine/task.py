@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from ...optim.base import Optimizer
 from ...optim.rows.base import RowOptimizer
 from .config import RunConfig
+from .linear_operands import LinearConfig
 from .metrics import Metric
+from .mixture_log import MixtureLog, with_mixture_metrics
 
 TASKS = {
     "lm": "Language model",
@@ -47,8 +49,8 @@ class Workload:
         steps: Training steps.
         eval_every: Steps between evaluations; the last step is always one.
         learning_rate: Step (from 0) to a share of the groups' learning rates.
-        loss: Draws the next batch and returns its mean loss; told whether anybody will read the
-            value, which may be NaN otherwise.
+        loss: Draws the next batch and returns its mean loss; its argument says whether
+            the value will be read; otherwise it may be NaN.
         evaluate: The metrics of the model as it is, by name.
         loss_scale: Factor on the loss in the backward pass (default: 1).
         scaler: Finds that factor itself (default: none).
@@ -61,10 +63,10 @@ class Workload:
             ones are fewer (default: ``None``).
         steps_per_epoch: Steps of one pass over the training part; ``None`` where there are no such
             passes (default: ``None``).
-        mix: What mixtures of representations decided since the last call, for ``Record.mix``
-            (default: there are none).
-        left_out: Steps that a part with a scaler of its own left out, those of ``optimizer`` being
-            others (default: there is none).
+        mix: What mixtures of representations decide: its metrics join those of ``evaluate``, and
+            its state the ``parts`` (default: there are none).
+        inner_skips: Steps that a part with a scaler of its own skipped, in addition to those of
+            ``optimizer`` (default: none).
         parts: What else changes from step to step, such as the place in the data, by name; a run
             is resumed from their states and those of model, optimizers and scaler (default: none).
     """
@@ -84,20 +86,25 @@ class Workload:
     simulated: bool = False
     parameters: int | None = None
     steps_per_epoch: int | None = None
-    mix: Callable[[], list[dict[str, Any]]] | None = None
-    left_out: Callable[[], int] | None = None
+    mix: MixtureLog | None = None
+    inner_skips: Callable[[], int] | None = None
     parts: dict[str, Stateful] = field(default_factory=dict)
 
+    def stateful(self) -> dict[str, Stateful]:
+        """The ``parts``, and the ``mix`` if there is one."""
+        return self.parts if self.mix is None else {**self.parts, "mix": self.mix}
+
+    def measure(self) -> dict[str, float]:
+        """All metrics of the model as it is, by name."""
+        return self.evaluate() if self.mix is None else self.evaluate() | self.mix.metrics()
+
     def skipped_steps(self) -> int:
-        """Steps so far that were left out because they were not finite."""
-        return self.optimizer.skipped_steps + (self.left_out() if self.left_out else 0)
+        """Steps skipped so far because they were not finite."""
+        return self.optimizer.skipped_steps + (self.inner_skips() if self.inner_skips else 0)
 
 
 class Task(Protocol):
-    """A module ``train.NAME.task``; its configuration is in ``train.NAME.config``.
-
-    With a function ``metrics(config)`` what it measures depends on the configuration; otherwise it
-    is :attr:`METRICS`.
+    """A module ``tasks.NAME.task``; its configuration is in ``tasks.NAME.config``.
 
     With a function ``plot(config, data, directory)`` it adds figures of its own to the run
     directory.
@@ -137,10 +144,9 @@ class Task(Protocol):
 
 
 def metrics_of(task: Task, config: RunConfig) -> tuple[Metric, ...]:
-    """Metrics of a task in the runs of a configuration."""
-    metrics = getattr(task, "metrics", None)
-    found: tuple[Metric, ...] = task.METRICS if metrics is None else metrics(config)
-    return found
+    """Metrics of a task in the runs of a configuration, with those of mixtures if it has any."""
+    mixtures = isinstance(config, LinearConfig) and config.has_mixtures
+    return with_mixture_metrics(task.METRICS) if mixtures else task.METRICS
 
 
 def config_class(task: str) -> type[RunConfig]:

@@ -1,4 +1,4 @@
-"""The lines of the keys in a TOML file, which no TOML library of Python tells."""
+"""The lines of the keys in a TOML file, which no TOML library for Python reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""JSON and TOML files that anybody may have written, checked against types by pydantic.
+"""JSON and TOML files of unknown origin, checked against types by pydantic.
 
-What is wrong in one is told with the file, the line where it is known, the key and what was
-expected there.
+An error names the file, the line where it is known, the key and what was expected there.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ LARGEST_JSON = 1 << 26
 """Bytes of a file that is read as one JSON object."""
 
 LARGEST_TOML = 1 << 20
-"""Bytes of a TOML file: whoever names a data set by mistake is told at once."""
+"""Bytes of a TOML file: naming a data set by mistake fails at once."""
 
 Place = tuple[str | int, ...]
 """Keys and indices that lead to a value, from the outermost on."""
@@ -29,6 +29,9 @@ Place = tuple[str | int, ...]
 T = TypeVar("T")
 
 _LONGEST_SHOWN = 40
+_DAMAGES = (
+    *(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, RuntimeError),
+)
 
 
 def read_bytes(path: Path, largest: int, expected: str) -> bytes:
@@ -60,6 +63,32 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(read_bytes(path, LARGEST_JSON, "one JSON object"), path)
 
 
+@contextmanager
+def saved_json(path: Path, format: str, what: str, remedy: str) -> Iterator[dict[str, Any]]:
+    """The fields of a file, and one error for whatever is wrong with them.
+
+    Args:
+        path: The file.
+        format: What its field ``format`` must be.
+        what: What the file is called in the error.
+        remedy: What to do, at the end of the error.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file holds something else: it is no JSON object, names another format, or
+            the block raised an error about a field.
+    """
+    try:
+        fields = read_json(path)
+        if fields["format"] != format:
+            raise ValueError(f"its format is {fields['format']!r}")
+        yield fields
+    except _DAMAGES as error:
+        raise ValueError(
+            f"{path} is not {what} as {format!r} writes it ({error}): {remedy}"
+        ) from None
+
+
 def parse_json(raw: bytes, path: Path, line: int = 1) -> dict[str, Any]:
     """The JSON object that a text is; ``NaN`` and ``Infinity`` are not JSON.
 
@@ -74,12 +103,23 @@ def parse_json(raw: bytes, path: Path, line: int = 1) -> dict[str, Any]:
     try:
         found = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
+        # A path may hold halves of characters, which Python writes and pydantic does not read.
+        if b"\\ud" in raw and (found := _lenient(raw)) is not None:
+            return found
         problem, _, place = str(error).partition(" at line ")
         at = line - 1 + int(place.split(" ")[0]) if place else line
         raise ValueError(f"{path}:{at}: expected a JSON object: {problem}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path}:{line}: expected a JSON object, got {_shown(found)}")
     return found
+
+
+def _lenient(raw: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(raw, parse_constant=_refuse)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
@@ -123,7 +163,8 @@ def checked(
     """
     try:
         # As JSON, where an array may become a tuple and a text a path, and nothing else.
-        return adapter.validate_json(json.dumps(value, default=_refuse), strict=True)
+        text = json.dumps(value, default=_refuse, ensure_ascii=False).encode("utf-8", "replace")
+        return adapter.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = (*inside, *first["loc"])

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..._version import version
-from ..engine.files import replacing
+from ..engine.files import write_text
 from ..engine.run_directory import COMPRESSION_PLOT, DESCENT_PLOT, LOSS_PLOT, MIXES, REPORT
 from .figure import UNPRINTABLE, save_png, svg
 from .group import Group
@@ -32,9 +32,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
         ValueError: There is no folder, one holds no run, or a file in it is damaged.
         OSError: A file cannot be read or written.
     """
-    page = render(runs)
-    with replacing(out) as unfinished:
-        unfinished.write_text(page, encoding="utf-8")
+    write_text(out, render(runs))
 
 
 def render(runs: Sequence[Path]) -> str:
@@ -69,8 +67,7 @@ def write_run_report(directory: Path) -> None:
     for chart in shown.mixtures:
         (directory / MIXES).mkdir(exist_ok=True)
         save_png([chart], directory / MIXES / f"{chart.title.replace(' ', '-')}.png")
-    with replacing(directory / REPORT) as unfinished:
-        unfinished.write_text(_page([group]), encoding="utf-8")
+    write_text(directory / REPORT, _page([group]))
 
 
 def _page(groups: Sequence[Group]) -> str:

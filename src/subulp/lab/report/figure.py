@@ -127,6 +127,19 @@ class Panel:
         artist.set_gid(gid)
         self.tips[gid] = texts
 
+    def marks(
+        self,
+        axes: Axes,
+        places: tuple[Sequence[float], Sequence[float]],
+        style: LineStyle,
+        texts: Sequence[str],
+        size: float = 6.0,
+    ) -> None:
+        """Markers at values of the axes, each with a text for the pointer."""
+        look = _marker(style) | {"linestyle": "none", "markersize": size}
+        (drawn,) = axes.plot(*places, **look, clip_on=False)
+        self.tip(drawn, texts)
+
     def ticks(self, axes: Axes, *, xlabel: str, left: float, bottom: float) -> None:
         """Ticks, a grid of horizontal lines, and the name of the horizontal axis."""
         low, high = axes.get_ylim()
@@ -205,17 +218,12 @@ class Panel:
 
 def handle(style: LineStyle) -> Line2D:
     """A line for a legend."""
-    return Line2D(
-        [],
-        [],
-        color=style.hex,
-        linestyle=style.dashes,
-        marker=style.marker,
-        linewidth=LINE_WIDTH,
-        markersize=6,
-        markeredgecolor=PANEL,
-        markeredgewidth=0.6,
-    )
+    return Line2D([], [], linestyle=style.dashes, linewidth=LINE_WIDTH, **_marker(style))
+
+
+def _marker(style: LineStyle) -> dict[str, Any]:
+    edge = {"markeredgecolor": PANEL, "markeredgewidth": 0.6}
+    return {"color": style.hex, "marker": style.marker, "markersize": 6, **edge}
 
 
 def legend_height(texts: Sequence[str]) -> float:

@@ -43,7 +43,7 @@ class Variant:
     """All seeds of one variant of one run directory.
 
     Attributes:
-        name: Tells it apart from all other variants of the group.
+        name: Unique among the variants of the group.
         key: The same in one or two letters.
         style: Style of its lines.
         run: Index of its run directory.
@@ -175,7 +175,7 @@ def series(records: Iterable[Record], value: Callable[[Record], float | None]) -
 
 
 def run_labels(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Names of folders, with as many of their parents as tell them apart."""
+    """Names of folders, with as many of their parents as it takes to distinguish them."""
     whole = [Path(os.path.abspath(path)).parts for path in paths]
     for length in range(1, max(map(len, whole), default=1) + 1):
         names = tuple("/".join(parts[-length:]) for parts in whole)

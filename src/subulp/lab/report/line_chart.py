@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from .figure import (
     LABEL_HEIGHT,
     LINE_WIDTH,
-    PANEL,
     TEXT,
     WIDTH,
     Panel,
@@ -211,7 +210,7 @@ def _end(line: Line) -> tuple[float, float]:
 
 
 def _thinned(series: Series) -> Series:
-    """The means of neighbouring points, if there are more than anybody can see."""
+    """The means of neighbouring points, if there are more than the eye can resolve."""
     steps, values = series
     if len(steps) <= _MOST_POINTS:
         return series
@@ -239,16 +238,5 @@ def _draw_line(
     marked = np.unique(np.linspace(0, len(steps) - 1, min(_MARKERS, len(steps))).round())
     marked = marked.astype(int)
     marked = marked[np.isfinite(means[marked])]
-    (marks,) = axes.plot(
-        steps[marked],
-        means[marked],
-        color=style.hex,
-        marker=style.marker,
-        linestyle="none",
-        markersize=6,
-        markeredgecolor=PANEL,
-        markeredgewidth=0.6,
-        clip_on=False,
-        label=line.name,
-    )
-    panel.tip(marks, [f"{line.name}, step {steps[i]:,}: {text(means[i])}" for i in marked])
+    texts = [f"{line.name}, step {steps[i]:,}: {text(means[i])}" for i in marked]
+    panel.marks(axes, (steps[marked], means[marked]), style, texts)

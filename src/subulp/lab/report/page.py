@@ -56,12 +56,12 @@ class Section:
         title: What the task is called.
         id: Name of the task.
         runs: Name, data and state of each run directory.
-        notes: What a reader must know before the figures.
+        notes: What a reader should know before the figures.
         quality: Metrics, and differences to the baseline.
         versus: Names of the baselines.
         training: Loss and quality against steps.
-        headline: Two of these that show most: the first metric, and the last one or its excess
-            over the baseline.
+        headline: The two most telling of these: the first metric, and the last one or its
+            excess over the baseline.
         lost: Descent quality and lost updates against steps.
         measured: Live bytes at the peak, by category.
         counted: Bytes of one number, by tensor.
@@ -161,14 +161,14 @@ def _notes(group: Group) -> list[str]:
         of = f" of {label}" if len(group.runs) > 1 else ""
         if not run.summaries:
             notes.append(
-                f"The comparison{of} has not ended. Tables show the last evaluation of each run; "
+                f"The comparison{of} is not finished. Tables show the last evaluation of each run; "
                 "memory and time are measured at the end."
             )
         if run.cut:
-            notes.append(f"The last line of metrics.jsonl{of} is not whole and was left out.")
+            notes.append(f"The last line of metrics.jsonl{of} is incomplete and was ignored.")
         if run.data.get("skipped_lines"):
             notes.append(
-                f"{run.data['skipped_lines']} lines of the data{of} were left out; the first: "
+                f"{run.data['skipped_lines']} lines of the data{of} were skipped; the first: "
                 f"{run.data.get('first_skipped', '')}"
             )
     for variant in group.variants:
@@ -179,19 +179,21 @@ def _notes(group: Group) -> list[str]:
             name = f"{variant.name}, seed {summary.seed}"
             if summary.skipped_steps:
                 notes.append(
-                    f"{name}: {summary.skipped_steps:,} of {summary.steps:,} steps were left out, "
-                    "with gradients that were not finite."
+                    f"{name}: {summary.skipped_steps:,} of {summary.steps:,} steps were skipped "
+                    "because a gradient was not finite."
                 )
             if summary.rollbacks:
                 times = _plural(summary.rollbacks, "time")
-                notes.append(f"{name} went back to a checkpoint {times}, with smaller steps.")
+                notes.append(
+                    f"{name} rolled back to a checkpoint {times}, with smaller steps afterwards."
+                )
     if any(s.simulated for v in group.variants for s in v.summaries):
         notes.append("A format that is simulated in wider storage has no bytes or time of its own.")
     return notes
 
 
 def _shown(metrics: Mapping[str, float]) -> list[float]:
-    """Without differences to a baseline, which are not a number where there is none."""
+    """All but the differences to a baseline, which are NaN where there is none."""
     return [value for name, value in metrics.items() if not name.endswith("_drop")]
 
 

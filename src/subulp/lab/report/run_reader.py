@@ -38,9 +38,9 @@ class Run:
         path: The folder.
         task: Name of the task.
         config: ``config.json``.
-        data: What the runs share, as ``summary.json`` describes it; empty while there is none.
+        data: The runs' data set, as ``summary.json`` describes it; empty without that file.
         records: Logged steps, one for each variant, seed and step.
-        summaries: Of all variants and seeds; empty while the comparison has not ended.
+        summaries: Summaries of all variants and seeds; empty while the comparison is unfinished.
         cut: The last line of ``metrics.jsonl`` is not whole: it was being written.
     """
 
@@ -125,7 +125,7 @@ def _measured(value: object) -> object:
 
 Measured = Annotated[float, BeforeValidator(_measured)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Bytes = Annotated[float, Field(ge=0, le=2**53)]
+Bytes = Annotated[int | float, Field(ge=0, le=2**53)]
 Plain = str | bool | int | float | None
 
 
@@ -201,7 +201,7 @@ def _summary(found: dict[str, Any], where: str, place: Place, options: set[str])
     settings = {name: value for name, value in found.items() if name in options - _OF_SUMMARY}
     known = _OF_SUMMARY | options
     metrics = {name: value for name, value in found.items() if _is_metric(name, value, known)}
-    # Files of earlier versions do not count the steps that were left out.
+    # Files of earlier versions do not count skipped steps.
     whole = {"skipped_steps": 0} | own | {"metrics": metrics, "settings": settings}
     return Summary(**dict(checked(_SUMMARY, whole, lambda _: where, inside=place)))
 

@@ -21,7 +21,7 @@ COLOURS: dict[str, tuple[str, str]] = {
     "activations": ("#c3c8cf", "#5b6571"),
     # Matplotlib leaves a fill of #000000 out of SVG, as the default: it would stay black when dark.
     "black": ("#010101", "#f0f0f0"),
-    # Okabe and Ito's, which the common kinds of colour blindness tell apart, then some darker ones.
+    # Okabe and Ito's, distinguishable with the common kinds of colour blindness, then darker ones.
     "vermilion": ("#d55e00", "#ff8c42"),
     "blue": ("#0072b2", "#5db7f2"),
     "green": ("#009e73", "#2ccb9b"),

@@ -45,10 +45,10 @@ def print_comparison(
         caption += " A format that is simulated in wider storage has no bytes of its own."
     skipped = _counts(summaries, lambda summary: summary.skipped_steps)
     if skipped:
-        caption += f" Steps that were left out, being not finite: {skipped}."
+        caption += f" Steps skipped because a gradient was not finite: {skipped}."
     rollbacks = _counts(summaries, lambda summary: summary.rollbacks)
     if rollbacks:
-        caption += f" Times that runs went back to a checkpoint, with smaller steps: {rollbacks}."
+        caption += f" Rollbacks to a checkpoint, with smaller steps afterwards: {rollbacks}."
     whole = _table(summaries, [*quality, *cost], title, caption)
     # Measured as if there were room: rich cuts a measure to the width of the console.
     roomy = console.options.update_width(1000)
@@ -145,11 +145,11 @@ def _percent(name: str, runs: Sequence[Summary]) -> Iterable[float]:
 
 
 def _metric(metric: Metric, runs: Sequence[Summary]) -> str:
-    # Of mixtures of representations, which not every variant has.
+    # Metrics of mixtures of representations: not every variant has them.
     if metric.name not in runs[0].metrics:
         return ""
     values = [metric.factor * s.metrics[metric.name] for s in runs]
-    # A drop below the baseline, where there is none.
+    # A drop below the baseline, and there is no baseline.
     if metric.drop_of is not None and not all(map(math.isfinite, values)):
         return "-"
     return _spread(metric.style, values)

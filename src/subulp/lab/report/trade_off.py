@@ -8,7 +8,7 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 
-from .figure import LINE_WIDTH, PANEL, TEXT, WIDTH, Panel, handle, legend_height, text_width
+from .figure import LINE_WIDTH, TEXT, WIDTH, Panel, handle, legend_height, text_width
 from .styles import LineStyle
 
 _HEIGHT, _AXIS = 190.0, 34.0
@@ -98,7 +98,7 @@ class TradeOff:
         panel.ticks(axes, xlabel=self.axis, left=_LEFT, bottom=bottom + 30)
         axes.axhline(0, color=TEXT, linewidth=1)
         for place, path in enumerate(self.paths):
-            # Equal memory: side by side, so that bars can be told apart.
+            # Points of equal memory stand side by side, so that their bars do not overlap.
             aside = 0.007 * widest * (place - (len(self.paths) - 1) / 2)
             _draw_path(axes, panel, path, aside)
         labels = [(panel.place(axes, x, 0)[0], label) for label, x in self._labels()]
@@ -131,15 +131,5 @@ def _draw_path(axes: Axes, panel: Panel, path: Path, aside: float) -> None:
     x, y = [p.x + aside for p in points], [p.y for p in points]
     axes.vlines(x, [p.ends[0] for p in points], [p.ends[1] for p in points], style.hex, lw=1)
     axes.plot(x, y, color=style.hex, linestyle=style.dashes, linewidth=LINE_WIDTH)
-    (marks,) = axes.plot(
-        x,
-        y,
-        color=style.hex,
-        marker=style.marker,
-        linestyle="none",
-        markersize=7,
-        markeredgecolor=PANEL,
-        markeredgewidth=0.6,
-        clip_on=False,
-    )
-    panel.tip(marks, [f"{p.name}: {p.x:.4g}, {p.y:.4g}" for p in points])
+    texts = [f"{p.name}: {p.x:.4g}, {p.y:.4g}" for p in points]
+    panel.marks(axes, (x, y), style, texts, size=7)

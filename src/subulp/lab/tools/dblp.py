@@ -4,11 +4,11 @@ The ELMO paper (section 5) describes the data set in three sentences: title and 
 text, keywords the labels and the label texts; its Table 1 has as many test as training instances.
 What it leaves open is decided here:
 
-- A paper without title, abstract or keyword is left out.
+- A paper without title, abstract or keyword is dropped.
 - White space is collapsed everywhere, and keywords are lowercased: ``Data Mining`` and ``data
   mining`` are one label. A paper has a keyword once.
 - A hash of the paper's id decides its part, so a paper stays where it is when others come or go.
-- A label needs ``min_count`` training papers; papers left without labels are left out.
+- A label needs ``min_count`` training papers; papers left without labels are dropped.
 - Labels are numbered in the order of their code points; papers stay in the order of the file.
 """
 
@@ -108,8 +108,8 @@ def build_dblp(
     ``/var/tmp``). ``out`` appears when all is written, and not before.
 
     Args:
-        source: One JSON array of papers, or JSON lines, plain or ``.gz``. Of a paper the fields
-            ``id``, ``title``, ``abstract`` and ``keywords`` are read.
+        source: One JSON array of papers, or JSON lines, plain or ``.gz``. The fields ``id``,
+            ``title``, ``abstract`` and ``keywords`` of each paper are read.
         out: Folder to make.
         test_share: Share of the papers that test (default: 0.5).
         min_count: Training papers that a label needs (default: 1).
@@ -228,7 +228,7 @@ def _papers(records: JsonObjects, keep_case: bool) -> Iterator[_Paper | None]:
 
 
 def _paper(record: dict[str, Any], keep_case: bool) -> _Paper | None:
-    """What is used of a paper, or None if it lacks some of it."""
+    """The fields of a paper that are used, or None if one is missing."""
     title, abstract = _text(record, "title"), _text(record, "abstract")
     keywords = dict.fromkeys(
         _clean(keyword if keep_case else keyword.lower()) for keyword in _list(record, "keywords")

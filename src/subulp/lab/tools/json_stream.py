@@ -66,7 +66,7 @@ class JsonObjects:
                 self._at = end
                 self._take(",")
             if array and not self._take("]"):
-                self.fail("the file ends inside its array: it is not whole")
+                self.fail("the file ends inside its array: it is incomplete")
             if self._peek():
                 self.fail("expected nothing after the end of the array")
 
@@ -105,10 +105,10 @@ class JsonObjects:
             except RecursionError as error:
                 self.fail(f"expected a JSON object ({error})")
             except ValueError as error:
-                # What is cut off reads like what is wrong, until there is no more to read.
+                # A truncated object looks like a wrong one until the file ends.
                 if len(self._text) - self._at > LONGEST or not self._more():
                     # The line and column in the error's own text are those of the window.
-                    self.fail(f"expected a whole JSON object ({getattr(error, 'msg', error)})")
+                    self.fail(f"expected a complete JSON object ({getattr(error, 'msg', error)})")
 
     def _more(self) -> bool:
         """Move the window on, and read a block into it; False at the end of the file."""
@@ -122,7 +122,7 @@ class JsonObjects:
             self._ended = not block
             self._text += self._decoder.decode(block, final=self._ended)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            self.fail(f"from here on not a whole gzip file ({error})")
+            self.fail(f"from here on not a complete gzip file ({error})")
         except UnicodeDecodeError as error:
             self.fail(f"from here on not UTF-8 ({error.reason})")
         self._on_read(self._raw.tell())

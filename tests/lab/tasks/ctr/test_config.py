@@ -73,7 +73,7 @@ def test_presets_are_the_published_sizes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": ("int3",)}, "precision='int3' is unknown: use fp32, bf16"),
+        ({"precision": ("int3",)}, "precision='int3' is unknown: use one of fp32, bf16"),
         ({"rounding": ("up",)}, "rounding='up' is unknown: use"),
         ({"policy": ("fifo",)}, "policy='fifo' is unknown: use"),
         ({"ways": (3,)}, "ways=3 is not a power of two"),

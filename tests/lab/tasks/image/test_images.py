@@ -118,10 +118,10 @@ def test_a_damaged_archive(files, tmp_path):
     archive(path, files)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is not a whole archive"):
+    with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is not a complete archive"):
         load_images(f"cifar10:{tmp_path}")
     path.write_bytes(b"no archive")
-    with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is not a whole archive"):
+    with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is not a complete archive"):
         load_images(f"cifar10:{tmp_path}")
     archive(path, {k: v for k, v in files.items() if k != "test_batch.bin"})
     with pytest.raises(ValueError, match=r"lacks test_batch\.bin of 61,460 bytes"):

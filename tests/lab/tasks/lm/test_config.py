@@ -24,7 +24,7 @@ def test_a_config_cannot_change_after_its_checks():
         ("lr", float("inf"), "lr=inf is out of range"),
         ("weight_decay", -0.1, "weight_decay=-0.1 is out of range"),
         ("dropout", 1.0, "dropout=1.0 is out of range"),
-        ("seeds", (-1,), "seed=-1 is out of range"),
+        ("seeds", (-1,), "seeds=-1 is out of range"),
         ("seeds", (), "seeds is empty"),
         ("seeds", (1, 1), "seeds repeats 1: give each once"),
         ("precision", ("master", ""), "precision is empty, or has an empty entry"),

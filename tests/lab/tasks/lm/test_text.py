@@ -81,7 +81,7 @@ def test_a_file_that_is_not_utf8_names_the_byte_and_the_remedy(tmp_path):
 def test_a_broken_gzip_file(tmp_path, content):
     path = tmp_path / "t.gz"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="is not a whole gzip file"):
+    with pytest.raises(ValueError, match="is not a complete gzip file"):
         load_text(path)
 
 

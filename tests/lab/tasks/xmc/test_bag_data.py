@@ -12,7 +12,7 @@ from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.preprocessing import FeaturePreprocessor
-from subulp.lab.tasks.xmc.readers.bags import FeatureLines, Features, read_bag_file
+from subulp.lab.tasks.xmc.readers.bags import Features, read_bag_file, read_feature_file
 from subulp.lab.tasks.xmc.saved_model import RunName, load_model, saved_models
 from subulp.lab.tasks.xmc.task import load
 from subulp.lab.tasks.xmc.vocabulary import KnownFeatures
@@ -200,7 +200,7 @@ def test_known_features_and_their_settings_come_back(tmp_path):
 def test_feature_lines_of_a_file_are_read_in_any_order(tmp_path):
     path = tmp_path / "new.txt"
     path.write_text("5:1.5\n\n0:2 3:-1\n")
-    lines = FeatureLines(path, 6)
+    lines = read_feature_file(path, 6)
     assert len(lines) == 3
     found = lines.read([2, 0, 1])
     assert found.ids.tolist() == [0, 3, 5]

@@ -99,7 +99,7 @@ def test_every_run_of_a_comparison_is_saved_and_measured_again(config, run_folde
     }
     test = load(config).data.test
     model = load_model(run_folder, RunName("fp8", 0), CPU)
-    _, top = model.topk(test.texts(range(len(test))), 1)
+    _, top = model.topk(test.source.read(range(len(test))), 1)
     rows, cols = test.pairs(range(len(test)))
     hits = sum(int(top[row, 0]) == col for row, col in zip(rows, cols, strict=True))
     assert summary["fp8"]["P@1"] == pytest.approx(100 * hits / len(test))
@@ -210,7 +210,7 @@ def test_what_is_no_run(tmp_path, text_file, capsys):
     [
         (b"", "is empty: give a text a line"),
         (b"fine\n\xff\n", "texts.txt:2: not UTF-8: byte 0xff"),
-        (None, "does not exist or is no file"),
+        (None, "is not a file: give a file"),
     ],
 )
 def test_a_file_that_cannot_be_read(run_folder, tmp_path, content, message, capsys):

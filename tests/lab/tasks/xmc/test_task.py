@@ -199,7 +199,7 @@ def test_steps_that_renees_scaler_leaves_out_are_counted_and_limited(
     assert counts == [min(step, skipped) for step in range(1, len(records) + 1)]
     enough = dataclasses.replace(config, max_skips=skipped + 1)
     assert run(enough, load(config), "renee", 0).skipped_steps == skipped
-    with pytest.raises(FloatingPointError, match=r"step 3 .*: 3 steps in a row were left out"):
+    with pytest.raises(FloatingPointError, match=r"step 3 .*: 3 steps in a row were skipped"):
         run(dataclasses.replace(config, max_skips=3), load(config), "renee", 0)
     with pytest.raises(ValueError, match="max_skips=3 has no effect"):
         dataclasses.replace(config, precision=("fp32",), max_skips=3)

@@ -33,7 +33,7 @@ class AccessChart:
 
     Attributes:
         counts: Accesses of each row, by table.
-        cache_fractions: Cache sizes to mark; the legend tells the share of the accesses that the
+        cache_fractions: Cache sizes to mark; the legend gives the share of the accesses that the
             rows of the smallest would serve.
         examples: Examples that were counted.
     """

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,8 +17,8 @@ from ...engine.config import (
     OPTIMIZER,
     Default,
     RunConfig,
+    check_fields,
     check_list,
-    check_range,
     numbers,
     overridable,
 )
@@ -90,7 +90,7 @@ class CTRConfig(RunConfig):
     """Size of the shuffle buffer, in examples. Larger data is read again in every epoch."""
 
     on_bad_line: Annotated[Literal["raise", "skip"], COMPARED] = "raise"
-    """How to handle unreadable lines: raise ends the command, skip leaves out and counts them."""
+    """How to handle unreadable lines: raise ends the command, skip skips and counts them."""
 
     narrow_above: Annotated[int, MODEL] = 1000
     """Tables of at most this many rows stay in FP32, without a cache."""
@@ -115,7 +115,7 @@ class CTRConfig(RunConfig):
     row_optimizer: Annotated[Literal["rowwise-adagrad", "adagrad", "sgd"], OPTIMIZER] = (
         "rowwise-adagrad"
     )
-    """Optimizer of the tables: Adagrad with one sum per row or one per number, or plain SGD."""
+    """Optimizer of the tables: Adagrad with one sum per row or one per element, or plain SGD."""
 
     row_lr: Annotated[float, OPTIMIZER] = 0.01
     """Learning rate of the tables."""
@@ -140,21 +140,11 @@ class CTRConfig(RunConfig):
         super().__post_init__()
         for name in ("rounding", "cache_fraction", "policy", "ways", "rows"):
             check_list(name, getattr(self, name) if name != "rows" else self.rows[:1])
-        for name in ("bottom", "top", "rows"):
-            for value in getattr(self, name):
-                check_range(name, value, 1)
-        for name in ("dim", "epochs", "batch_size", "evaluations", "shuffle_rows"):
-            check_range(name, getattr(self, name), 1)
-        for value in self.cache_fraction:
-            check_range("cache_fraction", value, 0, 1)
-        check_range("narrow_above", self.narrow_above, 0)
-        for name in ("warmup", "final_lr"):
-            check_range(name, getattr(self, name), 0, 1)
-        for name in ("lr", "row_lr", "weight_decay"):
-            check_range(name, getattr(self, name), 0)
-        check_range("test_share", self.test_share, 0, 1, top_included=False)
-        if self.min_count is not None:
-            check_range("min_count", self.min_count, 1)
+        counts = ("dim", "epochs", "batch_size", "evaluations", "shuffle_rows", "min_count")
+        check_fields(self, ("bottom", "top", "rows", *counts), 1)
+        check_fields(self, ("cache_fraction", "warmup", "final_lr"), 0, 1)
+        check_fields(self, ("narrow_above", "lr", "row_lr", "weight_decay"), 0)
+        check_fields(self, ("test_share",), 0, 1, top_included=False)
         if self.nonfinite not in (None, "raise", "rollback"):
             raise ValueError(
                 f"nonfinite={self.nonfinite} is not available: tables update their rows inside the "
@@ -197,11 +187,7 @@ class CTRConfig(RunConfig):
                 f"{name}={value} and data={self.data or 'adult'} contradict each "
                 f"other: {name} is for data=criteo:FILE, and other tables have sizes of their own"
             )
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Default):
-                chosen = settings.get(field.name, value.value)
-                object.__setattr__(self, field.name, chosen)  # The class is frozen.
+        self._fill_defaults(settings)
 
 
 def _absolute(data: str) -> str:

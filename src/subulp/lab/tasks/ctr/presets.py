@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...engine.config import check_names
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -54,9 +56,5 @@ def preset(name: str) -> Preset:
     Raises:
         ValueError: There is none.
     """
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise ValueError(
-            f"preset={name!r} is unknown: use one of {', '.join(sorted(PRESETS))}"
-        ) from None
+    check_names("preset", (name,), sorted(PRESETS))
+    return PRESETS[name]

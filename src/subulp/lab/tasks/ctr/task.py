@@ -14,9 +14,8 @@ from .... import optim
 from ....nn import CachedEmbeddingBags
 from ....optim.rows.base import RowOptimizer
 from ...engine.metrics import Metric
-from ...engine.parameter_groups import decay_groups
+from ...engine.recipe import decay_groups, one_cycle
 from ...engine.run_directory import ACCESS_PLOT
-from ...engine.schedule import one_cycle
 from ...engine.task import Workload
 from .config import CTRConfig
 from .dlrm import DLRM
@@ -77,7 +76,7 @@ def load(config: CTRConfig) -> CTRData:
 
 
 def describe(data: CTRData) -> dict[str, Any]:
-    """Name, number of examples in each part, tables and their rows, and lines left out."""
+    """Name, number of examples in each part, tables and their rows, and skipped lines."""
     skipped = {"skipped_lines": data.skipped, "first_skipped": data.first_skipped}
     return {
         "name": data.name,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ...engine.config import check_names
 from .readers.layout import Precision
 
 if TYPE_CHECKING:
@@ -101,9 +102,9 @@ def _combinations(
     policies: Iterable[str],
     ways: Sequence[int],
 ) -> Iterator[Variant]:
-    _check("precision", precisions := tuple(precisions), get_args(Precision))
-    _check("rounding", roundings := tuple(roundings), get_args(Rounding))
-    _check("policy", policies := tuple(policies), get_args(Policy))
+    check_names("precision", precisions := tuple(precisions), get_args(Precision))
+    check_names("rounding", roundings := tuple(roundings), get_args(Rounding))
+    check_names("policy", policies := tuple(policies), get_args(Policy))
     for count in ways:
         if not 1 <= count <= _MAX_WAYS or count & (count - 1):
             raise ValueError(f"ways={count} is not a power of two from 1 to {_MAX_WAYS}")
@@ -120,9 +121,3 @@ def _combinations(
             continue
         for cache, rounding in itertools.product(caches, roundings):
             yield Variant(precision, rounding, *cache)  # type: ignore[arg-type]
-
-
-def _check(name: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for value in given:
-        if value not in known:
-            raise ValueError(f"{name}={value!r} is unknown: use {', '.join(known)}")

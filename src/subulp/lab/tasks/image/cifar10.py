@@ -88,7 +88,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
                     assert file is not None
                     files[name] = file.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is not a whole archive ({error}): get it again") from None
+        raise ValueError(f"{path} is not a complete archive ({error}): download it again") from None
     missing = sorted(set(SHA256) - set(files))
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)} of {_RECORD * _PICTURES:,} bytes")
@@ -104,8 +104,8 @@ def _decode(name: str, raw: bytes) -> tuple[Tensor, Tensor]:
     found = hashlib.sha256(raw).hexdigest()
     if found != SHA256[name]:
         raise ValueError(
-            f"{name} has SHA-256 {found}, not {SHA256[name]}: it was changed or damaged; get it "
-            "again"
+            f"{name} has SHA-256 {found}, not {SHA256[name]}: it was changed or damaged; download "
+            "it again"
         )
     records = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(_PICTURES, _RECORD)
     labels = records[:, 0]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from ...engine.config import COMPARED, MEASURED, MODEL, NAMES, OPTIMIZER, RunConfig, check_range
+from ...engine.config import COMPARED, MEASURED, MODEL, NAMES, OPTIMIZER, RunConfig, check_fields
 
 ParameterDtype = Literal["bf16", "fp16"]
 
@@ -71,27 +71,22 @@ class ImageConfig(RunConfig):
 
     grad_scaler: Annotated[bool, OPTIMIZER] = False
     """Scale the loss as torch.amp.GradScaler does, which also skips steps that are not finite. The
-    paper trains without."""
+    paper trains without it."""
 
     eval_epochs: Annotated[int, MEASURED] = 1
     """Epochs between evaluations on the validation part; the last step is always evaluated."""
 
     @property
     def may_skip(self) -> bool:
-        """Whether steps that are not finite may be left out."""
+        """Whether steps that are not finite may be skipped."""
         return self.grad_scaler or super().may_skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width is not None:
-            check_range("width", self.width, 1)
-        for name in ("epochs", "batch_size", "eval_epochs"):
-            check_range(name, getattr(self, name), 1)
-        for name in ("warmup", "final_lr"):
-            check_range(name, getattr(self, name), 0, 1)
-        check_range("momentum", self.momentum, 0, 1, top_included=False)
-        for name in ("lr", "weight_decay"):
-            check_range(name, getattr(self, name), 0)
+        check_fields(self, ("width", "epochs", "batch_size", "eval_epochs"), 1)
+        check_fields(self, ("warmup", "final_lr"), 0, 1)
+        check_fields(self, ("momentum",), 0, 1, top_included=False)
+        check_fields(self, ("lr", "weight_decay"), 0)
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov=True needs momentum above 0")
 

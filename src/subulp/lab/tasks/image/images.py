@@ -7,7 +7,6 @@ import io
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -137,37 +136,32 @@ class Batches:
         batch_size: Pictures of a batch.
         seed: Seed of the generator that draws order and augmentation.
         augment: Shift and mirror at random.
+
+    Attributes:
+        shuffled: The order, which alone has a state.
     """
 
     def __init__(self, images: Images, batch_size: int, seed: int, *, augment: bool) -> None:
         self._images = images
         self._augment = augment
-        self._shuffled = ShuffledBatches(len(images.train), batch_size, seed)
+        self.shuffled = ShuffledBatches(len(images.train), batch_size, seed)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """The next FP32 pictures ``(batch_size, channels, height, width)`` and int64 labels."""
-        chosen = self._shuffled.draw()
+        chosen = self.shuffled.draw()
         pictures = self._images.train[chosen]
         if self._augment:
             pictures = self._moved(pictures)
         return pictures, self._images.train_labels[chosen]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The place in the order."""
-        return self._shuffled.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a place."""
-        self._shuffled.load_state_dict(state_dict)
-
     def _moved(self, pictures: Tensor) -> Tensor:
         count, channels, height, width = pictures.shape
         shift = self._images.shift
-        offsets = torch.randint(2 * shift + 1, (2, count, 1), generator=self._shuffled.generator)
+        offsets = torch.randint(2 * shift + 1, (2, count, 1), generator=self.shuffled.generator)
         rows = offsets[0] + torch.arange(height)
         columns = offsets[1] + torch.arange(width)
         if self._images.mirror:
-            mirrored = torch.rand(count, generator=self._shuffled.generator) < 0.5
+            mirrored = torch.rand(count, generator=self.shuffled.generator) < 0.5
             columns[mirrored] = columns[mirrored].flip(1)
         # What comes into the frame looks like the frame's edge.
         padded = F.pad(pictures, [shift] * 4, mode="replicate")

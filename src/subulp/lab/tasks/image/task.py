@@ -13,8 +13,7 @@ from .... import optim
 from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
 from ...engine.metrics import Metric
-from ...engine.parameter_groups import decay_groups
-from ...engine.schedule import one_cycle
+from ...engine.recipe import decay_groups, one_cycle
 from ...engine.task import Workload
 from .config import ImageConfig, ParameterDtype
 from .images import Batches, Images, load_images
@@ -154,7 +153,7 @@ def build(
         scaler=torch.amp.GradScaler(device.type) if config.grad_scaler else None,
         simulated=simulated_bits(precision) is not None,
         steps_per_epoch=len(data.train) // config.batch_size,
-        parts={"batches": training},
+        parts={"batches": training.shuffled},
     )
 
 

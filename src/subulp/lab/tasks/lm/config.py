@@ -10,8 +10,7 @@ from ...engine.config import (
     MODEL,
     NAMES,
     OPTIMIZER,
-    Default,
-    check_range,
+    check_fields,
     overridable,
 )
 from ...engine.linear_operands import LinearConfig
@@ -36,13 +35,13 @@ class LMConfig(LinearConfig):
     )
     """Strategies to compare, separated by commas: fp32, nearest, stochastic, kahan, collage-light,
     collage-plus, fp32-states, master, extra-bits-K or extra-bits-K-stochastic. With several
-    --linear and without it, master alone."""
+    --linear, the default is master alone."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Text file to train on, plain or .gz; without it, the bundled megabyte of Shakespeare."""
 
     level: Annotated[Literal["char", "byte"], COMPARED] = "char"
-    """Tokens: the characters of a UTF-8 text, or bytes of anything."""
+    """Tokens: the characters of a UTF-8 text, or the bytes of any file."""
 
     dtype: Annotated[ParameterDtype, MODEL] = "bf16"
     """Storage of the parameters, except under the precision fp32; e4m3 is FP8."""
@@ -84,7 +83,7 @@ class LMConfig(LinearConfig):
     """AdamW's decay of the first moment."""
 
     beta2: Annotated[float, OPTIMIZER] = 0.999
-    """AdamW's decay of the second moment. BF16 rounds 0.999 to 1: here the strategies part."""
+    """AdamW's decay of the second moment. BF16 rounds 0.999 to 1: here the strategies differ."""
 
     eps: Annotated[float, OPTIMIZER] = 1e-8
     """AdamW's epsilon, added to the denominator."""
@@ -100,22 +99,15 @@ class LMConfig(LinearConfig):
     """Steps between evaluations on the whole validation part; the last step is always evaluated."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.precision, Default):
-            chosen = self.precision.value if len(self.linear) == 1 else ("master",)
-            object.__setattr__(self, "precision", chosen)  # The class is frozen.
+        self._fill_defaults({} if len(self.linear) == 1 else {"precision": ("master",)})
         super().__post_init__()
-        for name in ("batch_size", "context", "width", "layers", "heads", "eval_every"):
-            check_range(name, getattr(self, name), 1)
+        counts = ("batch_size", "context", "width", "layers", "heads", "eval_every")
+        check_fields(self, (*counts, "loss_scale"), 1)
         # The second step is measured for memory.
-        check_range("steps", self.steps, 2)
-        for name in ("warmup", "final_lr"):
-            check_range(name, getattr(self, name), 0, 1)
-        for name in ("dropout", "beta1", "beta2"):
-            check_range(name, getattr(self, name), 0, 1, top_included=False)
-        for name in ("lr", "eps", "weight_decay"):
-            check_range(name, getattr(self, name), 0)
-        if self.loss_scale is not None:
-            check_range("loss_scale", self.loss_scale, 1)
+        check_fields(self, ("steps",), 2)
+        check_fields(self, ("warmup", "final_lr"), 0, 1)
+        check_fields(self, ("dropout", "beta1", "beta2"), 0, 1, top_included=False)
+        check_fields(self, ("lr", "eps", "weight_decay"), 0)
         if self.width % self.heads:
             raise ValueError(
                 f"width={self.width} is not a multiple of heads={self.heads}: every head takes an "

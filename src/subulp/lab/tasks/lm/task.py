@@ -14,9 +14,8 @@ from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
 from ...engine.linear_operands import Variant
 from ...engine.metrics import Metric
-from ...engine.mixture_log import MixtureLog, convert, with_mixture_metrics
-from ...engine.parameter_groups import decay_groups
-from ...engine.schedule import one_cycle
+from ...engine.mixture_log import MixtureLog, convert
+from ...engine.recipe import decay_groups, one_cycle
 from ...engine.task import Workload
 from .config import LMConfig, ParameterDtype
 from .gpt import GPT, Shape
@@ -39,11 +38,6 @@ _DTYPES: dict[ParameterDtype, torch.dtype] = {
 # Formats with few exponents: the smallest E4M3 number is 2**-9, and a second moment is stored in
 # FP16 down to 2**-24, while gradients of this model are about 2**-10 and their squares 2**-20.
 _LOSS_SCALES = {torch.float16: 1024.0, torch.float8_e4m3fn: 1024.0}
-
-
-def metrics(config: LMConfig) -> tuple[Metric, ...]:
-    """:data:`METRICS`, and those of mixtures if there are any."""
-    return with_mixture_metrics(METRICS) if config.has_mixtures else METRICS
 
 
 def load(config: LMConfig) -> Text:
@@ -151,8 +145,7 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
 
     def measure() -> dict[str, float]:
         val_loss = evaluate(model, validation)
-        measured = {"val_loss": val_loss, "perplexity": _exp(val_loss)}
-        return measured if mix is None else measured | mix.metrics()
+        return {"val_loss": val_loss, "perplexity": _exp(val_loss)}
 
     return Workload(
         model,
@@ -163,8 +156,8 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
         loss,
         measure,
         loss_scale(config, chosen.precision),
-        parts={"batches": training, **({} if mix is None else {"mix": mix})},
-        mix=None if mix is None else mix.recent,
+        parts={"batches": training},
+        mix=mix,
     )
 
 

@@ -116,7 +116,7 @@ def _read(path: Path) -> tuple[str, bytes]:
         return str(path), gzip.decompress(raw)
     except (gzip.BadGzipFile, EOFError) as error:
         raise ValueError(
-            f"data={path} is not a whole gzip file ({error}): decompress it, or give it a name "
+            f"data={path} is not a complete gzip file ({error}): decompress it, or give it a name "
             "without .gz"
         ) from None
 
@@ -159,9 +159,9 @@ class Batches:
 def evaluation_batches(
     tokens: Tensor, batch_size: int, context: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """All of ``tokens`` once, in consecutive sequences: the same batches whoever evaluates.
+    """All of ``tokens`` once, in consecutive sequences: the same batches in every evaluation.
 
-    The last tokens that do not fill a sequence are left out.
+    The last tokens, which do not fill a sequence, are dropped.
 
     Returns:
         Inputs and targets, int64 ``(at most batch_size, context)`` each.

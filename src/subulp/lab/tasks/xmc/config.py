@@ -1,6 +1,6 @@
 """Options of an extreme-classification comparison."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -13,7 +13,7 @@ from ...engine.config import (
     NAMES,
     OPTIMIZER,
     Default,
-    check_range,
+    check_fields,
     overridable,
 )
 from ...engine.linear_operands import PLAIN, TORCHAO, Linear, LinearConfig
@@ -54,10 +54,10 @@ class XMCConfig(LinearConfig):
     With +nearest rows are rounded to nearest instead of stochastically."""
 
     linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
-    """Operands of the products of the encoder's linear layers, separated by commas. bf16: as they
-    are; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3, E5M2 or
-    BF16, by its error; torchao-fp8: a transformer's in FP8 through the package torchao, which
-    emulates it where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
+    """Operands of the products of the encoder's linear layers, separated by commas. bf16:
+    unchanged; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3,
+    E5M2 or BF16, by its error; torchao-fp8: a transformer's in FP8 through the package torchao,
+    which emulates it where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Folder of a data set of the Extreme Classification Repository; without it, the bundled
@@ -67,7 +67,7 @@ class XMCConfig(LinearConfig):
     """Train on the labels' texts too; by default, wherever there are any."""
 
     encoder: Annotated[str, MODEL] = overridable("bag")
-    """bag: words and word pairs, or a data set's own features, summed up; or the folder of a
+    """bag: words and word pairs, or a data set's own features, summed; or the folder of a
     Hugging Face transformer, which reads texts."""
 
     width: Annotated[int | None, MODEL] = overridable(256)
@@ -77,8 +77,8 @@ class XMCConfig(LinearConfig):
     """Residual layers of the bag encoder; a transformer has its own."""
 
     max_terms: Annotated[int | None, MODEL] = overridable(500_000)
-    """Most words and word pairs, or features, that the bag encoder knows, the most frequent ones;
-    a transformer has its own tokens."""
+    """How many words and word pairs, or features, the bag encoder knows: the most frequent ones; a
+    transformer has its own tokens."""
 
     max_length: Annotated[int | None, MODEL] = overridable(128)
     """Tokens of a text that a transformer reads."""
@@ -90,10 +90,10 @@ class XMCConfig(LinearConfig):
     """Share of a text's vector that is dropped while training."""
 
     weight_dropout: Annotated[float, MODEL] = 0.0
-    """Dropout of the classifier's weights: the share that a step leaves out."""
+    """Dropout of the classifier's weights: the share that each step drops."""
 
     chunks: Annotated[int, MODEL] = 4
-    """Chunks in which the labels are visited."""
+    """Chunks into which the labels are split."""
 
     head_fraction: Annotated[float, MODEL] = 0.0
     """Share of the labels, the most frequent ones, whose rows carry a BF16 remainder."""
@@ -142,11 +142,12 @@ class XMCConfig(LinearConfig):
     def __post_init__(self) -> None:
         self._resolve()
         super().__post_init__()
-        for name in (*_BAG_FIELDS, "max_length", "chunks", "epochs", "batch_size", "eval_epochs"):
-            if getattr(self, name) is not None:
-                check_range(name, getattr(self, name), 1)
-        for name in ("final_lr", "head_fraction"):
-            check_range(name, getattr(self, name), 0, 1)
+        counts = (*_BAG_FIELDS, "max_length", "chunks", "epochs", "batch_size", "eval_epochs")
+        check_fields(self, counts, 1)
+        check_fields(self, ("final_lr", "head_fraction", "warmup"), 0, 1)
+        check_fields(self, ("dropout", "weight_dropout"), 0, 1, top_included=False)
+        rates = ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay")
+        check_fields(self, (*rates, "warmup_steps"), 0)
         if TORCHAO in self.linear and self.encoder == "bag":
             raise ValueError(
                 f"linear={','.join(self.linear)} and encoder=bag contradict each other: "
@@ -159,18 +160,10 @@ class XMCConfig(LinearConfig):
                 f"precision={','.join(self.precision)}, whose encoder is in FP32: add another "
                 "precision, or leave linear out"
             )
-        if self.warmup is not None:
-            check_range("warmup", self.warmup, 0, 1)
-        if self.warmup_steps is not None:
-            check_range("warmup_steps", self.warmup_steps, 0)
-        for name in ("dropout", "weight_dropout"):
-            check_range(name, getattr(self, name), 0, 1, top_included=False)
-        for name in ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay"):
-            check_range(name, getattr(self, name), 0)
 
     @property
     def may_skip(self) -> bool:
-        """Whether steps that are not finite may be left out: the scaler of ``renee`` does so."""
+        """Whether steps that are not finite may be skipped: the scaler of ``renee`` does so."""
         return "renee" in self.precision or super().may_skip
 
     @property
@@ -220,13 +213,10 @@ class XMCConfig(LinearConfig):
             settings["warmup_steps"] = None
         elif self._given("warmup_steps") or "warmup_steps" in settings:
             settings["warmup"] = None
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in own and value is None:
-                value = field.default
-            if isinstance(value, Default):
-                chosen = settings.get(field.name, value.value)
-                object.__setattr__(self, field.name, chosen)  # The class is frozen.
+        for name in own:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(XMCConfig, name))  # The class is frozen.
+        self._fill_defaults(settings)
 
     def _located(self, name: str, value: Any) -> Any:
         if name == "encoder" and value != "bag":

@@ -43,7 +43,7 @@ def change_layers(encoder: Encoder, variant: Variant, device: torch.device) -> M
 
 
 def check_torchao() -> None:
-    """Check that the package is there.
+    """Check that the package is installed.
 
     Raises:
         ValueError: It is not installed; the message names the remedy.

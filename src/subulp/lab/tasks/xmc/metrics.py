@@ -126,10 +126,10 @@ class RankingMetrics:
         self.bands = Bands.split(label_counts)
         self._weights = inverse_propensities(label_counts, instances, propensity)
         self._discounts = 1 / np.log2(np.arange(self.longest) + 2)
-        # Of a ranking's place r: what its hits, and those of the best ranking, add up to.
+        # By place r: the sums of the hits, and of those of the best ranking.
         self._hits = np.zeros((len(BANDS), self.longest))
         self._weighted, self._best_weighted = np.zeros((2, self.longest))
-        # Of a length k: already divided by each instance's own normaliser.
+        # By length k: already divided by each instance's own normaliser.
         self._gain, self._weighted_gain, self._best_gain = np.zeros((3, self.longest))
         self._recall = np.zeros(self.longest)
         # The place at which a label was first found, from 0; the longest ranking if never.
@@ -137,7 +137,7 @@ class RankingMetrics:
         self._has_instance = np.zeros(len(label_counts), np.bool_)
 
     def update(self, top: Int64s, rows: Int64s, cols: Int64s) -> None:
-        """Take note of a batch.
+        """Add a batch.
 
         Args:
             top: Labels in the order of their scores, best first, without repeats, int64

@@ -61,7 +61,7 @@ def predict_file(
     check_range("k", k, 1, model.num_labels)
     check_range("batch", batch, 1)
     if not path.is_file():
-        raise FileNotFoundError(f"file={path} does not exist or is no file: give a text a line")
+        raise FileNotFoundError(f"file={path} is not a file: give a file with one text per line")
     lines = model.preprocessor.lines(path)
     if not len(lines):
         raise ValueError(f"file={path} is empty: give a text a line")

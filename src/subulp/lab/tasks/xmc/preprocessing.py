@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...data.lines import Indices, TextLines
-from ...engine.files import replacing
+from ...engine.files import write_text
 from ...engine.typed_files import read_json
 from .config import XMCConfig
 from .encoder import BagEncoder, Bags
-from .readers.bags import FeatureLines, Features
+from .readers.bags import BagLines, Features, read_feature_file
 from .readers.dataset import BagSplit, TextSplit
 from .transformer import Tokens, TransformerEncoder, TransformerPreprocessor
 from .vocabulary import PLACES, KnownFeatures, Vocabulary
@@ -26,11 +26,10 @@ Batch = Bags | Tokens
 Encoder = BagEncoder | TransformerEncoder
 
 SETTINGS = "encoder.json"
-_VOCABULARY = "vocabulary.json"
-_FEATURES = "features.json"
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
+Known = TypeVar("Known", Vocabulary, KnownFeatures)
 
 
 class Lines(Protocol[T_co]):
@@ -78,40 +77,28 @@ class Preprocessor(Protocol[T]):
 
 
 @dataclass(frozen=True, eq=False)
-class BagPreprocessor:
-    """Bags of the words and word pairs that the training texts have.
+class _KnownPreprocessor(Generic[Known]):
+    """Bags of what occurs in the training instances.
 
     Attributes:
-        vocabulary: Known terms.
-        width: See :class:`BagEncoder`, like what follows.
+        known: Terms or features.
+        width: See :class:`BagEncoder`, like the other two.
         layers: Residual layers.
         dropout: Share of the vector that is dropped while training.
     """
 
-    vocabulary: Vocabulary
+    known: Known
     width: int
     layers: int
     dropout: float
 
-    kind: ClassVar[str] = "bag"
-
-    @cached_property
-    def weights(self) -> Tensor:
-        """Inverse document frequency of each term, FP32 ``(terms,)``."""
-        return torch.from_numpy(self.vocabulary.inverse_document_frequency())
-
-    def lines(self, path: Path) -> TextLines:
-        """A text a line."""
-        return TextLines(path)
-
-    def read(self, instances: Sequence[str]) -> Bags:
-        """Texts as bags."""
-        ids, offsets, places = map(torch.from_numpy, self.vocabulary.encode(instances))
-        return Bags(ids, offsets, self.weights[ids], places)
+    places: ClassVar[int]
+    known_type: ClassVar[type[Vocabulary | KnownFeatures]]
+    file: ClassVar[str]
 
     def encoder(self, device: torch.device) -> BagEncoder:
         """A new :class:`BagEncoder`."""
-        encoder = BagEncoder(len(self.vocabulary), PLACES, self.width, self.layers, self.dropout)
+        encoder = BagEncoder(len(self.known), self.places, self.width, self.layers, self.dropout)
         return encoder.to(device)
 
     def settings(self) -> dict[str, Any]:
@@ -119,66 +106,59 @@ class BagPreprocessor:
         return {"width": self.width, "layers": self.layers, "dropout": self.dropout}
 
     def save(self, folder: Path) -> None:
-        """Write the vocabulary."""
-        with replacing(folder / _VOCABULARY) as path:
-            self.vocabulary.save(path)
+        """Write what is known."""
+        self.known.save(folder / self.file)
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
-        """Read the vocabulary."""
-        return cls(Vocabulary.load(folder / _VOCABULARY), **settings)
+        """Read what is known."""
+        known: Any = cls.known_type.load(folder / cls.file)
+        return cls(known, **settings)
 
 
-@dataclass(frozen=True, eq=False)
-class FeaturePreprocessor:
-    """Bags of the features that a data set gives, weighted by their values.
+class BagPreprocessor(_KnownPreprocessor[Vocabulary]):
+    """Bags of the words and word pairs that the training texts have."""
 
-    Attributes:
-        known: Features that the training part has.
-        width: See :class:`BagEncoder`, like what follows.
-        layers: Residual layers.
-        dropout: Share of the vector that is dropped while training.
-    """
+    kind: ClassVar[str] = "bag"
+    places = PLACES
+    known_type = Vocabulary
+    file = "vocabulary.json"
 
-    known: KnownFeatures
-    width: int
-    layers: int
-    dropout: float
+    @cached_property
+    def weights(self) -> Tensor:
+        """Inverse document frequency of each term, FP32 ``(terms,)``."""
+        return torch.from_numpy(self.known.inverse_document_frequency())
+
+    def lines(self, path: Path) -> TextLines:
+        """A text a line."""
+        return TextLines(path)
+
+    def read(self, instances: Sequence[str]) -> Bags:
+        """Texts as bags."""
+        ids, offsets, places = map(torch.from_numpy, self.known.encode(instances))
+        return Bags(ids, offsets, self.weights[ids], places)
+
+
+class FeaturePreprocessor(_KnownPreprocessor[KnownFeatures]):
+    """Bags of the features that a data set gives, weighted by their values."""
 
     kind: ClassVar[str] = "features"
+    places = 1
+    known_type = KnownFeatures
+    file = "features.json"
 
-    def lines(self, path: Path) -> FeatureLines:
-        """``feature:value feature:value ...`` a line; unknown features are left out."""
-        return FeatureLines(path, self.known.num_features)
+    def lines(self, path: Path) -> BagLines:
+        """Lines ``feature:value feature:value ...``; unknown features are ignored."""
+        return read_feature_file(path, self.known.num_features)
 
     def read(self, instances: Features) -> Bags:
         """Features as bags."""
         ids, offsets, weights = map(torch.from_numpy, self.known.encode(instances))
         return Bags(ids, offsets, weights, torch.zeros_like(ids))
 
-    def encoder(self, device: torch.device) -> BagEncoder:
-        """A new :class:`BagEncoder`."""
-        return BagEncoder(len(self.known), 1, self.width, self.layers, self.dropout).to(device)
-
-    def settings(self) -> dict[str, Any]:
-        """Sizes of the encoder."""
-        return {"width": self.width, "layers": self.layers, "dropout": self.dropout}
-
-    def save(self, folder: Path) -> None:
-        """Write the known features."""
-        with replacing(folder / _FEATURES) as path:
-            self.known.save(path)
-
-    @classmethod
-    def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
-        """Read the known features."""
-        return cls(KnownFeatures.load(folder / _FEATURES), **settings)
-
 
 _LOADERS: dict[str, Callable[[Path, dict[str, Any]], Preprocessor[Any]]] = {
-    BagPreprocessor.kind: BagPreprocessor.load,
-    FeaturePreprocessor.kind: FeaturePreprocessor.load,
-    TransformerPreprocessor.kind: TransformerPreprocessor.load,
+    kind.kind: kind.load for kind in (BagPreprocessor, FeaturePreprocessor, TransformerPreprocessor)
 }
 
 
@@ -221,8 +201,7 @@ def save_preprocessor(preprocessor: Preprocessor[Any], folder: Path) -> None:
     """Write a preprocessor into a folder, its settings last: with them, everything is there."""
     preprocessor.save(folder)
     text = json.dumps({"encoder": preprocessor.kind, **preprocessor.settings()}, indent=2)
-    with replacing(folder / SETTINGS) as path:
-        path.write_text(text + "\n", encoding="utf-8")
+    write_text(folder / SETTINGS, text + "\n")
 
 
 def load_preprocessor(folder: Path) -> Preprocessor[Any]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from ...engine.config import check_names
+
 Precision = Literal["bf16", "fp8"]
 Encoder = Literal["bert-base", "distil-bert", "distil-roberta"]
 PropensityName = Literal["default", "wikipedia", "amazon"]
@@ -93,16 +95,12 @@ def preset(name: str) -> Preset:
     Raises:
         ValueError: There is none.
     """
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise ValueError(
-            f"preset={name!r} is unknown: use one of {', '.join(sorted(PRESETS))}"
-        ) from None
+    check_names("preset", (name,), sorted(PRESETS))
+    return PRESETS[name]
 
 
 def describe(name: str) -> str:
-    """What a preset sets, one setting a line.
+    """The settings of a preset, one per line.
 
     Raises:
         ValueError: There is no such preset.

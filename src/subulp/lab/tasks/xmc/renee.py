@@ -27,7 +27,7 @@ class ReneeClassifier(nn.Module):
     learning rate of :class:`subulp.optim.RowSGD`. Products are computed in FP32 from FP16 operands
     where FP16 units are missing.
 
-    A step whose gradient overflows FP16 is left out and counted, and the factor on the loss is
+    A step whose gradient overflows FP16 is skipped and counted, and the factor on the loss is
     halved.
 
     Args:

@@ -1,9 +1,9 @@
 """Trained models in a run directory: written by a run, read to predict.
 
 ``RUN/models`` holds what all runs share once: the encoder's settings and what turns texts or
-features into its input, and the label texts, a JSON string a line. Each run adds
+features into its input, and the label texts, one JSON string per line. Each run adds
 ``PRECISION-seed-SEED.safetensors`` and, last, a JSON file of the same name that says how to read
-it. Nothing is pickled, so opening a run of somebody else executes nothing of theirs.
+it. Nothing is pickled, so opening someone else's run executes none of their code.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ....nn import ExtremeClassifier
 from ....numerics import Format
 from ....numerics.logistic import sigmoid
 from ...data.lines import TextLines
-from ...data.saved_json import saved_json
-from ...engine.files import replacing
+from ...engine.files import replacing, write_text
 from ...engine.linear_operands import TORCHAO, Variant
 from ...engine.run_directory import MODELS, task_of_run
+from ...engine.typed_files import saved_json
 from .linear_layers import change_layers
 from .preprocessing import SETTINGS, Preprocessor, load_preprocessor, save_preprocessor, to_device
 from .readers.dataset import Texts
@@ -96,9 +96,7 @@ def save_model(
         # The rounding of its products is part of what was measured.
         "encoder": variant.settings(),
     }
-    text = json.dumps(description, indent=2)
-    with replacing(_description(path)) as unfinished:
-        unfinished.write_text(text + "\n", encoding="utf-8")
+    write_text(_description(path), json.dumps(description, indent=2) + "\n")
 
 
 def _save_shared(folder: Path, preprocessor: Preprocessor[Any], label_texts: Texts | None) -> None:
@@ -183,7 +181,7 @@ def saved_models(run: Path) -> list[RunName]:
     found = [match for file in files if (match := _NAME.fullmatch(file.name))]
     if not found:
         raise FileNotFoundError(
-            f"run={run} holds no trained model: no training has come to its end there; train again"
+            f"run={run} holds no trained model: no training has finished there; train again"
         )
     return sorted(RunName(match[1], int(match[2])) for match in found)
 

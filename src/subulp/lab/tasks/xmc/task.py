@@ -17,9 +17,7 @@ from ...data.batches import ShuffledBatches
 from ...data.digest import digest as digest_of
 from ...engine.linear_operands import TORCHAO
 from ...engine.metrics import Metric
-from ...engine.mixture_log import with_mixture_metrics
-from ...engine.parameter_groups import decay_groups
-from ...engine.schedule import rise_and_fall
+from ...engine.recipe import decay_groups, rise_and_fall
 from ...engine.task import Workload
 from .config import XMCConfig
 from .encoder import CONSTANTS, prior_weight
@@ -65,11 +63,6 @@ class XMCText:
     def batch(self, part: TextSplit | BagSplit, indices: np.ndarray, device: torch.device) -> Batch:
         """Instances of a part as the encoder takes them."""
         return to_device(self.preprocessor.read(part.source.read(indices)), device)
-
-
-def metrics(config: XMCConfig) -> tuple[Metric, ...]:
-    """:data:`METRICS`, and those of mixtures if there are any."""
-    return with_mixture_metrics(METRICS) if config.has_mixtures else METRICS
 
 
 def load(config: XMCConfig) -> XMCText:
@@ -176,7 +169,7 @@ def build_encoder(
 def build_head(
     config: XMCConfig, data: XMCText, storage: HeadStorage | None, dim: int, seed: int
 ) -> ExtremeClassifier | ReneeClassifier:
-    """The classifier of a storage, ``None`` for the baseline; every label begins equally rare."""
+    """The classifier of a storage, ``None`` for the baseline; every label starts equally rare."""
     count = data.data.num_labels
     pairs = max(len(data.train.targets.indices), 1)
     share = min(pairs / (len(data.train) * count), 0.5)
@@ -227,10 +220,6 @@ def build(
         # The rows step by the sum, the encoder and what is reported by the mean.
         return summed / config.batch_size
 
-    def measure() -> dict[str, float]:
-        measured = evaluate(config, data, model)
-        return measured if mix is None else measured | mix.metrics()
-
     return Workload(
         model,
         optimizer,
@@ -238,15 +227,15 @@ def build(
         config.eval_epochs * (len(data.train) // config.batch_size),
         lambda step: rise_and_fall(step, total, rising=rising, final=config.final_lr),
         loss,
-        measure,
+        lambda: evaluate(config, data, model),
         rows=rows,
         bytes_per_parameter=lambda: head_bytes(head, storage),
         save=lambda path: save_model(path, model, run, data.preprocessor, data.data.label_texts),
         simulated=storage is not None and storage.simulated,
         steps_per_epoch=len(data.train) // config.batch_size,
-        mix=None if mix is None else mix.recent,
-        left_out=None if storage else lambda: int(head.get_buffer("skipped_steps")),
-        parts={"batches": batches, **({} if mix is None else {"mix": mix})},
+        mix=mix,
+        inner_skips=None if storage else lambda: int(head.get_buffer("skipped_steps")),
+        parts={"batches": batches},
     )
 
 
@@ -296,7 +285,7 @@ def _ranking(
     chosen: np.ndarray,
     k: int,
 ) -> np.ndarray:
-    """The k best labels of a batch, those left out that its filter pairs name."""
+    """The k best labels of a batch without those that its filter pairs name."""
     filtered, most = data.test.filter_pairs, 0
     if filtered is not None:
         rows, cols = filtered.pairs(chosen)

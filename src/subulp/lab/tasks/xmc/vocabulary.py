@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ...data.counts import Counts
 from ...data.lines import Int64s
-from ...data.saved_json import saved_json
+from ...engine.files import write_text
+from ...engine.typed_files import saved_json
 from .readers.bags import BagLines, Features
 from .readers.labels import offsets_of
 
@@ -129,7 +130,7 @@ class Vocabulary:
             "counts": self.counts,
             "terms": self.terms,
         }
-        path.write_text(json.dumps(fields, ensure_ascii=False), encoding="utf-8")
+        write_text(path, json.dumps(fields, ensure_ascii=False))
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
@@ -242,7 +243,7 @@ class KnownFeatures:
             "num_features": self.num_features,
             "numbers": self.numbers.tolist(),
         }
-        path.write_text(json.dumps(fields), encoding="utf-8")
+        write_text(path, json.dumps(fields))
 
     @classmethod
     def load(cls, path: Path) -> KnownFeatures:

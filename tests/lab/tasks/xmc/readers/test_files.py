@@ -75,7 +75,7 @@ def test_text_that_is_not_utf8_names_the_line(tmp_path, compressed):
 def test_damaged_gzip(tmp_path, content):
     path = put(tmp_path, "t.txt.gz", content)
     for read in (TextLines, read_label_file, read_bag_file, read_json_texts):
-        with pytest.raises(ValueError, match=r"t\.txt\.gz:1: from here on not a whole gzip file"):
+        with pytest.raises(ValueError, match=r"gz:1: from here on not a complete gzip file"):
             read(path)
 
 
@@ -114,7 +114,7 @@ HEADERS = [
     ("1 " + "9" * 5000 + "\n", r":1: expected the header"),
     ("1 0\n\n", r":1: 0 labels: expected 1 to 2147483647"),
     ("1 2147483648\n\n", r":1: 2147483648 labels: expected 1 to 2147483647"),
-    ("2 5\n1:1\n", r":3: the file ends after 1 instances, where the header says 2: is it whole"),
+    ("2 5\n1:1\n", r":3: the file ends after 1 instances, where the header says 2: is it complete"),
     ("2 5", r":2: the file ends after 0 instances"),
     ("1 5\n1:1\n2:1\n", r":3: more lines than the header's 1 instances"),
     ("0 5\n1:1\n", r":2: more lines than the header's 0 instances"),

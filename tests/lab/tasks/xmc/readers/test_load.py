@@ -30,7 +30,7 @@ def test_the_forms_hold_the_same(tmp_path, form, compressed):
     assert rows.dtype == cols.dtype == np.int64
     if form == "bags":
         assert isinstance(data.train, BagSplit)
-        features = data.train.features([3, 1, 0])
+        features = data.train.source.read([3, 1, 0])
         assert features.ids.tolist() == [3, 3, 3, 1]
         assert features.offsets.tolist() == [0, 2, 2, 4]
         assert features.values.tolist() == [1.0, 2.5, 0.5, 2.0]
@@ -39,7 +39,7 @@ def test_the_forms_hold_the_same(tmp_path, form, compressed):
         assert data.label_texts is None
     else:
         assert isinstance(data.train, TextSplit)
-        assert data.train.texts([2, 0, 1]) == ["the lazy dög", "a red fox", ""]
+        assert data.train.source.read([2, 0, 1]) == ["the lazy dög", "a red fox", ""]
         assert list(data.train.source) == TRAIN_TEXTS
         assert list(data.test.source) == TEST_TEXTS
         assert list(data.label_texts) == LABEL_TEXTS
@@ -52,12 +52,12 @@ def test_label_texts_become_instances(tmp_path):
     extended = data.with_label_texts()
     assert len(extended) == 7
     assert list(extended.source) == TRAIN_TEXTS + LABEL_TEXTS
-    assert extended.texts([6, 0, 4]) == ["never seen", "a red fox", "animal"]
+    assert extended.source.read([6, 0, 4]) == ["never seen", "a red fox", "animal"]
     assert rows_of(extended.labels) == [*TRAIN_LABELS, [0], [1], [2]]
     # A pair of an instance and a label is filtered, not the label's own text.
     assert rows_of(extended.targets) == [[0], [], [0], [0], [0], [1], [2]]
     with pytest.raises(IndexError):
-        extended.texts([7])
+        extended.source.read([7])
 
 
 @pytest.mark.parametrize("form", ["raw", "bags"])

@@ -28,7 +28,7 @@ class CTRData:
         encode: From examples to what a model takes.
         positive_share: Share of the training part's labels that are 1.
         digest: Digest of all examples, in hexadecimal digits.
-        skipped: Lines that were left out because they cannot be read.
+        skipped: Lines that were skipped because they cannot be read.
         first_skipped: The message about the first of them.
     """
 
@@ -49,7 +49,7 @@ class ReadOptions:
     """How files are read.
 
     Attributes:
-        on_bad_line: ``"raise"``, or ``"skip"`` to leave out lines that cannot be read (default:
+        on_bad_line: ``"raise"``, or ``"skip"`` to skip lines that cannot be read (default:
             ``"raise"``).
         buffer: Size of the shuffle buffer, in examples (default: 2**20).
         min_count: Training examples that a category needs to get its own row; ``None`` hashes
@@ -144,5 +144,5 @@ def _part(
 
 
 def _again(layout: Layout, spans: Sequence[Span]) -> Iterator[Examples]:
-    # The first pass has told of the bad lines.
+    # The first pass has reported the bad lines.
     return read_spans(layout, spans, BadLines("skip"))

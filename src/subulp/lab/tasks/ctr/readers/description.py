@@ -140,7 +140,7 @@ def read_description(path: Path) -> Description:
             message begins with ``file:line``.
     """
     if not path.is_file():
-        what = "is not a file" if path.exists() else "is not there"
+        what = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"columns={path} {what}: give a TOML file")
     raw = read_bytes(path, LARGEST_TOML, "a description of columns")
     found, text = parse_toml(raw, path), raw.decode("utf-8")
@@ -159,7 +159,7 @@ def make_layout(description: Description, header: Sequence[str] | None) -> Layou
     """The layout that a description means.
 
     Args:
-        description: Of a table.
+        description: The description of the columns.
         header: The first line of the file; ``None`` for a file without.
 
     Raises:

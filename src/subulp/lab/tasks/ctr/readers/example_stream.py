@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ....data.lines import fail, whole_lines
+from ....data.lines import count_lines, fail, whole_lines
 from .examples import Examples
 from .layout import Layout
 from .parse_block import parse_block
@@ -31,10 +31,10 @@ class BadLines:
     """The policy for unreadable lines, and how many there were.
 
     Args:
-        policy: ``"raise"``, or ``"skip"`` to leave them out.
+        policy: ``"raise"``, or ``"skip"`` to skip them.
 
     Attributes:
-        count: Lines left out.
+        count: Lines that were skipped.
         first: The message about the first one; empty before it.
     """
 
@@ -50,14 +50,9 @@ class BadLines:
             ValueError: The policy is ``"raise"``.
         """
         if self._policy == "raise":
-            fail(path, line, f"{message} (--on-bad-line skip leaves such lines out)")
+            fail(path, line, f"{message} (--on-bad-line skip skips such lines)")
         self.first = self.first or f"{path}:{line}: {message}"
         self.count += 1
-
-
-def count_lines(path: Path) -> int:
-    """Lines of a file, empty ones included."""
-    return sum(_lines(block) for _, block in whole_lines(path))
 
 
 def read_spans(layout: Layout, spans: Sequence[Span], bad: BadLines) -> Iterator[Examples]:
@@ -67,7 +62,7 @@ def read_spans(layout: Layout, spans: Sequence[Span], bad: BadLines) -> Iterator
             first = number - 1
             if span.stop is not None and first >= span.stop:
                 break
-            count = _lines(block)
+            count = count_lines(block)
             if first + count <= span.start:
                 continue
             begin = max(0, span.start - first)
@@ -78,10 +73,6 @@ def read_spans(layout: Layout, spans: Sequence[Span], bad: BadLines) -> Iterator
 
 def _telling(bad: BadLines, path: Path, line: int) -> Callable[[int, str], None]:
     return lambda index, message: bad(path, line + index, message)
-
-
-def _lines(block: bytes) -> int:
-    return block.count(b"\n") + (not block.endswith(b"\n"))
 
 
 def _cut(block: bytes, begin: int, end: int) -> bytes:

@@ -63,7 +63,7 @@ class Batch:
 
 
 class ColumnStatistics:
-    """Mean and deviation of each column of numbers, missing ones left out."""
+    """Mean and deviation of each column of numbers, without missing ones."""
 
     def __init__(self, columns: int) -> None:
         self._count, self._sum, self._squares = np.zeros((3, columns))

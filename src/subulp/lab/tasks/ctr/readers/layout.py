@@ -17,7 +17,7 @@ class LayoutError(ValueError):
 
     Args:
         message: What is wrong.
-        part: With what: ``"columns"``, ``"label"``, ``"numeric"``, ``"table"`` or ``"buckets"``.
+        part: Where: ``"columns"``, ``"label"``, ``"numeric"``, ``"table"`` or ``"buckets"``.
         column: The column that it is about (default: ``None``).
     """
 
@@ -74,7 +74,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of a file, and what is made of them.
+    """The columns of a file, and how they become features.
 
     Attributes:
         columns: All of them in their order.
@@ -174,7 +174,7 @@ def criteo_layout(rows: Sequence[int]) -> Layout:
     """The layout of Criteo's advertising data: Kaggle's ``train.txt``, the terabyte's ``day_N.gz``.
 
     A line is a label, 13 counts and 26 categories of at most 8 hexadecimal digits, with tabs
-    between them. What is missing is empty.
+    between them. A missing value is empty.
 
     Args:
         rows: Rows of every table, or of each.

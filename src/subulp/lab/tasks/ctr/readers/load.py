@@ -6,10 +6,10 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from ....data.lines import find, shown, whole_lines
+from ....data.lines import count_lines, find, shown, whole_lines
 from .dataset import CTRData, ReadOptions, make_data
 from .description import Description, make_layout, read_description
-from .example_stream import Span, count_lines
+from .example_stream import Span
 from .layout import criteo_layout
 from .parse_line import split_line
 
@@ -80,7 +80,7 @@ def _adult(folder: Path | None, options: ReadOptions) -> CTRData:
     for name in ("adult.data", "adult.test"):
         path = find(where, name)
         if path is None:
-            raise FileNotFoundError(f"data=adult:{where} has no {name}, nor {name}.gz")
+            raise FileNotFoundError(f"data=adult:{where} has neither {name} nor {name}.gz")
         # The repository's test file begins with a remark.
         spans.append(Span(path, int(_first_line(path).startswith(b"|"))))
     layout = make_layout(read_description(ADULT), None)
@@ -93,7 +93,7 @@ def _paths(names: str) -> list[Path]:
     for name in names.split(","):
         found = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
         if not found:
-            raise FileNotFoundError(f"no file is named like {name}")
+            raise FileNotFoundError(f"no file matches {name}")
         paths += [Path(path) for path in found]
     for path in paths:
         _check_file(path)
@@ -102,7 +102,7 @@ def _paths(names: str) -> list[Path]:
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        what = "is not a file" if path.exists() else "is not there"
+        what = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"{path} {what}: give the path of a file, plain or .gz")
 
 
@@ -132,7 +132,7 @@ def _split(
         return spans, [Span(test, first)]
     if len(paths) > 1:
         return spans[:-1], spans[-1:]
-    lines = count_lines(paths[0]) - first
+    lines = sum(count_lines(block) for _, block in whole_lines(paths[0])) - first
     cut = first + lines - max(1, round(share * lines))
     if cut <= first:
         found = "1 example is" if lines == 1 else f"{max(lines, 0)} examples are"

@@ -1,4 +1,4 @@
-"""Blocks of lines as arrays: :func:`.line.parse_line` for many lines at once.
+"""Blocks of lines as arrays: :func:`.parse_line.parse_line` for many lines at once.
 
 Blocks are parsed by pyarrow. Whatever it refuses, and whatever it may read otherwise than the
 definition, goes line by line through the definition, which words the errors.
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from ....data.lines import count_lines
 from .examples import Examples, Keys
 from .layout import Layout, Table, Transform
 from .parse_line import MISSING, key, parse_line
@@ -31,7 +32,7 @@ def parse_block(layout: Layout, block: bytes, on_bad_line: OnBadLine) -> Example
     Args:
         layout: What the lines hold.
         block: Lines with their ends, the last one's may be missing.
-        on_bad_line: Called for every bad line, which is left out if it returns.
+        on_bad_line: Called for every bad line, which is skipped if the call returns.
     """
     block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     if b"\r" not in block:
@@ -109,10 +110,9 @@ def _parse_arrays(layout: Layout, block: bytes) -> Examples:
 
 def _count(block: bytes) -> int:
     """Lines that are not empty; pyarrow takes a line of spaces for one."""
-    lines = block.count(b"\n") + (not block.endswith(b"\n"))
-    if block.startswith(b"\n") or b"\n\n" in block:
-        lines = sum(1 for _ in _lines(block))
-    return lines if block else 0
+    if not block or block.startswith(b"\n") or b"\n\n" in block:
+        return sum(1 for _ in _lines(block))
+    return count_lines(block)
 
 
 def _numbers(layout: Layout, column: Any) -> npt.NDArray[np.float64]:

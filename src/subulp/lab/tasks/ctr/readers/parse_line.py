@@ -1,6 +1,6 @@
 """One line of a file of examples: the definition of what it may be, and the wording of its errors.
 
-The arrays of :mod:`.parse` hold the same for whole blocks.
+:mod:`.parse_block` parses whole blocks of lines to the same values.
 """
 
 from __future__ import annotations

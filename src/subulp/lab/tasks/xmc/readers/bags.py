@@ -8,7 +8,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....data.lines import Indices, Int64s, TextLines, checked_indices, fail, whole_lines
+from ....data.lines import (
+    Indices,
+    Int64s,
+    TextLines,
+    checked_indices,
+    fail,
+    single_lines,
+    whole_lines,
+)
 from .label_files import Headed
 from .labels import LabelMatrix, offsets_of
 from .sparse import list_rows, pair_rows
@@ -30,50 +38,21 @@ class Features(NamedTuple):
     values: NDArray[np.float32]
 
 
-class FeatureLines:
-    """Lines ``feature:value ...``, read from the disk when they are asked for.
-
-    Neither a header nor labels stand before the features. All lines are checked first.
-
-    Args:
-        path: The file, plain or ``.gz``.
-        num_features: What every feature is below.
-
-    Raises:
-        ValueError: A line is malformed; the message begins with ``file:line``.
-    """
-
-    def __init__(self, path: Path, num_features: int) -> None:
-        for line, block in whole_lines(path):
-            pair_rows(path, line, block, num_features, "feature")
-        self._lines = TextLines(path)
-        self.num_features = num_features
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def read(self, indices: Indices) -> Features:
-        """The features of the lines ``indices``, from 0."""
-        lines = self._lines.read_bytes(indices)
-        return _features(
-            self._lines.path, [raw.removesuffix(b"\n") for raw in lines], self.num_features
-        )
-
-
 class BagLines:
-    """The features of a bag-of-words file, read from the disk when they are asked for.
+    """The features of the lines of a file, read from the disk when they are asked for.
 
     Args:
-        lines: The file with its header.
+        lines: The file, all of it checked.
         num_features: What every feature is below.
+        labelled: A header stands before the lines, and labels before the features of each.
     """
 
-    def __init__(self, lines: TextLines, num_features: int) -> None:
-        self._lines = lines
+    def __init__(self, lines: TextLines, num_features: int, *, labelled: bool) -> None:
+        self._lines, self._labelled = lines, labelled
         self.num_features = num_features
 
     def __len__(self) -> int:
-        return len(self._lines) - 1
+        return len(self._lines) - self._labelled
 
     @property
     def digest(self) -> str:
@@ -82,8 +61,29 @@ class BagLines:
 
     def read(self, indices: Indices) -> Features:
         """The features of the instances ``indices``."""
-        lines = self._lines.read_bytes(checked_indices(indices, len(self)) + 1)
-        return _features(self._lines.path, [_split(raw)[1] for raw in lines], self.num_features)
+        chosen = checked_indices(indices, len(self)) + self._labelled
+        if not len(chosen):
+            return Features(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.float32))
+        lines = self._lines.read_bytes(chosen)
+        found = (_split(raw)[1] if self._labelled else raw.removesuffix(b"\n") for raw in lines)
+        block = b"\n".join(found) + b"\n"
+        rows = pair_rows(self._lines.path, 1, block, self.num_features, "feature")
+        return Features(rows.numbers, offsets_of(rows.counts), rows.values.astype(np.float32))
+
+
+def read_feature_file(path: Path, num_features: int) -> BagLines:
+    """Check a file of lines ``feature:value ...``, without a header or labels.
+
+    Args:
+        path: The file, plain or ``.gz``.
+        num_features: What every feature is below.
+
+    Raises:
+        ValueError: A line is malformed; the message begins with ``file:line``.
+    """
+    for line, block in whole_lines(path):
+        pair_rows(path, line, block, num_features, "feature")
+    return BagLines(TextLines(path), num_features, labelled=False)
 
 
 def read_bag_file(path: Path, cache: Path | None = None) -> tuple[BagLines, LabelMatrix]:
@@ -104,7 +104,7 @@ def read_bag_file(path: Path, cache: Path | None = None) -> tuple[BagLines, Labe
         fail(path, 1, "0 features: expected at least 1")
     counts, indices = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
     for line, block in file.blocks():
-        parts = [_split(raw) for raw in block.removesuffix(b"\n").split(b"\n")]
+        parts = [_split(raw) for raw in single_lines(block)]
         lists = b"\n".join(labels for labels, _ in parts) + b"\n"
         found, numbers = list_rows(path, line, lists, file.num_labels)
         counts.append(found)
@@ -114,15 +114,8 @@ def read_bag_file(path: Path, cache: Path | None = None) -> tuple[BagLines, Labe
     labels = LabelMatrix.from_sorted(
         np.concatenate(counts), np.concatenate(indices), file.num_labels
     )
-    return BagLines(TextLines(path, cache, limit=file.instances + 2), num_features), labels
-
-
-def _features(path: Path, lines: list[bytes], num_features: int) -> Features:
-    """Lines of features that were checked before."""
-    if not lines:
-        return Features(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.float32))
-    rows = pair_rows(path, 1, b"\n".join(lines) + b"\n", num_features, "feature")
-    return Features(rows.numbers, offsets_of(rows.counts), rows.values.astype(np.float32))
+    lines = TextLines(path, cache, limit=file.instances + 2)
+    return BagLines(lines, num_features, labelled=True), labels
 
 
 def _split(raw: bytes) -> tuple[bytes, bytes]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ....data.digest import digest
 from ....data.lines import Indices, Int64s
-from .bags import BagLines, Features
+from .bags import BagLines
 from .labels import LabelMatrix
 
 
@@ -68,14 +68,6 @@ class TextSplit(Split):
 
     source: Texts
 
-    def texts(self, indices: Indices) -> list[str]:
-        """The texts of a batch.
-
-        Raises:
-            IndexError: An instance is out of range.
-        """
-        return self.source.read(indices)
-
     def extended(self, label_texts: Texts) -> TextSplit:
         """This part, and after it each label's text as an instance with that one label."""
         own = LabelMatrix.identity(self.labels.num_labels)
@@ -93,14 +85,6 @@ class BagSplit(Split):
     """
 
     source: BagLines
-
-    def features(self, indices: Indices) -> Features:
-        """The features of a batch.
-
-        Raises:
-            IndexError: An instance is out of range.
-        """
-        return self.source.read(indices)
 
 
 @dataclass(frozen=True, eq=False)

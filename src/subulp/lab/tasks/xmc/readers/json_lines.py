@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ....data.lines import Indices, TextLines, fail, shown, whole_lines
+from ....data.lines import Indices, TextLines, fail, shown, single_lines, whole_lines
 from .labels import LabelMatrix, sorted_rows
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -83,7 +83,7 @@ def read_json_part(
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, block in whole_lines(path):
-        for number, raw in enumerate(block.removesuffix(b"\n").split(b"\n"), line):
+        for number, raw in enumerate(single_lines(block), line):
             yield number, _record(path, number, raw)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ....data.lines import fail, shown, whole_lines
+from ....data.lines import count_lines, fail, shown, single_lines, whole_lines
 from .labels import MAX_LABELS, LabelMatrix
 from .sparse import label_rows
 
@@ -51,7 +51,7 @@ class Headed:
         found = 0
         rest = [(2, self._rest)] if self._rest else []
         for line, block in chain(rest, self._blocks):
-            lines = block.count(b"\n") + (not block.endswith(b"\n"))
+            lines = count_lines(block)
             if found + lines > self.instances:
                 excess = line + self.instances - found
                 fail(
@@ -67,7 +67,7 @@ class Headed:
                 self.path,
                 found + 2,
                 f"the file ends after {found:,} instances, where the header says "
-                f"{self.instances:,}: is it whole?",
+                f"{self.instances:,}: is it complete?",
             )
 
     def _numbers(self, header: bytes, fields: str) -> list[int]:
@@ -108,7 +108,7 @@ def read_filter_file(path: Path, shape: tuple[int, int]) -> LabelMatrix:
     """
     pairs = array("q")
     for line, block in whole_lines(path):
-        for number, raw in enumerate(block.removesuffix(b"\n").split(b"\n"), line):
+        for number, raw in enumerate(single_lines(block), line):
             pairs.extend(_pair(path, number, raw, shape))
     rows, cols = np.array(pairs, np.int64).reshape(-1, 2).T
     return LabelMatrix.from_pairs(rows, cols, shape)

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....data.lines import Int64s, fail, shown
+from ....data.lines import Int64s, fail, shown, single_lines
 from .labels import Int32s, sorted_rows
 
 Floats = NDArray[np.float64]
 
-_MOST_DIGITS = 10  # Of a number below 2**32; more would overflow the fast path's integers.
+_MOST_DIGITS = 10  # A number below 2**32 has no more; more would overflow the fast path's integers.
 _LARGEST = float(np.finfo(np.float32).max)
 _ONE = re.compile(rb":1\.0+(?=[ \n]|$)")
 _VALUE = re.compile(rb":([^ \n]+)")
@@ -163,7 +163,7 @@ def _line_by_line(
 ) -> Rows:
     counts: list[int] = []
     pairs: list[tuple[int, float]] = []
-    for number, raw in enumerate(_lines(block), line):
+    for number, raw in enumerate(single_lines(block), line):
         try:
             found = parse(raw)
         except ValueError as error:
@@ -175,11 +175,6 @@ def _line_by_line(
         np.array([number for number, _ in pairs], np.int64),
         np.array([value for _, value in pairs], np.float64),
     )
-
-
-def _lines(block: bytes) -> Iterator[bytes]:
-    # Not splitlines(), which also splits at \r, \v and \f.
-    return iter(block.removesuffix(b"\n").split(b"\n"))
 
 
 def _fail_at(path: Path, line: int, rows: Rows, wrong: NDArray[np.bool_], message: str) -> None:
@@ -237,7 +232,7 @@ def _tokens(characters: NDArray[np.uint8], separator: bytes) -> tuple[Int64s, In
 
 
 def _integers(characters: NDArray[np.uint8], starts: Int64s, ends: Int64s) -> Int64s | None:
-    """The numbers of which the tokens are made, or None if one is longer or not of digits."""
+    """The tokens as numbers, or None if one is too long or not all digits."""
     widths = ends - starts
     longest = int(widths.max(initial=0))
     if longest > _MOST_DIGITS:

@@ -1,6 +1,6 @@
 import pytest
 
-from subulp.lab.engine.schedule import one_cycle
+from subulp.lab.engine.recipe import one_cycle
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from subulp.lab.data.saved_json import saved_json
+from subulp.lab.engine.typed_files import saved_json
 
 
 def read(path):
@@ -18,8 +18,8 @@ def read(path):
         ('{"size": 3}', "'format'"),
         ('{"format": "subulp thing 2"}', "'size'"),
         ('{"format": "subulp thing 2", "size": [3]}', "int"),
-        ("[3]", "indices"),
-        ("{", "Expecting"),
+        ("[3]", r"expected a JSON object, got \[3\]"),
+        ("{", "expected a JSON object: EOF"),
         ("[" * 100_000, "recursion"),
     ],
 )
