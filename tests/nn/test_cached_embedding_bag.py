@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from subulp import nn, optim
-from tests.oracles.cached_embedding import Emulation
+from tests.oracles.cached_embedding import FLUSH, Emulation
 
 STORAGES = ("fp32", "bf16", "fp16", "e4m3", "int8", "int4", "int2")
 ROWS, DIM = 61, 5
@@ -309,6 +309,47 @@ def test_flush_rounds_cached_rows_into_the_table(storage, rounding):
     assert bag.resident_rows > 20
 
 
+@pytest.mark.parametrize("storage", ["int4", "bf16"])
+def test_flush_draws_bits_of_its_own(storage):
+    """A row that left the cache at the last step, and is flushed at it, is rounded twice."""
+    bag = nn.CachedEmbeddingBag(ROWS, DIM, storage, 0.15, include_last_offset=True, seed=11)
+    initial = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(5))
+    bag.load_weights(initial)
+    opt = optim.RowSGD(bag, lr=0.3)
+    oracle = emulated(bag, initial)
+    values, offsets, weights = batch(ROWS, 0)
+    grad = gradient(len(offsets) - 1, DIM, 0)
+    bag(values, offsets, weights).backward(grad)
+    oracle.update("sgd", options(opt), as_bags(values, offsets, weights), grad.numpy())
+    for row in bag.table.resident().tolist():
+        oracle.fake_quantize(row, FLUSH)
+    bag.flush()
+    assert torch.equal(bits(bag.weight_fp32()), bits(torch.from_numpy(oracle.T)))
+
+
+@pytest.mark.parametrize("how", ["load", "flush", "state dict"])
+def test_an_emptied_cache_forgets_what_it_took_to_enter(how):
+    bag = nn.CachedEmbeddingBag(8, 4, "int8", 0.25, "lfu", 2, seed=0)
+    optim.RowSGD(bag, lr=0.1)
+    before = copy.deepcopy(bag.state_dict())
+
+    def look_up(row, times):
+        bag(torch.full((1, times), row)).sum().backward()
+
+    for row, times in ((0, 10), (1, 10), (2, 1)):
+        look_up(row, times)
+    assert bag.table.resident().tolist() == [0, 1]
+    if how == "load":
+        bag.load_weights(torch.zeros(8, 4))
+    elif how == "flush":
+        bag.flush()
+    else:
+        bag.load_state_dict(before)
+    for row, times in ((2, 1), (3, 1), (4, 3)):
+        look_up(row, times)
+    assert 4 in bag.table.resident().tolist()
+
+
 @pytest.mark.parametrize("policy", ["lfu", "lru"])
 def test_what_does_not_train_changes_nothing(policy):
     bag = nn.CachedEmbeddingBag(300, 16, "int8", 0.1, policy, 4, include_last_offset=True, seed=1)
@@ -323,6 +364,7 @@ def test_what_does_not_train_changes_nothing(policy):
     second = bag(values, offsets)
     assert not second.requires_grad
     assert torch.equal(first, second)
+    assert bag.hit_rate == rate
     bag.train()(values, offsets)  # Without a backward pass.
     assert_equal_states(bag.state_dict(), before)
     assert bag.hit_rate != rate

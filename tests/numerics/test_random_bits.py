@@ -87,6 +87,15 @@ def test_the_block_counter_carries_into_its_high_word() -> None:
     assert narrow.tolist() == [h << 16 for w in expected for h in (w & 0xFFFF, w >> 16)]
 
 
+@pytest.mark.parametrize("width", [16, 32])
+def test_scattered_elements_draw_what_the_whole_draws(width: int) -> None:
+    address = {"seed": 3, "stream": 4, "step": 5, "slot": 6, "width": width}
+    for offset in (0, 2**34 - 8, 2**35 - 8):
+        whole = random_bits.draw((16,), offset=offset, **address)
+        index = torch.arange(offset, offset + 16).flip(0).view(2, 8)
+        assert torch.equal(random_bits.draw_at(index, **address), whole.flip(0).view(2, 8))
+
+
 @settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 37), min_size=1, max_size=6),

@@ -9,7 +9,7 @@ import torch
 
 from subulp.numerics import BF16, E4M3, FP16, FP32, format_of, random_bits, round_to
 from subulp.numerics.formats import simulated
-from subulp.ops.head import HeadJob, cpu, reference, tiles
+from subulp.ops.head import HeadJob, RandomAddress, cpu, reference, tiles
 from subulp.ops.head import triton as triton_head
 from subulp.ops.sgd import cpu as sgd_cpu
 from subulp.ops.sgd import reference as sgd_reference
@@ -145,6 +145,18 @@ def test_the_fused_triton_kernel_is_the_reference(fmt, dim, rounding, changes):
     assert torch.equal(first.rows.float(), second.rows.float())
     torch.testing.assert_close(first.grad_x, second.grad_x, rtol=1e-5, atol=1e-6)
     assert float(first.loss) == pytest.approx(float(second.loss), rel=1e-12)
+
+
+@interpreted
+@pytest.mark.parametrize(("dim", "offset"), [(20, 40), (24, 4)])
+def test_rows_whose_random_bits_begin_inside_a_counter(dim, offset):
+    """A counter serves eight elements of 16 bits: four of them are not aligned."""
+    first = job(BF16, dim=dim, labels=10, batch=1, random=RandomAddress(5, 0, 3, offset))
+    first.x.zero_()[0, [1, dim - 2]] = torch.tensor([1.0, -0.5])
+    second = copy(first)
+    reference.run(first)
+    triton_head.run(second)
+    assert torch.equal(first.rows.float(), second.rows.float())
 
 
 @interpreted

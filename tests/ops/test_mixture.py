@@ -131,6 +131,27 @@ def test_every_value_of_a_scaled_block():
                     same(arguments, "cpu", expected)
 
 
+BACKENDS = ["reference", "cpu", pytest.param("triton", marks=interpreted)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decisions_at_their_bounds(backend):
+    """A span equal to E5M2's fits; an error equal to the threshold does not pass."""
+    x = torch.full((2, 32), 2.0**-14)
+    x[:, 0] = 57344.0
+    x[1, 5] = x[1, 5].nextafter(torch.tensor(0.0))
+    noise = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    whole = (noise, "tensor", (16, 16), (1, 1), "gam")
+    for isa in isas() if backend == "cpu" else ["plain"]:
+        with environment(SUBULP_ISA=isa):
+            stored, _ = run((x, "subtensor-3way", (1, 32), (1, 1), "gam", 0.045), backend)
+            assert stored[1].flatten().tolist() == [1, 2]
+            # The mean of 256 errors is exact.
+            error = np.float32(run((*whole, 1.0), backend)[0][5][-4] / 256)
+            for threshold, kind in ((error, 1), (np.nextafter(error, np.float32(1)), 0)):
+                assert run((*whole, float(threshold)), backend)[0][1].item() == kind
+
+
 BLOCKS = ((128, 128), (1, 32), (60, 70))
 
 
@@ -141,10 +162,13 @@ def test_opcheck(i, recipe, j, scaling):
     block = BLOCKS[(i + j) % 3]
     x = next(matrices((60, 70)))
     x[3, 4] = torch.inf
-    groups = (1, 1) if scaling == "amax" else partition.grid_of(x.shape, block)
+    # Powers of two are one group whatever the groups.
+    groups = partition.grid_of(x.shape, block) if scaling == "gam" else (1, 1)
     arguments = (x, recipe, block, groups, scaling, 0.045)
     torch.library.opcheck(mixture_encode, arguments)
     stored = mixture_encode(*arguments)
+    if scaling == "e8m0":
+        groups = stored[3].shape
     torch.library.opcheck(mixture_decode, (*stored[:5], recipe, block, groups))
 
 

@@ -349,6 +349,42 @@ def test_each_element_at_the_threshold_of_its_bits(dtype, backend):
         assert (patterns(state.params[0]) == patterns(expected)).all()
 
 
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
+def test_heads_that_were_rounded_up_into_a_binade(dtype, backend):
+    """The tails of these powers of two count steps of the binade below."""
+    setup = Setup("sgd", "extra-bits-5-stochastic", dtype, weight_decay=0.0, momentum=None)
+    fmt = format_of(dtype)
+    codes = torch.arange(1 << fmt.mantissa_bits, fmt.max_code, 1 << fmt.mantissa_bits)
+    tails = torch.arange(32) + 32
+    state = fresh_state(setup, [codes.short().view(dtype).repeat_interleave(32)])
+    state.extras[0].copy_(extra_bits.pack(tails.repeat(len(codes)), 6))
+    expected, nothing = state.map(torch.clone), torch.zeros_like(state.params[0])
+    take_step(setup, expected, [nothing], 2, backend="reference")
+    for isa in isas() if backend == "cpu" else ["plain"]:
+        actual = state.map(torch.clone)
+        with environment(SUBULP_ISA=isa):
+            take_step(setup, actual, [nothing], 2, backend=backend)
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
+def test_extra_bits_saturate_at_the_last_step(dtype, backend):
+    """Half a step beyond the last one that a tail can hold, no random bit carries out of it."""
+    setup = Setup("sgd", "extra-bits-5-stochastic", dtype, weight_decay=0.0, momentum=None, lr=1.0)
+    fmt = format_of(dtype)
+    start = fresh_state(setup, [torch.full((64,), fmt.max).to(dtype)])
+    start.extras[0].copy_(extra_bits.pack(torch.full((64,), 31), 6))
+    half_a_step = 2.0 ** (fmt.max_exponent - fmt.mantissa_bits - 6)
+    grad = torch.full((64,), -half_a_step).to(dtype)
+    for isa in isas() if backend == "cpu" else ["plain"]:
+        state = start.map(torch.clone)
+        with environment(SUBULP_ISA=isa):
+            take_step(setup, state, [grad], 2, backend=backend)
+        assert_same(state, start)
+
+
 def test_missing_tails_are_zero():
     """The packed words of the last group hold nothing beyond the tensor."""
     setup = Setup("adam", "extra-bits-16", BF16)

@@ -13,7 +13,7 @@ from .grid import Grid
 from .rounding import round_float
 
 FLOATS = {"bf16": Grid(8, 7), "fp16": Grid(5, 10), "e4m3": Grid(4, 3, False)}
-BYPASS, EVICT = 0, 1
+BYPASS, EVICT, FLUSH = 0, 1, 2
 f32 = np.float32
 
 
