@@ -331,11 +331,19 @@ class ExtremeClassifier(nn.Module):
             raise ValueError(f"k={k} is out of range: from 1 to {self.num_labels} labels")
         x = embeddings.detach().float()
         best = TopK(x.shape[0], k, x.device)
+        precise = 0 if self.table.remainder is None else self.table.remainder.shape[0]
         logits = self._narrow_logits(x) if self.chosen_products == "fp8" else self._logits(x)
         for start, stop in self.table.slices():
             scores = logits(start, stop)
-            rows = torch.arange(start, stop, device=x.device)
-            best.add(scores, rows if self.label_of is None else self.label_of[start:stop])
+            if self.label_of is None:
+                best.add(scores, torch.arange(start, stop, device=x.device))
+                continue
+            labels = self.label_of[start:stop]
+            if start < precise < stop:
+                # They ascend among the precise rows and among the others, not across the border.
+                labels, order = labels.sort()
+                scores = scores[:, order]
+            best.add(scores, labels)
         return best.scores, best.labels
 
     def _logits(self, x: Tensor) -> Callable[[int, int], Tensor]:

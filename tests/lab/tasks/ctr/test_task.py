@@ -172,5 +172,5 @@ def test_a_precision_in_a_description_is_checked(tmp_path):
         '[[cross]]\ncolumns = ["c"]\nrows = 10\nstorage = "int3"\n'
     )
     config = CTRConfig(data=f"csv:{tmp_path / 'a.csv'}", columns=tmp_path / "a.toml", batch_size=2)
-    with pytest.raises(ValueError, match=r"a\.toml:8: cross\.storage=.int3. is unknown"):
+    with pytest.raises(ValueError, match=r"a\.toml:8: expected cross\[0\]\.storage to be 'fp32',"):
         task.load(config)
