@@ -43,3 +43,9 @@ def test_every_page_is_linked_to() -> None:
 
 def test_the_readme_has_code() -> None:
     assert _BLOCK.search((ROOT / "README.md").read_text())
+
+
+def test_the_makefile_names_files_that_exist() -> None:
+    named = re.findall(r"(?:tests|benchmarks)/[\w/]+\.py", (ROOT / "Makefile").read_text())
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
