@@ -28,6 +28,32 @@ struct Position {
 
 SUBULP_FLAT U magnitude(F x) { return and_(as_u32(x), u32(MAGNITUDE)); }
 
+// Extra bits, see numerics/extra_bits.py: where a head and its k-bit tail lie on the line of codes, in steps of
+// 2^-k. A tail that leads below zero, which no split makes, gives zero.
+template <bool signed_tails>
+SUBULP_FLAT U joined(U head, U tail, U k, uint32_t max_code) {
+  tail = select(greater(head, u32(max_code)), u32(0), tail);
+  const U negative = signed_tails ? shl<1>(and_(tail, shl(u32(1), sub(k, u32(1)))))
+                                  : shl(shr(tail, k), add(k, u32(1)));
+  const U where = sub(add(shl(head, k), tail), negative);
+  return and_(where, sub(shr<31>(where), u32(1)));
+}
+// What is added to a number before its low `drop` bits are cut, to round it to nearest-even.
+SUBULP_FLAT U nearest_increment(U x, U drop) {
+  const U half = shr<1>(shl(u32(1), drop)), one = min(half, u32(1));
+  return add(sub(half, one), and_(shr(x, drop), one));
+}
+
+// The rest beside a head, or zero where it is larger than `half_ulps` of the head allow: then somebody has
+// overwritten the head, see rest_of() in src/subulp/ops/step/storage.py.
+template <class Format, int half_ulps>
+SUBULP_FLAT F believed(F head, F rest) {
+  static_assert(half_ulps == 1 || half_ulps == 2);
+  const F times = f32(static_cast<float>(1u << (Format::mantissa_bits + 2 - half_ulps)));
+  const U binade = max(and_(as_u32(head), u32(INFINITE)), u32(Format::first_normal << 23));
+  return as_f32(select(greater(magnitude(mul(rest, times)), binade), u32(0), as_u32(rest)));
+}
+
 // FP32 itself, so that a pass can be written once.
 struct Fp32 {
   static constexpr int bytes = 4;
@@ -39,6 +65,8 @@ struct Fp32 {
 // BF16: its line of codes is FP32's own bit pattern, cut after 16 bits.
 struct Bf16 {
   static constexpr int bytes = 2;
+  static constexpr int mantissa_bits = 7;
+  static constexpr uint32_t first_normal = 1;
   static constexpr int random_width = 16;
   static constexpr uint32_t max_code = 0x7F7F;
 
@@ -73,23 +101,25 @@ struct Bf16 {
   static SUBULP_FLAT void store(char* p, F x) { store_code(p, nearest(x)); }
 
   // Extra bits: head and k-bit tail, see numerics/extra_bits.py.
+  template <bool signed_tails>
   static F join(U head, U tail, U k) {
-    const U sixteen_minus_k = sub(u32(16), k);
-    const U mask = sub(shl(u32(1), k), u32(1));
-    const U code = sub(and_(head, u32(0x7FFF)), shr(tail, k));
-    const U mag = or_(shl<16>(code), shl(and_(tail, mask), sixteen_minus_k));
-    return as_f32(or_(mag, shl<16>(and_(head, u32(0x8000)))));
+    const U where = joined<signed_tails>(and_(head, u32(0x7FFF)), tail, k, max_code);
+    return as_f32(or_(shl(where, sub(u32(16), k)), shl<16>(and_(head, u32(0x8000)))));
   }
-  // `bits` in [0, 2^16), all zero to truncate.
-  template <bool random>
+  // `bits` in [0, 2^16).
+  template <bool signed_tails, bool random>
   static U split(F x, U bits, U k, U* tail) {
     const U mag = quiet(x);
     const M special = greater(mag, u32(INFINITE - 1));
     const U drop = sub(u32(16), k);
     const U mask = sub(shl(u32(1), k), u32(1));
     U kept, code;
-    if constexpr (random) {
-      const U low = and_(bits, sub(shl(u32(1), drop), u32(1)));
+    const U low = random ? and_(bits, sub(shl(u32(1), drop), u32(1))) : nearest_increment(mag, drop);
+    if constexpr (signed_tails) {
+      const U half = shr<1>(shl(u32(1), k));
+      kept = min(shr(add(mag, low), drop), sub(add(shl(u32(max_code), k), half), u32(1)));
+      code = shr(add(kept, half), k);
+    } else if constexpr (random) {
       const U last = sub(shl(u32(max_code + 1), k), u32(1));
       kept = min(shr(add(mag, low), drop), last);
       code = min(shr(add(kept, shr(bits, drop)), k), u32(max_code));
@@ -97,7 +127,8 @@ struct Bf16 {
       kept = shr(mag, drop);
       code = shr(kept, k);
     }
-    *tail = or_(and_(kept, mask), shl(sub(code, shr(kept, k)), k));
+    *tail = and_(kept, mask);
+    if constexpr (!signed_tails && random) *tail = or_(*tail, shl(sub(code, shr(kept, k)), k));
     *tail = select(special, u32(0), *tail);
     code = select(special, shr<16>(mag), code);
     return or_(code, and_(shr<16>(as_u32(x)), u32(0x8000)));
@@ -105,8 +136,9 @@ struct Bf16 {
 };
 
 // Formats with a narrower exponent than FP32's.
-template <int exponent_bits, int mantissa_bits, bool has_infinity>
+template <int exponent_bits, int mantissa_bits_, bool has_infinity>
 struct Small {
+  static constexpr int mantissa_bits = mantissa_bits_;
   static constexpr int width = 1 + exponent_bits + mantissa_bits;
   static constexpr int bytes = width / 8;
   static constexpr int random_width = 32;
@@ -180,25 +212,34 @@ struct Small {
   }
   static SUBULP_FLAT void store(char* p, F x) { store_code(p, nearest(x)); }
 
+  template <bool signed_tails>
   static F join(U head, U tail, U k) {
     const U mag = and_(head, u32(sign_bit - 1));
-    const U code = sub(mag, shr(tail, k));
+    const U where = joined<signed_tails>(mag, tail, k, max_code);
+    const U code = shr(where, k);
     const U field = max(shr<mantissa_bits>(code), u32(1));
     const U step = shl<23>(sub(add(field, u32(127 - bias - mantissa_bits)), k));
-    const F part = mul(cvt_f32(and_(tail, sub(shl(u32(1), k), u32(1)))), as_f32(step));
+    const F part = mul(cvt_f32(and_(where, sub(shl(u32(1), k), u32(1)))), as_f32(step));
     const F whole = select_finite(mag, add(value(code), part), value(code));
     return as_f32(or_(as_u32(whole), shl<32 - width>(and_(head, u32(sign_bit)))));
   }
-  template <bool random>
+  template <bool signed_tails, bool random>
   static U split(F x, U bits, U k, U* tail) {
     const U mag = magnitude(x);
     const U drop = sub(u32(32), k);
     const U mask = sub(shl(u32(1), k), u32(1));
     Position at = position(mag);
-    if constexpr (random) {
-      const U low = and_(bits, sub(shl(u32(1), drop), u32(1)));
+    if constexpr (signed_tails || random) {
+      const U low = random ? and_(bits, sub(shl(u32(1), drop), u32(1))) : nearest_increment(at.fraction, drop);
       at.code = add_carry(at.code, at.fraction, low);
       at.fraction = add(at.fraction, low);
+    }
+    if constexpr (signed_tails) {
+      const U half = shr<1>(shl(u32(1), k)), last = sub(add(shl(u32(max_code), k), half), u32(1));
+      const U inside = min(add(shl(at.code, k), shr(at.fraction, drop)), last);
+      const U kept = select(greater(at.code, u32(max_code)), last, inside);
+      *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), and_(kept, mask));
+      return finish(shr(add(kept, half), k), mag, x);
     }
     U kept = shr(at.fraction, drop);
     kept = select(greater(at.code, u32(max_code)), mask, kept);

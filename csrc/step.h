@@ -24,7 +24,7 @@ namespace simd {
 // See low_scale in src/subulp/ops/strategy.py.
 template <class Format> constexpr float low_scale = std::is_same_v<Format, E4m3> ? SUBULP_E4M3_LOW_SCALE : 1.0f;
 
-enum class Weight { plain, stochastic, kahan, expansion, master, extra_bits };
+enum class Weight { plain, stochastic, kahan, expansion, master, extra_bits, signed_bits };
 enum class State { plain, stochastic, expansion };
 // Sets of parameter dtypes, by their bytes.
 struct Bytes { int least, most; };
@@ -43,8 +43,10 @@ template <subulp_strategy> struct Strategy;
 SUBULP_STRATEGIES(SUBULP_STRATEGY)
 #undef SUBULP_STRATEGY
 
-// FP8 states: the slow state is E5M2, because a second moment spans twice the exponents of a first.
-template <class P> struct SlowFormat { using type = P; };
+// Formats of narrow states, see fast_format and slow_format in src/subulp/ops/strategy.py.
+template <class P> struct FastFormat { using type = P; };
+template <> struct FastFormat<Consecutive<Fp16>> { using type = Consecutive<Bf16>; };
+template <class P> struct SlowFormat : FastFormat<P> {};
 template <> struct SlowFormat<Consecutive<E4m3>> { using type = Consecutive<E5m2>; };
 
 // How a narrow format lies in pairs of vectors; FP32 states are in order, and so is what goes with them.
@@ -59,14 +61,17 @@ struct Layout {
   static constexpr bool wide_states = Kept::wide_states;
   static constexpr bool expansion = weight == Weight::expansion;
   static constexpr bool slow_expansion = Kept::slow == State::expansion;
-  static constexpr bool tails = weight == Weight::extra_bits;
+  static constexpr bool signed_tails = weight == Weight::signed_bits;
+  static constexpr bool tails = signed_tails || weight == Weight::extra_bits;
   static constexpr bool random = Kept::random;
   static constexpr bool random_parameter = weight == Weight::stochastic || (tails && random);
   static constexpr bool random_slow = Kept::slow == State::stochastic;
+  // See dithered in src/subulp/ops/strategy.py.
+  static constexpr bool dithered = Kept::slow != State::plain;
   static constexpr bool scaled_states = std::is_same_v<Format, E4m3>;
   using Wide = Consecutive<Fp32>;
   using Param = std::conditional_t<wide_states, Consecutive<Format>, typename Narrow<Format>::type>;
-  using Fast = std::conditional_t<wide_states, Wide, Param>;
+  using Fast = std::conditional_t<wide_states, Wide, typename FastFormat<Param>::type>;
   using Slow = std::conditional_t<wide_states, Wide, typename SlowFormat<Param>::type>;
   // Bytes of the role `extra` for one element; packed bits are moved group by group.
   static constexpr int extra_bytes =
@@ -120,7 +125,7 @@ struct Sgd {
   Sgd(const subulp_step& s, const subulp_scalars& t)
       : momentum(f32(s.beta1)), one_minus_dampening(f32(s.one_minus_beta1)), weight_decay(f32(s.weight_decay)),
         lr(f32(t.step_size)), coupled(s.weight_decay != 0.0f), has_momentum(s.slow != nullptr),
-        first(t.step == 1), nesterov(s.nesterov != 0) {}
+        first(t.first != 0), nesterov(s.nesterov != 0) {}
 
   SUBULP_INLINE F operator()(F theta, F g, F*, F* buffer) const {
     if (coupled) g = add(g, mul(theta, weight_decay));
@@ -251,7 +256,7 @@ class Pass {
         narrow_grad_(!same_grad_ && s.grad_dtype != SUBULP_FP32),
         maximize_(s.maximize != 0),
         has_slow_(s.slow != nullptr),
-        tail_width_(s.extra_bits + (L::tails && L::random_parameter)),
+        tail_width_(s.extra_bits + (L::tails && !L::signed_tails && L::random)),
         k_(u32(static_cast<uint32_t>(s.extra_bits))),
         work_{{s.seed, scalars_.stream, scalars_.step, scalars_.offset}, {}, {}} {}
 
@@ -344,7 +349,10 @@ class Pass {
     v = scaled(v, scalars_.slow_encode);
 
     F2 change = {};
-    if constexpr (L::weight == Weight::kahan) change = sub(P::load(p.extra + i * P::bytes), delta);
+    if constexpr (L::weight == Weight::kahan) {
+      const F2 rest = P::load(p.extra + i * P::bytes);
+      change = sub({believed<Base, 2>(theta.a, rest.a), believed<Base, 2>(theta.b, rest.b)}, delta);
+    }
     const F2 wide = L::weight == Weight::kahan ? add(theta, change) : sub(theta, delta);
     if constexpr (!careful) {
       // A first moment needs no look: it is no larger than the largest value when it was stored or
@@ -354,7 +362,11 @@ class Pass {
       if (__builtin_expect(any_at_least(worst, P::ordinary_bound), 0)) return careful_lanes(c, i);
     }
 
-    if constexpr (Rule::has_fast) Fast::template store_nearest<careful>(p.fast + i * Fast::bytes, m);
+    if constexpr (Rule::has_fast) {
+      char* const fast = p.fast + i * Fast::bytes;
+      if constexpr (L::dithered) Fast::template store_stochastic<careful>(fast, m, dither<Fast>(scalars_.fast_dither));
+      else Fast::template store_nearest<careful>(fast, m);
+    }
     if (c.has_slow) encode_slow<careful>(p, v, i);
     encode_parameter<careful>(p, theta, wide, change, i);
   }
@@ -370,17 +382,28 @@ class Pass {
     const char* const param = p.param + i * P::bytes;
     const char* const extra = p.extra + i * L::extra_bytes;
     if constexpr (L::weight == Weight::master) {
-      return L::Wide::load(extra);
+      const F2 wide = L::Wide::load(extra);
+      const U2 code = P::load_code(param);
+      return {master(wide.a, code.a), master(wide.b, code.b)};
     } else if constexpr (L::expansion) {
+      const F2 high = P::load(param);
       F2 low = P::load(extra);
       if constexpr (low_scale<Base> != 1.0f) low = mul(low, f32(1.0f / low_scale<Base>));
-      return add(P::load(param), low);
+      return add(high, {believed<Base, 1>(high.a, low.a), believed<Base, 1>(high.b, low.b)});
     } else if constexpr (L::tails) {
       const U2 head = P::load_code(param), tail = P::words(work_.tail + i);
-      return {Base::join(head.a, tail.a, k_), Base::join(head.b, tail.b, k_)};
+      return {Base::template join<L::signed_tails>(head.a, tail.a, k_),
+              Base::template join<L::signed_tails>(head.b, tail.b, k_)};
     } else {
       return P::load(param);
     }
+  }
+
+  // A master weight, or the parameter itself where it is not the master weight rounded.
+  static SUBULP_INLINE F master(F wide, U code) {
+    const U rounded = Base::nearest(wide);
+    const U differ = sub(max(rounded, code), min(rounded, code));
+    return as_f32(select(greater(differ, u32(0)), as_u32(Base::value(code)), as_u32(wide)));
   }
 
   template <bool careful>
@@ -388,11 +411,14 @@ class Pass {
     char* const slow = p.slow + i * Slow::bytes;
     if constexpr (L::random_slow) {
       // The parameter's bits with their halves swapped: see numerics/random_bits.py.
-      Slow::template store_stochastic<careful>(slow, v, Slow::swapped(random_at(i)));
+      U2 bits = P::swapped(random_at(i));
+      if constexpr (Slow::Base::random_width < Base::random_width) bits = {shr<16>(bits.a), shr<16>(bits.b)};
+      Slow::template store_stochastic<careful>(slow, v, bits);
     } else {
       const F2 hi = Slow::template store_nearest<careful>(slow, v);
       if constexpr (L::slow_expansion)
-        Slow::template store_nearest<careful>(p.low + i * Slow::bytes, remainder<careful>(sub(v, hi)));
+        Slow::template store_stochastic<careful>(p.low + i * Slow::bytes, remainder<careful>(sub(v, hi)),
+                                                 dither<Slow>(scalars_.slow_dither));
     }
   }
 
@@ -403,8 +429,8 @@ class Pass {
     if constexpr (L::tails) {
       U2 tail, bits = {u32(0), u32(0)};
       if constexpr (L::random_parameter) bits = P::random(random_at(i));
-      P::store_code(param, {Base::template split<L::random_parameter>(wide.a, bits.a, k_, &tail.a),
-                            Base::template split<L::random_parameter>(wide.b, bits.b, k_, &tail.b)});
+      P::store_code(param, {Base::template split<L::signed_tails, L::random>(wide.a, bits.a, k_, &tail.a),
+                            Base::template split<L::signed_tails, L::random>(wide.b, bits.b, k_, &tail.b)});
       store_u32(work_.tail + i, tail.a);
       store_u32(work_.tail + i + W, tail.b);
     } else if constexpr (L::random_parameter) {
@@ -416,11 +442,20 @@ class Pass {
       } else if constexpr (L::expansion) {
         F2 low = sub(wide, hi);
         if constexpr (low_scale<Base> != 1.0f) low = mul(low, f32(low_scale<Base>));
-        P::template store_nearest<careful>(extra, remainder<careful>(low));
+        low = remainder<careful>(low);
+        if constexpr (L::dithered) P::template store_stochastic<careful>(extra, low, dither<P>(scalars_.extra_dither));
+        else P::template store_nearest<careful>(extra, low);
       } else if constexpr (L::weight == Weight::kahan) {
         P::template store_nearest<careful>(extra, remainder<careful>(sub(change, sub(hi, theta))));
       }
     }
+  }
+
+  // The same random bits for all elements.
+  template <class Format>
+  static SUBULP_INLINE U2 dither(uint32_t word) {
+    const U bits = u32(word >> (32 - Format::Base::random_width));
+    return {bits, bits};
   }
 
   const char* random_at(int64_t i) const { return work_.bits.template at<Base::random_width>(i); }
@@ -462,6 +497,12 @@ int run_format(const subulp_step& s) {
 // E5M2 holds gradients and states, no parameters.
 template <class Rule>
 int run_step(const subulp_step& s) {
+  if (s.strategy == SUBULP_EXTRA_NEAREST && s.param_dtype == SUBULP_BF16 && s.extra_bits == 16) {
+    // All of FP32's bits are kept: random ones have nothing to round.
+    subulp_step exact = s;
+    exact.strategy = SUBULP_EXTRA_DETERMINISTIC;
+    return run_format<Rule, Bf16>(exact);
+  }
   switch (s.param_dtype) {
     case SUBULP_FP32: return run_format<Rule, Fp32>(s);
     case SUBULP_BF16: return run_format<Rule, Bf16>(s);

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 7
+#define SUBULP_ABI 8
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -53,7 +53,9 @@ enum subulp_scaling { SUBULP_SCALINGS(SUBULP_CODE) };
   X(PLUS, "collage-plus", expansion, expansion, false, false, narrow)                   \
   X(FP32_STATES, "fp32-states", plain, plain, true, false, halves)                      \
   X(MASTER, "master", master, plain, true, false, halves)                               \
-  X(EXTRA_TRUNCATE, "extra-bits-K", extra_bits, plain, true, false, halves)             \
+  X(EXTRA_NEAREST, "extra-bits-K", signed_bits, plain, true, true, halves)              \
+  X(EXTRA_DETERMINISTIC, "extra-bits-K-deterministic", signed_bits, plain, true, false, halves) \
+  X(EXTRA_TRUNCATE, "extra-bits-K-truncate", extra_bits, plain, true, false, halves)    \
   X(EXTRA_STOCHASTIC, "extra-bits-K-stochastic", extra_bits, plain, true, true, halves)
 enum subulp_strategy { SUBULP_STRATEGIES(SUBULP_CODE) };
 
@@ -75,7 +77,10 @@ enum subulp_constant { SUBULP_CONSTANTS(SUBULP_VALUE) };
   X(float, fast_decode)    /* and the next three: powers of two around stored FP8 states, else 1 */ \
   X(float, fast_encode) X(float, slow_decode) X(float, slow_encode)                                \
   X(float, slow_floor)     /* Adam with FP8 states: the least second moment the update believes */ \
-  X(uint32_t, step)        /* Philox counter word; SGD starts its momentum at 1 */                 \
+  X(uint32_t, step)        /* Philox counter word */                                               \
+  X(uint32_t, first)       /* SGD: the momentum buffer begins with this gradient */                \
+  X(uint32_t, fast_dither) /* and the next two: fractions of an ulp, in units of 2^-32 */          \
+  X(uint32_t, slow_dither) X(uint32_t, extra_dither)                                               \
   X(uint32_t, stream)      /* Philox key word */                                                   \
   X(uint64_t, offset)      /* index of the first element in the unsharded tensor */
 #define SUBULP_MEMBER(type, name) type name;

@@ -29,25 +29,25 @@ from tests.numerics.test_stochastic_rounding import (
 from tests.oracles import extra_bits as oracle
 
 WIDTHS = range(1, 17)
-ROUNDINGS = ("truncate", "stochastic")
+CODINGS = ("nearest", "truncate", "stochastic")
 
 
-def check_split(x: Tensor, fmt: Format, k: int, bits: Tensor | None) -> None:
+def check_split(x: Tensor, fmt: Format, k: int, coding: str, bits: Tensor | None = None) -> None:
     """``split`` and ``join`` against the oracle, at zero tolerance."""
-    rounding = "truncate" if bits is None else "stochastic"
-    head, tail = extra_bits.split(x, fmt, k, rounding, bits=bits)
+    head, tail = extra_bits.split(x, fmt, k, coding, bits=bits)
     patterns = [None] * x.numel() if bits is None else bits.tolist()
     grid = grid_of(fmt)
-    expected = [oracle.split(v, grid, k, b) for v, b in zip(x.tolist(), patterns, strict=True)]
+    pairs = zip(x.tolist(), patterns, strict=True)
+    expected = [oracle.split(v, grid, k, coding, b) for v, b in pairs]
     assert_same_bits(head, fp32([h for h, _ in expected]))
     assert tail.dtype == torch.int32
     assert tail.tolist() == [t for _, t in expected]
 
-    joined = extra_bits.join(head, tail, fmt, k, rounding)
+    joined = extra_bits.join(head, tail, fmt, k, coding)
     assert torch.equal(joined.signbit()[~x.isnan()], x.signbit()[~x.isnan()])
     finite = head.isfinite()
     assert_same_bits(joined[~finite], head[~finite])
-    exact = [oracle.join(h, t, grid, k) for h, t in expected if math.isfinite(h)]
+    exact = [oracle.join(h, t, grid, k, coding) for h, t in expected if math.isfinite(h)]
     # Only where a value saturates can FP32 lack the last step; all others are exact.
     assert_same_bits(joined[finite].abs(), fp32([float(abs(v)) for v in exact]))
     for value, joined_value, joined_exact in zip(
@@ -71,20 +71,22 @@ def interesting(fmt: Format) -> Tensor:
     return torch.cat((edges[keep], uniform, inside, -inside, fp32([INF, -INF, NAN, FP32_MAX])))
 
 
+@pytest.mark.parametrize("coding", ["nearest", "truncate"])
 @pytest.mark.parametrize("k", WIDTHS)
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
-def test_truncate_as_defined(fmt: Format, k: int) -> None:
-    check_split(interesting(fmt), fmt, k, None)
+def test_without_bits_as_defined(fmt: Format, k: int, coding: str) -> None:
+    check_split(interesting(fmt), fmt, k, coding)
 
 
+@pytest.mark.parametrize("coding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("k", WIDTHS)
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
-def test_stochastic_as_defined(fmt: Format, k: int) -> None:
+def test_with_bits_as_defined(fmt: Format, k: int, coding: str) -> None:
     x = interesting(fmt)
-    check_split(x, fmt, k, random_bits(x.shape, k))
+    check_split(x, fmt, k, coding, random_bits(x.shape, k))
     some = x[:: len(EDGE_PATTERNS)]
     for pattern in EDGE_PATTERNS:
-        check_split(some, fmt, k, torch.full(some.shape, pattern))
+        check_split(some, fmt, k, coding, torch.full(some.shape, pattern))
 
 
 PATTERNS = st.integers(0, 2**32 - 1)
@@ -95,13 +97,15 @@ PATTERNS = st.integers(0, 2**32 - 1)
     cases=st.lists(st.tuples(PATTERNS, PATTERNS), min_size=1, max_size=10),
     fmt=st.sampled_from((BF16, FP16, E5M2)),
     k=st.integers(1, 16),
-    stochastic=st.booleans(),
+    coding=st.sampled_from(CODINGS),
+    random=st.booleans(),
 )
 def test_any_value_as_defined(
-    cases: list[tuple[int, int]], fmt: Format, k: int, stochastic: bool
+    cases: list[tuple[int, int]], fmt: Format, k: int, coding: str, random: bool
 ) -> None:
     x = from_patterns([pattern for pattern, _ in cases])
-    check_split(x, fmt, k, torch.tensor([b for _, b in cases]) if stochastic else None)
+    drawn = coding == "stochastic" or (coding == "nearest" and random)
+    check_split(x, fmt, k, coding, torch.tensor([b for _, b in cases]) if drawn else None)
 
 
 @pytest.mark.parametrize("k", WIDTHS)
@@ -109,10 +113,10 @@ def test_tails_fit_their_width(k: int) -> None:
     for fmt in (BF16, FP16):
         x = interesting(fmt)
         bits = random_bits(x.shape, 0)
-        for rounding, given_bits in (("truncate", None), ("stochastic", bits)):
-            width = extra_bits.tail_width(k, rounding)
-            assert width == k + (rounding == "stochastic")
-            tail = extra_bits.split(x, fmt, k, rounding, bits=given_bits)[1]
+        for coding, given_bits in (("nearest", None), ("truncate", None), ("stochastic", bits)):
+            width = extra_bits.tail_width(k, coding)
+            assert width == k + (coding == "stochastic")
+            tail = extra_bits.split(x, fmt, k, coding, bits=given_bits)[1]
             assert tail.min() >= 0
             assert 2 ** (width - 1) <= tail.max() < 2**width
 
@@ -121,13 +125,20 @@ def test_tails_fit_their_width(k: int) -> None:
 
 
 def assert_round_trip(x: Tensor, fmt: Format, k: int) -> None:
-    head, tail = extra_bits.split(x, fmt, k)
+    head, tail = extra_bits.split(x, fmt, k, "truncate")
     assert_same_bits(head, round_to(x, fmt, "toward-zero"))
-    assert_same_bits(extra_bits.join(head, tail, fmt, k), x)
+    assert_same_bits(extra_bits.join(head, tail, fmt, k, "truncate"), x)
+    # Beyond half a step above the largest head the nearest coding saturates.
+    inside = x[x.abs().double() < fmt.max + fmt.ulp(fp32([fmt.max])).double() / 2]
+    assert len(inside) > 0.9 * len(x)
     for pattern in (None, 0, 2**32 - 1):
         bits = random_bits(x.shape, 0) if pattern is None else torch.full(x.shape, pattern)
         head, tail = extra_bits.split(x, fmt, k, "stochastic", bits=bits)
         assert_same_bits(extra_bits.join(head, tail, fmt, k, "stochastic"), x)
+        bits = bits[: len(inside)]
+        for given_bits in (None, bits):
+            head, tail = extra_bits.split(inside, fmt, k, bits=given_bits)
+            assert_same_bits(extra_bits.join(head, tail, fmt, k), inside)
 
 
 def test_bf16_and_16_bits_hold_every_fp32_value() -> None:
@@ -162,40 +173,70 @@ def test_fp16_below_the_normal_range_is_a_fixed_point_grid(k: int) -> None:
     x = 2.0 ** -torch.arange(14.0, 50.0) * (1 + random_bits((36,), k) / 2**32).float()
     x = torch.cat((x, -x, fp32([step, step * 0.75, 1e-45])))
     x = x[x.abs() < FP16.smallest_normal]
-    head, tail = extra_bits.split(x, FP16, k)
-    expected = torch.copysign((x.double().abs() / step).floor() * step, x.double()).float()
-    assert_same_bits(extra_bits.join(head, tail, FP16, k), expected)
-    assert (expected != x).any()
+    for coding, rounded in (("truncate", torch.floor), ("nearest", torch.round)):
+        head, tail = extra_bits.split(x, FP16, k, coding)
+        expected = torch.copysign(rounded(x.double().abs() / step) * step, x.double()).float()
+        assert_same_bits(extra_bits.join(head, tail, FP16, k, coding), expected)
+        assert (expected != x).any()
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("k", [1, 8, 13, 14, 16])
-def test_fp16_beyond_the_largest_head_saturates_at_the_last_step(k: int, rounding: str) -> None:
-    last = 65504 + 32 * (1 - 2.0**-k)
-    x = fp32([last, 65536.0, 1e30, FP32_MAX])
+def test_fp16_beyond_the_largest_head_saturates_at_the_last_step(k: int, coding: str) -> None:
+    # The head nearest to a value is half a step of the grid away from it at most.
+    beyond = 16 if coding == "nearest" else 32
+    last = 65504 + beyond - 32 * 2.0**-k
+    x = fp32([last, 65504.0 + beyond, 1e30, FP32_MAX])
     x = torch.cat((x, -x))
-    for pattern in (0, 2**32 - 1) if rounding == "stochastic" else (None,):
+    for pattern in {"nearest": (None, 0, 2**32 - 1), "truncate": (None,)}.get(
+        coding, (0, 2**32 - 1)
+    ):
         bits = None if pattern is None else torch.full(x.shape, pattern)
-        head, tail = extra_bits.split(x, FP16, k, rounding, bits=bits)
+        head, tail = extra_bits.split(x, FP16, k, coding, bits=bits)
         assert_same_bits(head, torch.copysign(fp32(65504.0), x))
-        assert (tail == 2**k - 1).all()
-        joined = extra_bits.join(head, tail, FP16, k, rounding)
-        # FP32 has the last step for up to 13 extra bits; with more, its nearest value is 65536.
-        assert_same_bits(joined, torch.copysign(fp32(last if k <= 13 else 65536.0), x))
-        again = extra_bits.split(joined, FP16, k)
+        assert (tail == beyond * 2**k // 32 - 1).all()
+        joined = extra_bits.join(head, tail, FP16, k, coding)
+        # FP32 has the last step for up to 13 extra bits; with more, its nearest is the next number.
+        assert_same_bits(joined, torch.copysign(fp32(last if k <= 13 else 65504.0 + beyond), x))
+        again = extra_bits.split(joined, FP16, k, "truncate" if coding == "stochastic" else coding)
         assert_same_bits(again[0], head)
         assert torch.equal(again[1], tail)
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
-def test_infinities_nan_and_zeros_have_no_tail(fmt: Format, rounding: str) -> None:
+def test_infinities_nan_and_zeros_have_no_tail(fmt: Format, coding: str) -> None:
     x = fp32([INF, -INF, NAN, 0.0, -0.0])
-    bits = torch.full(x.shape, 2**32 - 1) if rounding == "stochastic" else None
-    head, tail = extra_bits.split(x, fmt, 8, rounding, bits=bits)
+    bits = None if coding == "truncate" else torch.full(x.shape, 2**32 - 1)
+    head, tail = extra_bits.split(x, fmt, 8, coding, bits=bits)
     assert_same_bits(head, x)
     assert tail.tolist() == [0] * 5
-    assert_same_bits(extra_bits.join(head, tail, fmt, 8, rounding), x)
+    assert_same_bits(extra_bits.join(head, tail, fmt, 8, coding), x)
+
+
+@pytest.mark.parametrize("k", [1, 8, 16])
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+def test_any_tail_beside_any_head_is_a_number(fmt: Format, coding: str, k: int) -> None:
+    """Also one that no split makes, for somebody has overwritten the head."""
+    heads = all_codes(fmt)[::7]
+    for tail in (0, 1, 2 ** (k - 1), 2 ** extra_bits.tail_width(k, coding) - 1):
+        joined = extra_bits.join(
+            heads, torch.full_like(heads, tail, dtype=torch.int32), fmt, k, coding
+        )
+        assert torch.equal(joined.isfinite(), heads.isfinite())
+        assert torch.equal(joined.signbit()[~heads.isnan()], heads.signbit()[~heads.isnan()])
+
+
+def test_the_nearest_coding_halves_the_error_of_the_head() -> None:
+    """The head is the nearest 16-bit number of what is kept; the paper's is half an ulp short."""
+    x = 1 + random_bits((1000,), 3).double().div(2**32).float()
+    for k in (1, 8, 16):
+        head, tail = extra_bits.split(x, BF16, k)
+        assert (extra_bits.join(head, tail, BF16, k) - x).abs().max() <= 2.0 ** -(8 + k)
+        assert (head - x).abs().max() <= 2.0**-8 + 2.0 ** -(8 + k)
+        cut = extra_bits.split(x, BF16, k, "truncate")[0]
+        assert (cut - x).abs().max() > 1.9 * 2.0**-8
 
 
 def test_join_takes_heads_in_their_own_dtype() -> None:
@@ -207,9 +248,10 @@ def test_join_takes_heads_in_their_own_dtype() -> None:
 
 def test_a_negative_value_below_the_smallest_head_keeps_its_sign() -> None:
     x = fp32([-1.5 * 2.0**-26])
-    head, tail = extra_bits.split(x, FP16, 8)
-    assert_same_bits(head, fp32([-0.0]))
-    assert_same_bits(extra_bits.join(head, tail, FP16, 8), x)
+    for coding in ("nearest", "truncate"):
+        head, tail = extra_bits.split(x, FP16, 8, coding)
+        assert_same_bits(head, fp32([-0.0]))
+        assert_same_bits(extra_bits.join(head, tail, FP16, 8, coding), x)
 
 
 # Stochastic rounding over all bits ---------------------------------------------------------------
@@ -234,6 +276,10 @@ def test_bf16_heads_and_joined_values_are_unbiased(k: int) -> None:
             assert exact_mean(joined) == Fraction(value.item())
             if k == 16:
                 assert_same_bits(joined, x)
+            head, tail = extra_bits.split(x, BF16, k, bits=all_16_bit_patterns())
+            if head.abs().max() < BF16.max:
+                joined = extra_bits.join(head, tail, BF16, k)
+                assert exact_mean(joined) == Fraction(value.item())
 
 
 @pytest.mark.parametrize("k", [1, 5, 8])
@@ -338,15 +384,15 @@ def test_extra_bits_out_of_range(k: int) -> None:
             call()
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "", None])
-def test_unknown_rounding(rounding: str) -> None:
+@pytest.mark.parametrize("coding", ["deterministic", "", None])
+def test_unknown_coding(coding: str) -> None:
     x = torch.ones(3)
     for call in (
-        lambda: extra_bits.split(x, BF16, 8, rounding),
-        lambda: extra_bits.join(x, x.int(), BF16, 8, rounding),
-        lambda: extra_bits.tail_width(8, rounding),
+        lambda: extra_bits.split(x, BF16, 8, coding),
+        lambda: extra_bits.join(x, x.int(), BF16, 8, coding),
+        lambda: extra_bits.tail_width(8, coding),
     ):
-        with pytest.raises(ValueError, match=f"rounding={rounding!r}"):
+        with pytest.raises(ValueError, match=f"coding={coding!r}"):
             call()
 
 
@@ -361,7 +407,7 @@ def test_bits_missing_superfluous_or_wrong() -> None:
     with pytest.raises(ValueError, match="needs bits"):
         extra_bits.split(x, BF16, 8, "stochastic")
     with pytest.raises(ValueError, match="bits are given"):
-        extra_bits.split(x, BF16, 8, bits=bits)
+        extra_bits.split(x, BF16, 8, "truncate", bits=bits)
     with pytest.raises(ValueError, match="bits have shape"):
         extra_bits.split(x, BF16, 8, "stochastic", bits=bits[:2])
     with pytest.raises(ValueError, match=r"bits have dtype torch\.int32"):

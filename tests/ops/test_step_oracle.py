@@ -21,6 +21,8 @@ from .support import BF16, FP16, Setup, fresh_state, gradients, parameters, take
 
 SIZE, STEPS, OFFSET, SEED = 37, 3, 11, 7
 GRID = {BF16: Grid(8, 7), FP16: Grid(5, 10)}
+# FP16 would lose the squares of small gradients.
+STATES = {BF16: GRID[BF16], FP16: GRID[BF16]}
 RANDOM_WIDTH = {BF16: 16, FP16: 32}
 BETA1, BETA2, EPS, DAMPENING = 0.9, 0.999, 1e-8, 0.1
 F = np.float32
@@ -61,7 +63,8 @@ class Scalar:
         return round_float(float(x), self.grid)
 
     def store_state(self, x: F) -> float:
-        return float(x) if self.setup.strategy.wide_states else self.nearest(x)
+        wide = self.setup.strategy.wide_states
+        return float(x) if wide else round_float(float(x), STATES[self.setup.dtype])
 
     def theta(self, e: Element) -> F:
         if self.name == "master":
@@ -69,7 +72,8 @@ class Scalar:
         if self.name.startswith("collage"):
             return F(e.param) + F(e.extra)
         if self.setup.strategy.k:
-            return F(float(extra_bits.join(e.param, e.tail, self.grid, self.setup.strategy.k)))
+            k, coding = self.setup.strategy.k, self.setup.strategy.coding
+            return F(float(extra_bits.join(e.param, e.tail, self.grid, k, coding)))
         return F(e.param)
 
     def run(self, e: Element, gradient: float) -> None:
@@ -92,11 +96,11 @@ class Scalar:
 
     def store_slow(self, e: Element, x: F) -> None:
         if self.name == "stochastic":
-            e.slow = round_float(float(x), self.grid, "stochastic", self.swapped)
+            e.slow = round_float(float(x), STATES[self.setup.dtype], "stochastic", self.swapped)
             return
         e.slow = self.store_state(x)
         if self.name == "collage-plus":
-            e.low = self.nearest(x - F(e.slow))
+            e.low = self.store_state(x - F(e.slow))
 
     def store_parameter(self, e: Element, theta: F, delta: F) -> None:
         strategy = self.setup.strategy
@@ -108,7 +112,9 @@ class Scalar:
         wide = theta - delta
         if strategy.k:
             bits = self.bits if strategy.stochastic else None
-            e.param, e.tail = extra_bits.split(float(wide), self.grid, strategy.k, bits)
+            e.param, e.tail = extra_bits.split(
+                float(wide), self.grid, strategy.k, strategy.coding, bits
+            )
         elif self.name == "stochastic":
             e.param = round_float(float(wide), self.grid, "stochastic", self.bits)
         else:

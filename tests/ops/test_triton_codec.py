@@ -40,14 +40,26 @@ def round_kernel(x, bits, nearest, stochastic, fmt: tl.constexpr, block: tl.cons
 
 @triton.jit
 def split_kernel(
-    x, bits, head, tail, joined, fmt: tl.constexpr, k: tl.constexpr, block: tl.constexpr
+    x,
+    bits,
+    head,
+    tail,
+    joined,
+    fmt: tl.constexpr,
+    k: tl.constexpr,
+    nearest: tl.constexpr,
+    random: tl.constexpr,
+    block: tl.constexpr,
 ):
     at = tl.program_id(0) * block + tl.arange(0, block)
-    random = tl.load(bits + at).to(tl.uint32)
-    code, rest = codec.split(tl.load(x + at), random, fmt, k)
+    drawn = tl.load(bits + at).to(tl.uint32)
+    if nearest:
+        code, rest = codec.split_nearest(tl.load(x + at), drawn, fmt, k, random)
+    else:
+        code, rest = codec.split(tl.load(x + at), drawn, fmt, k)
     tl.store(head + at, codec.value(code, fmt))
     tl.store(tail + at, rest.to(tl.int32))
-    tl.store(joined + at, codec.join(code, rest, fmt, k))
+    tl.store(joined + at, codec.join(code, rest, fmt, k, nearest))
 
 
 @triton.jit
@@ -105,18 +117,32 @@ def test_round(fmt, device):
 def test_split_and_join(fmt, k, device):
     x, bits = (p[:: 37 if len(p) > BLOCK else 1] for p in points(fmt))
     x, bits = padded(x), padded(bits)
-    for rounding in ("truncate", "stochastic"):
-        random = {"bits": bits} if rounding == "stochastic" else {}
-        used = random.get("bits", torch.zeros_like(bits))
+    for coding, random in (
+        ("truncate", False),
+        ("stochastic", True),
+        ("nearest", False),
+        ("nearest", True),
+    ):
+        used = bits if random else torch.zeros_like(bits)
         head, joined = (torch.empty(x.shape, device=device) for _ in range(2))
         tail = torch.empty(x.shape, dtype=torch.int32, device=device)
         split_kernel[(len(x) // BLOCK,)](
-            x.to(device), used.to(device), head, tail, joined, fmt.name, k, BLOCK
+            x.to(device),
+            used.to(device),
+            head,
+            tail,
+            joined,
+            fmt.name,
+            k,
+            coding == "nearest",
+            random,
+            BLOCK,
         )
-        expected_head, expected_tail = extra_bits.split(x, fmt, k, rounding, **random)
+        given = {"bits": bits} if random else {}
+        expected_head, expected_tail = extra_bits.split(x, fmt, k, coding, **given)
         assert same(head, expected_head)
         assert torch.equal(tail.cpu(), expected_tail)
-        assert same(joined, extra_bits.join(expected_head, expected_tail, fmt, k, rounding))
+        assert same(joined, extra_bits.join(expected_head, expected_tail, fmt, k, coding))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..optim.base import Optimizer
 from ..optim.parameters import Bucket
+from ..optim.pending import Pending
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,13 @@ class Watch:
         groups: The same per parameter group.
         history: One dict a measured step: ``step`` (counted from 1 when the watch began), the
             fields of ``total``, and ``groups``, a list of such fields.
+        seconds: What watching has taken, of all steps.
     """
 
-    def __init__(self, optimizer: Optimizer, every: int) -> None:
+    def __init__(self, optimizer: Optimizer, every: int, shadow: bool) -> None:
         self._optimizer = optimizer
         self._every = every
+        self._shadows: dict[Tensor, list[Tensor]] | None = {} if shadow else None
         self._step = 0
         self._measuring = False
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
@@ -90,6 +97,7 @@ class Watch:
         self.total: Descent | None = None
         self.groups: list[Descent] = []
         self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0
 
     @property
     def effective_descent_quality(self) -> float:
@@ -116,18 +124,34 @@ class Watch:
         self._before.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has measured, and the number of the step: plain numbers, as of ``history``."""
-        return {"step": self._step, "history": list(self.history)}
+        """What it has measured, the number of the step, and the shadow moments.
+
+        The moments are tensors, in a list for each of the optimizer's parameters; with those that
+        no step has reached, the list is empty.
+        """
+        moments = [] if self._shadows is None else [self._shadows.get(p, []) for p in self._params]
+        return {"step": self._step, "history": list(self.history), "moments": moments}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._step, self.history = state_dict["step"], list(state_dict["history"])
+        if self._shadows is not None:
+            pairs = zip(self._params, state_dict["moments"], strict=True)
+            self._shadows = {
+                p: [m.detach().to(p.device, copy=True) for m in moments]
+                for p, moments in pairs
+                if moments
+            }
         self.total, self.groups = None, []
         if self.history:
             last = self.history[-1]
             names = [field.name for field in fields(Descent)]
             self.total = Descent(**{name: last[name] for name in names})
             self.groups = [Descent(**group) for group in last["groups"]]
+
+    @property
+    def _params(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     # What the optimizer tells, see subulp.optim.observers.StepObserver -------------------------
 
@@ -138,21 +162,32 @@ class Watch:
         self._before.clear()
         self._sums.clear()
 
-    def begin_update(self, bucket: Bucket) -> None:
-        """Remember the parameters and what the optimizer intends."""
-        if self._measuring:
-            for p, theta, intended in self._optimizer.intended_updates(bucket):
-                self._before[id(p)] = theta.clone(), intended
+    def begin_update(self, pending: Pending) -> None:
+        """Move the shadows on, and remember the parameters and what the optimizer intends."""
+        if not self._measuring and self._shadows is None:
+            return
+        with self._aside():
+            for p, theta, intended in self._optimizer.intended_updates(pending, self._shadows):
+                if self._measuring:
+                    self._before[id(p)] = theta.clone(), intended
 
-    @torch.no_grad()
     def end_update(self, bucket: Bucket) -> None:
         """Compare them with their new values."""
         if not self._measuring:
             return
-        for p in bucket.params:
-            theta, intended = self._before.pop(id(p))
-            sums = self._sums[id(p)] = _Sums()
-            sums.add(theta, intended, self._optimizer.stored_value(p) - theta)
+        with self._aside(), torch.no_grad():
+            for p in bucket.params:
+                theta, intended = self._before.pop(id(p))
+                sums = self._sums[id(p)] = _Sums()
+                sums.add(theta, intended, self._optimizer.stored_value(p) - theta)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Watching is not training: neither its time nor its memory is."""
+        started = time.perf_counter()
+        with _disable_current_modes():
+            yield
+        self.seconds += time.perf_counter() - started
 
     def end_step(self) -> None:
         """Sum in the order of the parameters, whatever the order of the updates."""
@@ -176,7 +211,7 @@ class Watch:
         )
 
 
-def watch(optimizer: Optimizer, every: int = 1) -> Watch:
+def watch(optimizer: Optimizer, every: int = 1, *, shadow: bool = True) -> Watch:
     """Measure descent quality and lost updates while a ``with`` block runs.
 
     Steps inside the backward pass, see :func:`subulp.optim.fuse_backward`, count like others. A
@@ -187,6 +222,10 @@ def watch(optimizer: Optimizer, every: int = 1) -> Watch:
         every: Measure every so many steps, the first included. A measured step recomputes its
             update in plain PyTorch and keeps two FP32 copies of the parameters that are
             updated together (default: 1).
+        shadow: Compute the intended update from FP32 moments that no step rounds. They begin as the
+            stored ones, take eight bytes a parameter with Adam, and a pass in plain PyTorch at
+            every step. Without them it is computed from the stored moments, which cannot tell what
+            those have lost (default: ``True``).
 
     Returns:
         A context manager that holds the measurements.
@@ -207,4 +246,4 @@ def watch(optimizer: Optimizer, every: int = 1) -> Watch:
             f"optimizer is {type(optimizer).__name__}: only optimizers of subulp.optim know the "
             "update that they intend"
         )
-    return Watch(optimizer, every)
+    return Watch(optimizer, every, shadow)

@@ -1,14 +1,21 @@
 """Extra bits: an FP32 value as a 16-bit float and the next k bits of its mantissa.
 
-The representation of "Memory Efficient Mixed Precision Optimizers", section 3.1. ``head`` is the
-BF16 or FP16 value that the model computes with. ``tail`` holds k bits: the position of the wide
-value between the head and its neighbour away from zero, in steps of 2**-k ulp.
+After "Memory Efficient Mixed Precision Optimizers", section 3.1. ``head`` is the BF16 or FP16 value
+that the model computes with, ``tail`` the distance of the wide value from it in steps of 2**-k ulp
+(of the grid between two heads). Three codings differ in which head they keep:
+
+* ``"nearest"``: the nearest head, of two at the same distance the one away from zero; the tail is
+  signed, k bits in two's complement.
+* ``"truncate"``, the paper's: the head toward zero, and an unsigned tail of k bits. Both are cut,
+  so every encoding takes half a step off the magnitude on average, and half an ulp off the head.
+* ``"stochastic"``, the paper's other one: a head rounded without bias. One more bit of the tail
+  records that it was rounded up.
 
 Range. BF16 with k = 16 holds every FP32 value below BF16's largest exactly. FP16 with k = 13 holds
 every FP32 value in FP16's normal range exactly. Below it the steps stay those of the subnormals,
-2**-(24 + k): a fixed-point grid that cuts finer bits. Beyond the largest finite head the value
-saturates at the last step before its (missing) neighbour (FP32 has that step for FP16 up to k = 13;
-with more it reads back as 65536). Infinities and NaN live in the head alone, with a tail of zero.
+2**-(24 + k): a fixed-point grid. Beyond the largest finite head the value saturates at the last
+step that head can have (FP32 has that step for FP16 up to k = 13; with more it reads back as the
+next number). Infinities and NaN live in the head alone, with a tail of zero.
 """
 
 from __future__ import annotations
@@ -21,84 +28,92 @@ from torch import Tensor
 from .formats import Format
 from .rounding import FRACTION_BITS, check_bits, position, restore_special, value_at
 
-TailRounding = Literal["truncate", "stochastic"]
+Coding = Literal["nearest", "truncate", "stochastic"]
 
 GROUP = 32
 """Values that share one run of packed words."""
 
 
-def tail_width(k: int, rounding: TailRounding) -> int:
+def tail_width(k: int, coding: Coding) -> int:
     """Stored bits of one tail: k, and one more to un-round a stochastically rounded head.
 
     Raises:
-        ValueError: ``k`` is not in 1 to 16, or the rounding is unknown.
+        ValueError: ``k`` is not in 1 to 16, or the coding is unknown.
     """
     if not 1 <= k <= 16:
         raise ValueError(f"extra bits k={k} is out of range: keep 1 to 16 bits")
-    if rounding not in get_args(TailRounding):
-        raise ValueError(f"rounding={rounding!r} is unknown: use 'truncate' or 'stochastic'")
-    return k + (rounding == "stochastic")
+    if coding not in get_args(Coding):
+        choices = ", ".join(map(repr, get_args(Coding)))
+        raise ValueError(f"coding={coding!r} is unknown: use one of {choices}")
+    return k + (coding == "stochastic")
 
 
 def split(
     x: Tensor,
     fmt: Format,
     k: int,
-    rounding: TailRounding = "truncate",
+    coding: Coding = "nearest",
     *,
     bits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Split FP32 values into heads on the grid of ``fmt`` and integer tails.
 
-    ``"truncate"`` cuts the value to k extra bits and the head toward zero. ``"stochastic"`` rounds
-    both without bias, from disjoint bits of one draw: the low bits decide the last extra bit, the
-    top k bits decide whether the head is the neighbour away from zero. Bit k of the tail records
-    that it is, so that ``join`` can un-round it.
+    With ``bits``, the low bits of each draw round the value to k extra bits without bias; without
+    them ``"nearest"`` rounds it to nearest-even and ``"truncate"`` cuts it. ``"stochastic"`` rounds
+    the head from the top k bits of the same draw.
 
     Args:
         x: FP32 tensor, any shape.
         fmt: BF16 or FP16 (or any other format).
         k: Extra bits, 1 to 16.
-        rounding: ``"truncate"`` or ``"stochastic"`` (default: ``"truncate"``).
-        bits: Random bits for ``"stochastic"``, as in ``round_to``.
+        coding: See the module (default: ``"nearest"``).
+        bits: Random bits as in ``round_to``: ``"stochastic"`` needs them, ``"nearest"`` may have
+            them (default: ``None``).
 
     Returns:
         ``(head, tail)``: FP32 tensor on the grid of ``fmt``, int32 tensor in
-        ``[0, 2**tail_width(k, rounding))``.
+        ``[0, 2**tail_width(k, coding))``.
 
     Raises:
-        ValueError: ``x`` is not FP32, ``k`` or ``rounding`` is unavailable, or ``bits`` is missing,
+        ValueError: ``x`` is not FP32, ``k`` or ``coding`` is unavailable, or ``bits`` is missing,
             superfluous, of another shape or dtype.
     """
-    tail_width(k, rounding)
+    tail_width(k, coding)
     if x.dtype != torch.float32:
         raise ValueError(f"x has dtype {x.dtype}: split takes FP32 values; call x.float() first")
-    if rounding == "stochastic" and bits is None:
-        raise ValueError("rounding='stochastic' needs bits: see numerics.random_bits.draw")
-    if rounding == "truncate" and bits is not None:
-        raise ValueError("bits are given but rounding='truncate' uses none: leave them out")
+    if coding == "stochastic" and bits is None:
+        raise ValueError("coding='stochastic' needs bits: see numerics.random_bits.draw")
+    if coding == "truncate" and bits is not None:
+        raise ValueError("bits are given but coding='truncate' uses none: leave them out")
 
     drop = FRACTION_BITS - k
-    last = (fmt.max_code + 1 << k) - 1
     where = position(x, fmt)
-    mask = (1 << k) - 1
-    if bits is None:
-        kept = (where >> drop).clamp(max=last)
-        code, tail = kept >> k, kept & mask
-    else:
+    if bits is not None:
         check_bits(bits, x)
         bits = bits.to(torch.int64)
-        kept = (where + (bits & (1 << drop) - 1) >> drop).clamp(max=last)
-        code = (kept + (bits >> drop) >> k).clamp(max=fmt.max_code)
-        rounded_up = code - (kept >> k)
-        tail = rounded_up << k | kept & mask
+        kept = where + (bits & (1 << drop) - 1) >> drop
+    elif coding == "nearest":
+        kept = where + ((1 << drop - 1) - 1) + (where >> drop & 1) >> drop
+    else:
+        kept = where >> drop
+
+    mask, half = (1 << k) - 1, 1 << k - 1
+    if coding == "nearest":
+        # The last step that is nearest to a finite head.
+        kept = kept.clamp(max=(fmt.max_code << k) + half - 1)
+        code, tail = kept + half >> k, kept & mask
+    else:
+        kept = kept.clamp(max=(fmt.max_code + 1 << k) - 1)
+        code, tail = kept >> k, kept & mask
+        if coding == "stochastic":
+            assert bits is not None
+            code = (kept + (bits >> drop) >> k).clamp(max=fmt.max_code)
+            tail |= code - (kept >> k) << k
     tail = torch.where(torch.isfinite(x), tail, 0)
     return restore_special(value_at(code, fmt), x, fmt), tail.to(torch.int32)
 
 
-def join(
-    head: Tensor, tail: Tensor, fmt: Format, k: int, rounding: TailRounding = "truncate"
-) -> Tensor:
+def join(head: Tensor, tail: Tensor, fmt: Format, k: int, coding: Coding = "nearest") -> Tensor:
     """The FP32 value of a head and its tail; the inverse of ``split``.
 
     Args:
@@ -106,20 +121,24 @@ def join(
         tail: int32 tensor of the same shape, from ``split``.
         fmt: Format of the head.
         k: Extra bits, 1 to 16.
-        rounding: The one that ``split`` used.
+        coding: The one that ``split`` used.
 
     Returns:
-        FP32 tensor: ``tail / 2**k`` of the way from the (un-rounded) head to its neighbour
-        away from zero.
+        FP32 tensor: ``tail / 2**k`` of the way from the (un-rounded) head to its neighbour. A tail
+        that no head of ``split`` could have, for it leads below zero, gives zero.
 
     Raises:
-        ValueError: ``k`` or ``rounding`` is not available.
+        ValueError: ``k`` or ``coding`` is not available.
     """
-    tail_width(k, rounding)
+    tail_width(k, coding)
     head = head.to(torch.float32)
     tail = tail.to(torch.int64)
-    code = (position(head, fmt) >> FRACTION_BITS) - (tail >> k)
-    where = code << k | tail & (1 << k) - 1
+    where = position(head, fmt) >> FRACTION_BITS - k
+    # The last bit of the tail, counted twice with its sign, or the bit beyond it.
+    where += (
+        tail - ((tail & 1 << k - 1) << 1) if coding == "nearest" else tail - (tail >> k << k + 1)
+    )
+    where = where.clamp(min=0)
     return torch.where(torch.isfinite(head), torch.copysign(value_at(where, fmt, k), head), head)
 
 

@@ -17,7 +17,7 @@ import torch
 from . import facts
 from .step.job import SCALARS
 
-ABI = 7
+ABI = 8
 _REMEDY = (
     "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
     ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."

@@ -1,9 +1,10 @@
 """Precision strategies: which tensors an optimizer step keeps, in which formats.
 
 The options A to D of the Collage paper (Table 2), Kahan summation (appendix B), stochastic rounding
-(appendix B) and extra bits ("Memory Efficient Mixed Precision Optimizers", section 3.1), as one
-table. The reference and Triton read it; the C++ kernels have a copy, ``SUBULP_STRATEGIES`` in
-csrc/subulp.h, which :mod:`.native` compares with this one when the library is loaded.
+(appendix B) and extra bits ("Memory Efficient Mixed Precision Optimizers", section 3.1, and two
+codings of our own), as one table. The reference and Triton read it; the C++ kernels have a copy,
+``SUBULP_STRATEGIES`` in csrc/subulp.h, which :mod:`.native` compares with this one when the library
+is loaded.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Literal
 
 import torch
 
-from ..numerics import E4M3, FP32, Format, format_of
-from ..numerics.extra_bits import TailRounding, tail_width
+from ..numerics import BF16, E4M3, E5M2, FP32, Format, format_of
+from ..numerics.extra_bits import Coding, tail_width
 
-WeightKind = Literal["plain", "stochastic", "kahan", "expansion", "master", "extra-bits"]
+WeightKind = Literal[
+    "plain", "stochastic", "kahan", "expansion", "master", "extra-bits", "signed-bits"
+]
 StateKind = Literal["plain", "stochastic", "expansion"]
 
 DTYPES = {
@@ -42,8 +45,8 @@ class Strategy:
         dtype_set: Parameter dtypes that can have the strategy, a key of :data:`DTYPES`.
         strict: Whether the strategy also exists in the papers' arithmetic, every operation rounded
             to the narrow format.
-        k: Extra bits kept of the parameter (0 unless ``weight`` is ``"extra-bits"``).
-        tail_rounding: How the tail of k bits is rounded.
+        stochastic: Whether a step draws random bits.
+        k: Extra bits kept of the parameter; 0 for strategies without.
     """
 
     name: str
@@ -52,8 +55,8 @@ class Strategy:
     wide_states: bool
     dtype_set: str
     strict: bool = False
+    stochastic: bool = False
     k: int = 0
-    tail_rounding: TailRounding = "truncate"
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -75,9 +78,23 @@ class Strategy:
         return (_EXTRA[self.weight][1] or dtype) if self.weight in _EXTRA else None
 
     @property
+    def coding(self) -> Coding | None:
+        """How head and tail of a parameter with extra bits are coded, ``None`` without a tail."""
+        if self.weight == "signed-bits":
+            return "nearest"
+        if self.weight == "extra-bits":
+            return "stochastic" if self.stochastic else "truncate"
+        return None
+
+    @property
+    def words_name(self) -> str:
+        """Name of the packed tails kept beside the parameter, empty without."""
+        return self.extra_name or "" if self.coding else ""
+
+    @property
     def tail_width(self) -> int:
-        """Stored bits of one packed tail."""
-        return tail_width(self.k, self.tail_rounding)
+        """Stored bits of one packed tail, 0 without one."""
+        return tail_width(self.k, self.coding) if self.coding else 0
 
     def stored_bytes(self, dtype: torch.dtype) -> float:
         """Bytes of a parameter of ``dtype``, what is kept beside it, and Adam's two moments."""
@@ -91,22 +108,33 @@ class Strategy:
         )
 
     @property
-    def stochastic(self) -> bool:
-        """Whether a step draws random bits."""
-        return "stochastic" in (self.weight, self.slow_state, self.tail_rounding)
+    def dithered(self) -> bool:
+        """Whether a step rounds what carries nothing on, as the first moment, by a dither.
+
+        Rounded to nearest, a moment stops short of gradients that hardly change: with decay 0.9, up
+        to five ulps short. The dither is one number for a tensor and step, so that errors cancel
+        over steps; see :func:`subulp.ops.step.job.dither`.
+        """
+        return self.slow_state != "plain"
 
     def fast_format(self, dtype: torch.dtype) -> Format:
-        """Format of Adam's first moment for parameters of ``dtype``."""
-        return FP32 if self.wide_states else format_of(dtype)
+        """Format of Adam's first moment for parameters of ``dtype``.
+
+        FP16 gives its states BF16, as wide and with FP32's exponents: FP16 would lose the square of
+        a gradient below 2**-12, and a step divides by its root.
+        """
+        if self.wide_states:
+            return FP32
+        return BF16 if dtype == torch.float16 else format_of(dtype)
 
     def slow_format(self, dtype: torch.dtype) -> Format:
         """Format of the slow state for parameters of ``dtype``.
 
         FP8 gives it E5M2: a second moment spans twice the exponents of a first.
         """
-        if self.wide_states:
-            return FP32
-        return format_of(torch.float8_e5m2 if dtype == torch.float8_e4m3fn else dtype)
+        if dtype == torch.float8_e4m3fn and not self.wide_states:
+            return E5M2
+        return self.fast_format(dtype)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise ValueError if parameters of ``dtype`` cannot have this strategy."""
@@ -127,29 +155,31 @@ _EXTRA: dict[WeightKind, tuple[str, torch.dtype | None]] = {
     "expansion": ("parameter_low", None),
     "master": ("master", torch.float32),
     "extra-bits": ("extra_bits", torch.int32),
+    # Another name, so that a state dict of the one is not read as the other.
+    "signed-bits": ("signed_bits", torch.int32),
 }
 
 TABLE = (
     # name, weight, slow state, FP32 states, parameter dtypes
     Strategy("fp32", "plain", "plain", True, "whole"),
     Strategy("nearest", "plain", "plain", False, "narrow", strict=True),
-    Strategy("stochastic", "stochastic", "stochastic", False, "narrow"),
+    Strategy("stochastic", "stochastic", "stochastic", False, "narrow", stochastic=True),
     Strategy("kahan", "kahan", "plain", False, "halves", strict=True),
     Strategy("collage-light", "expansion", "plain", False, "narrow", strict=True),
     Strategy("collage-plus", "expansion", "expansion", False, "narrow", strict=True),
     Strategy("fp32-states", "plain", "plain", True, "halves"),
     Strategy("master", "master", "plain", True, "halves"),
-    Strategy("extra-bits-K", "extra-bits", "plain", True, "halves"),
-    Strategy(
-        "extra-bits-K-stochastic", "extra-bits", "plain", True, "halves", tail_rounding="stochastic"
-    ),
+    Strategy("extra-bits-K", "signed-bits", "plain", True, "halves", stochastic=True),
+    Strategy("extra-bits-K-deterministic", "signed-bits", "plain", True, "halves"),
+    Strategy("extra-bits-K-truncate", "extra-bits", "plain", True, "halves"),
+    Strategy("extra-bits-K-stochastic", "extra-bits", "plain", True, "halves", stochastic=True),
 )
 """All strategies; a row's place is its code in the C++ kernels."""
 
 CODES = {s.name: code for code, s in enumerate(TABLE)}
 """Code of each :attr:`Strategy.family` in the C++ kernels."""
 
-FIXED = {s.name: s for s in TABLE if s.weight != "extra-bits"}
+FIXED = {s.name: s for s in TABLE if s.coding is None}
 """The strategies whose names hold no number."""
 
 
@@ -168,16 +198,15 @@ def low_scale(fmt: Format) -> float:
     return 16.0 if fmt == E4M3 else 1.0
 
 
-_EXTRA_BITS = re.compile(r"extra-bits-(\d+)(?:-(truncate|stochastic))?")
+_EXTRA_BITS = re.compile(r"(extra-bits)-(\d+)(-\w+)?")
 
 
 @cache
 def parse_strategy(name: str) -> Strategy:
-    """The strategy of a canonical or short name.
+    """The strategy of a canonical name.
 
     Args:
-        name: A name of :data:`TABLE`, with K from 1 to 16; ``"-truncate"`` may follow
-            ``"extra-bits-K"``.
+        name: A name of :data:`TABLE`, with K from 1 to 16.
 
     Raises:
         ValueError: The name is unknown or K is out of range.
@@ -185,13 +214,11 @@ def parse_strategy(name: str) -> Strategy:
     if name in FIXED:
         return FIXED[name]
     match = _EXTRA_BITS.fullmatch(name)
-    if not match:
-        *names, last = CODES
-        raise ValueError(
-            f"precision={name!r} is unknown: use one of {', '.join(names)} or {last} "
-            "(K from 1 to 16)"
-        )
-    k, rounding = int(match[1]), match[2] or "truncate"
-    found = next(s for s in TABLE if s.weight == "extra-bits" and s.tail_rounding == rounding)
-    tail_width(k, found.tail_rounding)
-    return replace(found, name=found.name.replace("K", str(k)), k=k)
+    family = f"{match[1]}-K{match[3] or ''}" if match else ""
+    if not match or family not in CODES:
+        names = ", ".join(CODES)
+        raise ValueError(f"precision={name!r} is unknown: use one of {names} (K from 1 to 16)")
+    found, k = TABLE[CODES[family]], int(match[2])
+    assert found.coding is not None
+    tail_width(k, found.coding)
+    return replace(found, name=name, k=k)

@@ -11,12 +11,28 @@ from ..ops import adam as op
 from ..ops.adam import reference
 from ..ops.step.job import StepJob
 from .base import Optimizer
-from .options import AUTO, Arithmetic, ExtraBits, NonFinite, check_number, check_rate
+from .options import (
+    AUTO,
+    Arithmetic,
+    ExtraBits,
+    NonFinite,
+    check_number,
+    check_rate,
+    check_torch_options,
+)
 from .parameters import Bucket, Params
 
 # Odd, so that its multiples are distinct seeds; 2**32 over the golden ratio, so that they are far
 # from those that people choose.
 _SEED_STRIDE = 0x9E3779B9
+
+_TORCH_OPTIONS = {
+    "amsgrad": False,
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
+    "differentiable": False,
+}
 
 
 class Adam(Optimizer):
@@ -26,7 +42,7 @@ class Adam(Optimizer):
     """
 
     _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
-    _run_step = staticmethod(op.step)
+    _op = "adam"
     _make_job = staticmethod(op.make_job)
     _decoupled: ClassVar[bool] = False
 
@@ -43,7 +59,9 @@ class Adam(Optimizer):
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,
+        **torch_options: Any,
     ) -> None:
+        check_torch_options(type(self).__name__, _TORCH_OPTIONS, torch_options)
         super().__init__(
             params,
             {
@@ -115,8 +133,10 @@ class Adam(Optimizer):
         arguments["seed"] = (arguments["seed"] + (number + 1) * _SEED_STRIDE) & 0xFFFFFFFF
         reference.fold(self._make_job(**arguments))
 
-    def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
-        return reference.intended_update(job, i, theta)
+    def _reference_update(
+        self, job: StepJob, i: int, theta: Tensor, moments: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        return reference.update(job, i, theta, moments)
 
 
 class AdamW(Adam):
@@ -166,6 +186,8 @@ class AdamW(Adam):
             torch.optim does; ``"raise"`` and ``"skip"`` check all gradients first, so a step is
             taken whole or not at all (default: ``"propagate"``).
         seed: Seed of the random bits, 0 to 2**32 - 1 (default: from ``torch.manual_seed``).
+        **torch_options: ``amsgrad``, ``foreach``, ``fused``, ``capturable`` and ``differentiable``
+            of torch.optim, at their default values.
 
     Raises:
         ValueError: An option is out of range or a parameter cannot have its precision.
@@ -186,6 +208,7 @@ class AdamW(Adam):
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,
+        **torch_options: Any,
     ) -> None:
         super().__init__(
             params,
@@ -198,4 +221,5 @@ class AdamW(Adam):
             arithmetic=arithmetic,
             nonfinite=nonfinite,
             seed=seed,
+            **torch_options,
         )

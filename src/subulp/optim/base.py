@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, cast, overload
 
 import torch
@@ -20,6 +20,7 @@ from .components import States, beside, follow_layout, in_layout_of, new_state, 
 from .observers import FusedStep, StepObserver
 from .options import parse_precision, strategy_for
 from .parameters import Bucket, Buckets, Params
+from .pending import Pending
 from .state_dict import Expected, check_state_dict, restore_components, use_row_major_words
 
 Role = Callable[[str | None], list[Tensor]]
@@ -55,6 +56,10 @@ class Optimizer(torch.optim.Optimizer):
             defaults["seed"] = random_bits.fold_seed(torch.initial_seed())
         self._check_all_options(defaults)
         defaults["skipped_steps"] = 0
+        # The precision that each group's components are stored in.
+        self._stored: list[str] = []
+        # States that the step being prepared has created: a parameter and a state's name.
+        self._created: list[tuple[Tensor, str]] = []
         super().__init__(cast(Any, params), defaults)
 
     # ------------------------------------------------------------------------------ groups
@@ -83,6 +88,45 @@ class Optimizer(torch.optim.Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
+        self._stored.append(group["precision"])
+
+    def check_groups(self) -> None:
+        """Check all options as they are now, and store components in a precision set meanwhile.
+
+        Raises:
+            ValueError: An option is out of range, or a group's new precision cannot hold what is
+                stored; nothing was changed.
+        """
+        for group in self.param_groups:
+            group["precision"] = parse_precision(group["precision"])
+            self._check_all_options(group)
+        precisions = [group["precision"] for group in self.param_groups]
+        if precisions != self._stored:
+            self._convert()
+            self._stored = precisions
+
+    @torch.no_grad()
+    def _convert(self) -> None:
+        conversions = []
+        for i, (group, before) in enumerate(zip(self.param_groups, self._stored, strict=True)):
+            parameters.check_parameters(group)
+            for p in group["params"]:
+                old, new = (strategy_for(name, p.dtype) for name in (before, group["precision"]))
+                if not self.state.get(p) or old == new:
+                    continue
+                follow_layout(old, self.state[p], p)
+                converted = components.converted(old, new, p, self.state[p], self._states)
+                if converted is None:
+                    raise ValueError(
+                        f"group {i}: precision was changed from {before!r} to "
+                        f"{group['precision']!r}, which cannot hold all that is stored; nothing "
+                        "was changed. Set it back, or carry the weights over to a new optimizer "
+                        "with full_precision_state_dict and load_full_precision_state_dict"
+                    )
+                conversions.append((p, *converted))
+        for p, value, state in conversions:
+            p.copy_(value)
+            self.state[p] = state
 
     def _check_group(self, group: dict[str, Any]) -> None:
         self._check_all_options(group)
@@ -97,9 +141,14 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._created = []
+        self._stored = state.get("_stored", [group["precision"] for group in self.param_groups])
         for group in self.param_groups:
             for key in self._options():
                 group.setdefault(key, self.defaults[key])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_stored": self._stored}
 
     def _options(self) -> set[str]:
         # torch.optim adds an option of its own to defaults when it restores an optimizer.
@@ -113,7 +162,9 @@ class Optimizer(torch.optim.Optimizer):
         states = self._states_of(group)
         # A state may join later: schedulers raise SGD's momentum from zero.
         if not state or any(name not in state for name, _ in states):
-            state.update({**new_state(strategy, p, states), **state})
+            fresh = {n: v for n, v in new_state(strategy, p, states).items() if n not in state}
+            state.update(fresh)
+            self._created.extend((p, name) for name in fresh)
         follow_layout(strategy, state, p)
         return state
 
@@ -165,26 +216,57 @@ class Optimizer(torch.optim.Optimizer):
     # it need not.
     @between_graphs
     def _step_between_graphs(self) -> None:
+        self.check_groups()
         buckets = parameters.buckets_of(self.param_groups)
         self.begin_step()
         if not self._admits(buckets):
             return
+        # All of it is checked before any of it is touched.
+        pending = self._prepare(buckets)
         scale = getattr(self, "grad_scale", None)
-        for bucket in buckets:
-            for part in loss_scaling.unscaled(bucket, scale):
-                self.step_bucket(part)
+        if scale is None:
+            for bucket, ready in zip(buckets, pending, strict=True):
+                self.step_bucket(bucket, ready)
+        else:
+            for bucket in buckets:
+                for part in loss_scaling.unscaled(bucket, scale):
+                    self.step_bucket(part)
         self.end_step()
+
+    def _prepare(self, buckets: Iterable[Bucket]) -> list[Pending]:
+        """The steps of buckets, all of them checked, none of them taken."""
+        self._created.clear()
+        try:
+            return [self._pending(bucket) for bucket in buckets]
+        except Exception:
+            for p, name in self._created:
+                del self.state[p][name]
+            raise
+
+    def _pending(self, bucket: Bucket) -> Pending:
+        arguments = self._arguments(bucket)
+        steps, amaxes = arguments["steps"], arguments["amaxes"]
+        arguments["steps"] = torch._foreach_add(steps, 1.0)
+        arguments["amaxes"] = after = [amax.clone() for amax in amaxes]
+        job = self._make_job(**arguments)
+        return Pending(self._op, bucket, job, steps, list(zip(amaxes, after, strict=True)))
 
     def begin_step(self) -> None:
         """Tell the observers that a step begins."""
         for observer in self.observers:
             observer.begin_step()
 
-    def step_bucket(self, bucket: Bucket) -> None:
-        """Update the parameters of a bucket; whether its gradients are finite is not checked."""
+    def step_bucket(self, bucket: Bucket, pending: Pending | None = None) -> None:
+        """Update the parameters of a bucket; whether its gradients are finite is not checked.
+
+        Args:
+            bucket: The parameters and their gradients.
+            pending: Their step, if it has been prepared (default: ``None``).
+        """
+        pending = pending or self._prepare([bucket])[0]
         for observer in self.observers:
-            observer.begin_update(bucket)
-        self.update(bucket)
+            observer.begin_update(pending)
+        self.update(bucket, pending)
         for observer in self.observers:
             observer.end_update(bucket)
 
@@ -201,22 +283,9 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["skipped_steps"] += 1
 
-    def update(self, bucket: Bucket) -> None:
+    def update(self, bucket: Bucket, pending: Pending | None = None) -> None:
         """The arithmetic of :meth:`step_bucket`; no observer is told."""
-        arguments = self._arguments(bucket)
-        amaxes = arguments["amaxes"]
-        saved = [amax.clone() for amax in amaxes]
-        torch._foreach_add_(arguments["steps"], 1.0)
-        try:
-            self._run_step(**arguments)
-        except Exception:
-            # A backend that cannot run fails before it touches a parameter: so do the counters.
-            torch._foreach_add_(arguments["steps"], -1.0)
-            for amax, before in zip(amaxes, saved, strict=True):
-                amax.copy_(before)
-            raise
-        # A backward pass that still needs an old value must notice.
-        torch.autograd.graph.increment_version(bucket.params)
+        (pending or self._prepare([bucket])[0]).take()
 
     def _admits(self, buckets: Buckets) -> bool:
         """Whether the step may be taken; asked before anything is updated."""
@@ -243,8 +312,8 @@ class Optimizer(torch.optim.Optimizer):
         self.skip_step()
         return False
 
-    #: The fused step, and its job for diagnostics; both take ``_arguments``.
-    _run_step: Callable[..., None]
+    #: Name of the fused op, and its job, which takes ``_arguments``.
+    _op: ClassVar[str]
     _make_job: Callable[..., StepJob]
 
     def _arguments(self, bucket: Bucket) -> dict[str, Any]:
@@ -287,25 +356,35 @@ class Optimizer(torch.optim.Optimizer):
     # ------------------------------------------------------------------------- diagnostics
 
     @torch.no_grad()
-    def intended_updates(self, bucket: Bucket) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """What the next step would do if nothing were rounded away; changes nothing.
+    def intended_updates(
+        self, pending: Pending, shadows: dict[Tensor, list[Tensor]] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """What a step would do if nothing were rounded away; the optimizer's own stay as they are.
 
         Args:
-            bucket: Parameters and the gradients that they will step with.
+            pending: The step.
+            shadows: FP32 moments of each parameter that no step has rounded: the update is computed
+                from them, and they are moved on. A parameter that is missing is given its stored
+                ones. ``None`` computes it from what is stored (default: ``None``).
 
         Yields:
             ``(parameter, wide value, intended update)``; the last two FP32, in storage order.
         """
-        arguments = self._arguments(bucket)
-        arguments["steps"] = [step + 1 for step in arguments["steps"]]
-        arguments["amaxes"] = [amax.clone() for amax in arguments["amaxes"]]
-        arguments["arithmetic"] = "wide"
-        job = self._make_job(**arguments)
-        for i, p in enumerate(bucket.params):
+        job = pending.job
+        for i, p in enumerate(pending.bucket.params):
             theta = storage.decode_parameter(job.strategy, job.params[i], job.role(job.extras, i))
-            yield p, theta, -self._reference_update(job, i, theta)
+            moments = storage.decode_moments(job, i) if shadows is None else shadows.get(p)
+            if moments is None:
+                moments = [moment.clone() for moment in storage.decode_moments(job, i)]
+            update, moved = self._reference_update(job, i, theta, moments)
+            if shadows is not None:
+                shadows[p] = moved
+            yield p, theta, -update
 
-    def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
+    def _reference_update(
+        self, job: StepJob, i: int, theta: Tensor, moments: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What a step subtracts, and the moments after it, from the wide ones before it."""
         raise NotImplementedError
 
     def stored_value(self, p: Tensor) -> Tensor:
@@ -318,6 +397,7 @@ class Optimizer(torch.optim.Optimizer):
         Returns:
             FP32 tensor of its shape; for ``"fp32"`` and ``"master"`` it may be the stored one.
         """
+        self.check_groups()
         return self._wide_value(self._group_of(p), p)
 
     def _wide_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
@@ -329,13 +409,16 @@ class Optimizer(torch.optim.Optimizer):
     def bytes_per_parameter(self) -> dict[str, float]:
         """Bytes of elementwise storage per parameter, from the live tensors (Collage, Table 2).
 
-        Gradients and states that do not exist yet count with the size that they will have. Step
-        counters and the like, one number a tensor, do not count.
+        Gradients and states that do not exist yet count with the size that they will have; while
+        the step is fused, a gradient counts if it is accumulated. Step counters and the like, one
+        number a tensor, do not count.
 
         Returns:
             Bytes by tensor name (``"parameter"``, ``"gradient"``, ``"exp_avg"``, ...) and
             ``"total"``, averaged over all parameters.
         """
+
+        self.check_groups()
 
         def states(group: dict[str, Any], p: Tensor) -> dict[str, Any]:
             strategy = strategy_for(group["precision"], p.dtype)
@@ -343,8 +426,11 @@ class Optimizer(torch.optim.Optimizer):
                 strategy, p.detach().to("meta"), self._states_of(group)
             )
 
+        gradient = components.gradient_bytes if self.fused is None else self.fused.gradient_bytes
         return components.bytes_per_parameter(
-            (p, states(group, p)) for group in self.param_groups for p in group["params"]
+            (p, gradient(p), states(group, p))
+            for group in self.param_groups
+            for p in group["params"]
         )
 
     # -------------------------------------------------------------------------- state dicts
@@ -355,6 +441,8 @@ class Optimizer(torch.optim.Optimizer):
         Packed extra bits are in the row-major order of their parameter, whatever its memory layout,
         so they can be loaded into another one.
         """
+
+        self.check_groups()
 
         # Before the user's hooks, which may give the dict any form.
         def convert(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -391,6 +479,7 @@ class Optimizer(torch.optim.Optimizer):
 
         def restore(_: torch.optim.Optimizer) -> None:
             restore_components(self.param_groups, self.state, final)
+            self._stored = [group["precision"] for group in self.param_groups]
 
         # The check comes after the user's pre-hooks, which may change the dict; the components are
         # restored before the user's post-hooks.
@@ -418,6 +507,7 @@ class Optimizer(torch.optim.Optimizer):
             Names as in ``model.state_dict()``; floating-point parameters in FP32, buffers as they
             are. The tensors are copies.
         """
+        self.check_groups()
         places = parameters.places(self.param_groups)
 
         def value(p: Tensor) -> Tensor:
@@ -442,6 +532,7 @@ class Optimizer(torch.optim.Optimizer):
             ValueError: Names or shapes differ, or a value is no tensor of real numbers; nothing was
                 changed.
         """
+        self.check_groups()
         places = parameters.places(self.param_groups)
 
         def store(p: Tensor, wide: Tensor) -> None:

@@ -80,14 +80,14 @@ def beside(value: Tensor, p: Tensor) -> Tensor:
 
 def follow_layout(strategy: Strategy, state: dict[str, Tensor], p: Tensor) -> None:
     """Lay states out like their parameter, which ``model.to(memory_format=...)`` may change."""
-    stride = p.stride()
+    stride, words = p.stride(), strategy.words_name
     for name, value in state.items():
-        if value.stride() == stride or name in SCALAR_STATES or name == "extra_bits":
+        if value.stride() == stride or name in SCALAR_STATES or name == words:
             continue
         if same_layout(value, p):
             continue
-        if "extra_bits" in state:
-            state["extra_bits"] = repack(state["extra_bits"], strategy.tail_width, value, p)
+        if words in state:
+            state[words] = repack(state[words], strategy.tail_width, value, p)
             # This state still has the order that the words are in; convert all at once.
             state.update({n: in_layout_of(v, p) for n, v in state.items() if v.shape == p.shape})
             return
@@ -115,19 +115,52 @@ def new_state(strategy: Strategy, p: Tensor, states: States) -> dict[str, Tensor
     return state
 
 
-def bytes_per_parameter(stored: Iterable[tuple[Tensor, dict[str, Any]]]) -> dict[str, float]:
-    """See ``Optimizer.bytes_per_parameter``; from parameters and their states.
+def converted(
+    old: Strategy, new: Strategy, p: Tensor, state: dict[str, Tensor], states: States
+) -> tuple[Tensor, dict[str, Tensor]] | None:
+    """A parameter and its state under another strategy, or ``None`` if that loses anything.
+
+    Args:
+        old: How they are stored.
+        new: How they are to be stored.
+        p: The parameter, left alone.
+        state: Its state, laid out as it is; left alone.
+        states: Names and roles of all states that it may have.
+    """
+    kept = tuple((name, role) for name, role in states if name in state)
+    value, result = p.detach().clone(), new_state(new, p, kept)
+    result |= {name: state[name] for name in SCALAR_STATES if name in state}
+    for name, _ in kept:
+        wide = storage.decode_state(state[name], state.get(f"{name}_low"), 1.0)
+        storage.encode_state(wide, result[name], result.get(f"{name}_low"), 1.0, None)
+        back = storage.decode_state(result[name], result.get(f"{name}_low"), 1.0)
+        if not torch.equal(back, wide):
+            return None
+    wide = wide_value(old, p, state)
+    store_wide(new, value, result, wide, seed=0, stream=0)
+    return (value, result) if torch.equal(wide_value(new, value, result), wide) else None
+
+
+def gradient_bytes(p: Tensor) -> int:
+    """Bytes of a parameter's gradient, also of one that does not exist yet."""
+    dtype = p.grad.dtype if p.grad is not None else getattr(p, "grad_dtype", None)
+    return p.numel() * (dtype or p.dtype).itemsize
+
+
+def bytes_per_parameter(
+    stored: Iterable[tuple[Tensor, int, dict[str, Any]]],
+) -> dict[str, float]:
+    """See ``Optimizer.bytes_per_parameter``; from parameters, bytes of gradients, and states.
 
     Returns:
         Bytes by tensor name and ``"total"``, averaged over all parameters.
     """
     totals: dict[str, int] = {"parameter": 0, "gradient": 0}
     count = 0
-    for p, state in stored:
+    for p, gradient, state in stored:
         count += p.numel()
         totals["parameter"] += p.nbytes
-        dtype = p.grad.dtype if p.grad is not None else getattr(p, "grad_dtype", None)
-        totals["gradient"] += p.numel() * (dtype or p.dtype).itemsize
+        totals["gradient"] += gradient
         for name, value in state.items():
             if value.dim() > 0 or (p.dim() == 0 and name not in SCALAR_STATES):
                 totals[name] = totals.get(name, 0) + value.nbytes
@@ -174,11 +207,12 @@ def store_wide(
     extra = state.get(strategy.extra_name) if strategy.extra_name else None
     target = storage_view(p.detach(), p)
     if strategy.weight == "stochastic":
-        # A given weight is best stored as its nearest neighbour; only updates must be unbiased.
         strategy = parse_strategy("nearest")
-    bits = storage.draw_bits(
-        strategy, target, seed=seed, stream=stream, step=int(state["step"].item()), offset=0
-    )
+    # A given weight is best stored as its nearest neighbour; only updates must be unbiased.
+    bits = None
+    if strategy.coding == "stochastic":
+        step = int(state["step"].item())
+        bits = storage.draw_bits(strategy, target, seed=seed, stream=stream, step=step, offset=0)
     aligned = torch.empty_like(p, dtype=torch.float32).copy_(wide)
     storage.encode_parameter(
         strategy,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch import Tensor
+
 from .parameters import Bucket
+from .pending import Pending
 
 
 class StepObserver(Protocol):
@@ -13,7 +16,7 @@ class StepObserver(Protocol):
     def begin_step(self) -> None:
         """A step begins; it may still be skipped."""
 
-    def begin_update(self, bucket: Bucket) -> None:
+    def begin_update(self, pending: Pending) -> None:
         """A bucket is about to be updated."""
 
     def end_update(self, bucket: Bucket) -> None:
@@ -25,6 +28,9 @@ class StepObserver(Protocol):
 
 class FusedStep(Protocol):
     """Takes the step inside the backward pass, instead of ``optimizer.step()``."""
+
+    def gradient_bytes(self, p: Tensor) -> int:
+        """Bytes that a parameter's gradient takes between backward passes."""
 
     def check_scaled(self) -> None:
         """Raise RuntimeError unless it was given the gradient scaler that calls ``step()``."""

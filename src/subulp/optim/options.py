@@ -9,11 +9,11 @@ from typing import Any, Literal, SupportsFloat, get_args
 import torch
 from torch import Tensor
 
-from ..numerics.extra_bits import TailRounding, tail_width
 from ..ops.strategy import Strategy, parse_strategy
 
 NonFinite = Literal["raise", "skip", "propagate"]
 Arithmetic = Literal["wide", "strict"]
+ExtraBitsRounding = Literal["nearest", "deterministic", "truncate", "stochastic"]
 
 AUTO = "auto"
 """``"fp32"`` for FP32 parameters, ``"collage-plus"`` for narrow ones."""
@@ -23,27 +23,38 @@ AUTO = "auto"
 class ExtraBits:
     """Keep k mantissa bits beside each 16-bit parameter instead of an FP32 master weight.
 
-    "Memory Efficient Mixed Precision Optimizers", section 3.1.
+    After "Memory Efficient Mixed Precision Optimizers", section 3.1.
 
     Args:
         bits: k, 1 to 16; 16 with BF16 and 13 with FP16 hold an FP32 weight whole.
-        rounding: ``"truncate"``, or ``"stochastic"`` for a parameter without bias, at one more bit
-            (default: ``"truncate"``).
+        rounding: How a step rounds (default: ``"nearest"``):
+
+            * ``"nearest"``: the kept value stochastically to k extra bits, so that small updates
+              count on average; the parameter is the 16-bit number nearest to it.
+            * ``"deterministic"``: the same, but the kept value to nearest.
+            * ``"truncate"``, the paper's: both are cut, which shrinks weights a little at every
+              step.
+            * ``"stochastic"``, the paper's other one: both stochastically, at one more bit.
 
     Raises:
         ValueError: ``bits`` is out of range or ``rounding`` is unknown.
     """
 
     bits: int
-    rounding: TailRounding = "truncate"
+    rounding: ExtraBitsRounding = "nearest"
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int):
             raise ValueError(f"bits={self.bits!r} is not an integer: keep 1 to 16 bits")
-        tail_width(self.bits, self.rounding)
+        if self.rounding not in get_args(ExtraBitsRounding):
+            choices = ", ".join(map(repr, get_args(ExtraBitsRounding)))
+            raise ValueError(f"rounding={self.rounding!r} is unknown: use one of {choices}")
+        parse_strategy(str(self))
 
     def __str__(self) -> str:
-        return f"extra-bits-{self.bits}" + ("-stochastic" if self.rounding == "stochastic" else "")
+        return f"extra-bits-{self.bits}" + (
+            "" if self.rounding == "nearest" else f"-{self.rounding}"
+        )
 
 
 def parse_precision(precision: str | ExtraBits) -> str:
@@ -60,6 +71,29 @@ def parse_precision(precision: str | ExtraBits) -> str:
             "precision='collage-plus' or precision=ExtraBits(8)"
         )
     return AUTO if precision == AUTO else parse_strategy(precision).name
+
+
+def check_torch_options(optimizer: str, defaults: dict[str, Any], given: dict[str, Any]) -> None:
+    """Accept arguments of torch.optim that have no counterpart here, at their default values.
+
+    Args:
+        optimizer: What errors call the optimizer.
+        defaults: Their names and default values.
+        given: What was passed.
+
+    Raises:
+        TypeError: A name is unknown.
+        ValueError: A value is not the default.
+    """
+    for name, value in given.items():
+        if name not in defaults:
+            raise TypeError(f"{optimizer} has no argument {name!r}")
+        # As torch.optim does, also take None where the default is False, and False for None.
+        if value is not defaults[name] and value not in (None, False):
+            raise ValueError(
+                f"{name}={value!r} is not available for subulp's {optimizer}, whose step is always "
+                f"one fused pass over memory: leave {name} out"
+            )
 
 
 def strategy_for(precision: str, dtype: torch.dtype) -> Strategy:

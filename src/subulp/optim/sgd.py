@@ -11,8 +11,18 @@ from ..ops.sgd import reference
 from ..ops.step.job import StepJob
 from .base import Optimizer
 from .components import States
-from .options import AUTO, Arithmetic, ExtraBits, NonFinite, check_number, check_rate
+from .options import (
+    AUTO,
+    Arithmetic,
+    ExtraBits,
+    NonFinite,
+    check_number,
+    check_rate,
+    check_torch_options,
+)
 from .parameters import Bucket, Params
+
+_TORCH_OPTIONS = {"foreach": None, "fused": None, "differentiable": False}
 
 
 class SGD(Optimizer):
@@ -33,13 +43,15 @@ class SGD(Optimizer):
         arithmetic: See :class:`AdamW` (default: ``"wide"``).
         nonfinite: See :class:`AdamW` (default: ``"propagate"``).
         seed: See :class:`AdamW`.
+        **torch_options: ``foreach``, ``fused`` and ``differentiable`` of torch.optim, at their
+            default values.
 
     Raises:
         ValueError: An option is out of range or a parameter cannot have its precision.
     """
 
     _states = (("momentum_buffer", "slow"),)
-    _run_step = staticmethod(op.step)
+    _op = "sgd"
     _make_job = staticmethod(op.make_job)
 
     def __init__(
@@ -56,7 +68,9 @@ class SGD(Optimizer):
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,
+        **torch_options: Any,
     ) -> None:
+        check_torch_options("SGD", _TORCH_OPTIONS, torch_options)
         super().__init__(
             params,
             {
@@ -87,15 +101,23 @@ class SGD(Optimizer):
         return self._states if group["momentum"] != 0.0 else ()
 
     def _arguments(self, bucket: Bucket) -> dict[str, Any]:
-        group, (common, role) = bucket.group, self._common_arguments(bucket)
+        group = bucket.group
+        used = group["momentum"] != 0.0
+        # As in torch.optim, a buffer that joins late begins with the gradient, not with zero.
+        fresh = [used and "momentum_buffer" not in self.state.get(p, ()) for p in bucket.params]
+        common, role = self._common_arguments(bucket)
         return common | {
-            "momentum_buffers": role("momentum_buffer"),
-            "momentum_lows": role("momentum_buffer_low"),
+            # One that a lowered momentum has left unused waits for its return.
+            "momentum_buffers": role("momentum_buffer") if used else [],
+            "momentum_lows": role("momentum_buffer_low") if used else [],
+            "fresh": fresh,
             "momentum": float(group["momentum"]),
             "dampening": float(group["dampening"]),
             "weight_decay": float(group["weight_decay"]),
             "nesterov": group["nesterov"],
         }
 
-    def _reference_update(self, job: StepJob, i: int, theta: Tensor) -> Tensor:
-        return reference.intended_update(job, i, theta)
+    def _reference_update(
+        self, job: StepJob, i: int, theta: Tensor, moments: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        return reference.update(job, i, theta, moments)

@@ -38,11 +38,11 @@ class Expected:
 def use_row_major_words(groups: Groups, state_dict: dict[str, Any]) -> None:
     """Put the packed words of a new state dict into the row-major order of their parameters."""
     for group, p, index in _indices(groups, state_dict["param_groups"]):
-        saved = state_dict["state"].get(index, {})
-        if "extra_bits" in saved and not p.is_contiguous():
-            width = _strategy(group, p).tail_width
-            words = repack(saved["extra_bits"], width, p, _row_major(p))
-            state_dict["state"][index] = {**saved, "extra_bits": words}
+        saved, strategy = state_dict["state"].get(index, {}), _strategy(group, p)
+        name = strategy.words_name
+        if name in saved and not p.is_contiguous():
+            words = repack(saved[name], strategy.tail_width, p, _row_major(p))
+            state_dict["state"][index] = {**saved, name: words}
 
 
 def restore_components(
@@ -59,7 +59,7 @@ def restore_components(
         for name, value in state_dict["state"].get(index, {}).items():
             device = torch.device("cpu") if name == "step" else p.device
             component = value.detach().to(device, copy=True)
-            if name == "extra_bits":
+            if name == _strategy(group, p).words_name:
                 component = repack(component, _strategy(group, p).tail_width, _row_major(p), p)
             elif name not in SCALAR_STATES:
                 component = in_layout_of(component, p)

@@ -21,15 +21,11 @@ def _step(job: StepJob, i: int) -> None:
     # Kahan summation carries the remainder in the update, not in the parameter.
     kahan = strategy.weight == "kahan"
     theta = param.float() if kahan else storage.decode_parameter(strategy, param, extra)
-    delta, m, v = update(job, i, theta)
+    delta, moments = update(job, i, theta, storage.decode_moments(job, i))
     bits = _bits(job, i, param)
-    _encode_moments(job, i, m, v, bits)
-    storage.apply_update(strategy, theta, delta, param, extra, bits)
-
-
-def intended_update(job: StepJob, i: int, theta: Tensor) -> Tensor:
-    """What the step would subtract from tensor ``i`` of wide value ``theta``; changes nothing."""
-    return update(job, i, theta)[0]
+    _encode_moments(job, i, moments, bits)
+    dither = storage.dither_bits(strategy, int(job.scalars[i]["extra_dither"]), param)
+    storage.apply_update(strategy, theta, delta, param, extra, bits, dither)
 
 
 def fold(job: StepJob) -> None:
@@ -38,26 +34,37 @@ def fold(job: StepJob) -> None:
     The random bits are those that the step of the job draws.
     """
     for i, param in enumerate(job.params):
-        m, v = _moments(job, i, _gradient(job, i))
-        _encode_moments(job, i, m, v, _bits(job, i, param))
+        moments = _moved(job, storage.decode_moments(job, i), _gradient(job, i))
+        _encode_moments(job, i, moments, _bits(job, i, param))
 
 
-def update(job: StepJob, i: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The wide arithmetic of tensor ``i``: what is subtracted from ``theta``, and the new moments.
+def update(
+    job: StepJob, i: int, theta: Tensor, moments: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """The wide arithmetic of tensor ``i``.
 
     Separate multiplications and additions: ``add(..., alpha=)`` may contract into a fused one.
+
+    Args:
+        job: A step.
+        i: Position of the tensor.
+        theta: Its wide value.
+        moments: The wide values of its two moments.
+
+    Returns:
+        What is subtracted from ``theta``, and the new moments.
     """
     s, g = job.scalars[i], _gradient(job, i)
     if not job.decoupled and job.weight_decay != 0.0:
         g = g + theta * job.weight_decay
-    m, v = _moments(job, i, g)
+    m, v = moments = _moved(job, moments, g)
     floor = float(s["slow_floor"])
     known = torch.where(v < floor, floor, v) if floor != 0.0 else v
     denominator = ieee.sqrt(known) * float(s["inv_sqrt_bias2"]) + job.eps
     delta = (m * float(s["step_size"])) / denominator
     if job.decoupled and s["decay"] != 0.0:
         delta = delta + theta * float(s["decay"])
-    return delta, m, v
+    return delta, moments
 
 
 def _gradient(job: StepJob, i: int) -> Tensor:
@@ -65,20 +72,19 @@ def _gradient(job: StepJob, i: int) -> Tensor:
     return -g if job.maximize else g
 
 
-def _moments(job: StepJob, i: int, g: Tensor) -> tuple[Tensor, Tensor]:
-    s = job.scalars[i]
-    m = storage.decode_state(job.fast[i], None, float(s["fast_decode"]))
-    v = storage.decode_state(job.slow[i], job.role(job.slow_lows, i), float(s["slow_decode"]))
+def _moved(job: StepJob, moments: list[Tensor], g: Tensor) -> list[Tensor]:
+    m, v = moments
     m = m * job.beta1 + g * job.one_minus_beta1
     v = v * job.beta2 + (g * job.one_minus_beta2) * g
-    return m, v
+    return [m, v]
 
 
-def _encode_moments(job: StepJob, i: int, m: Tensor, v: Tensor, bits: Tensor | None) -> None:
-    s, low = job.scalars[i], job.role(job.slow_lows, i)
-    storage.encode_state(m, job.fast[i], None, float(s["fast_encode"]), None)
-    for_state = storage.state_bits(job.strategy, job.params[i], bits)
-    storage.encode_state(v, job.slow[i], low, float(s["slow_encode"]), for_state)
+def _encode_moments(job: StepJob, i: int, moments: list[Tensor], bits: Tensor | None) -> None:
+    (m, v), s, low = moments, job.scalars[i], job.role(job.slow_lows, i)
+    fast = storage.dither_bits(job.strategy, int(s["fast_dither"]), m)
+    storage.encode_state(m, job.fast[i], None, float(s["fast_encode"]), fast)
+    slow = storage.slow_bits(job.strategy, job.params[i], bits, int(s["slow_dither"]))
+    storage.encode_state(v, job.slow[i], low, float(s["slow_encode"]), slow)
 
 
 def _bits(job: StepJob, i: int, param: Tensor) -> Tensor | None:

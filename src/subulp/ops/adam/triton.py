@@ -60,6 +60,7 @@ def adam_step_kernel(
     K: tl.constexpr,
     TAIL_WIDTH: tl.constexpr,
     RANDOM: tl.constexpr,
+    DITHERED: tl.constexpr,
     SCALED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     COUPLED: tl.constexpr,
@@ -76,6 +77,9 @@ def adam_step_kernel(
     extra = triton_step.entry(tensors, tensor, "extra")
     low = triton_step.entry(tensors, tensor, "slow_low")
     offset, key, step = triton_step.random_address(tensors, tensor)
+    fast_dither = triton_step.dither(tensors, tensor, "fast_dither")
+    slow_dither = triton_step.dither(tensors, tensor, "slow_dither")
+    extra_dither = triton_step.dither(tensors, tensor, "extra_dither")
     step_size = triton_step.number(scalars, tensor, "step_size")
     inv_sqrt_bias2 = triton_step.number(scalars, tensor, "inv_sqrt_bias2")
     decay = triton_step.number(scalars, tensor, "decay")
@@ -107,8 +111,13 @@ def adam_step_kernel(
             delta = tl.where(decay != 0.0, delta + theta * decay, delta)
 
         bits = storage.draw_bits(offset + start, key, step, PARAM, RANDOM, WHOLE, BLOCK)
-        storage.encode_state(m, fast, low, at, inside, fast_encode, bits, FAST, "plain", SCALED)
-        storage.encode_state(v, slow, low, at, inside, slow_encode, bits, SLOW, SLOW_KIND, SCALED)
+        storage.encode_state(
+            m, fast, low, at, inside, fast_encode, fast_dither, FAST, "plain", SCALED, DITHERED
+        )
+        slow_bits = triton_step.slow_bits(bits, slow_dither, PARAM, SLOW_KIND)
+        storage.encode_state(
+            v, slow, low, at, inside, slow_encode, slow_bits, SLOW, SLOW_KIND, SCALED, DITHERED
+        )
         storage.apply_update(
             theta,
             delta,
@@ -119,9 +128,12 @@ def adam_step_kernel(
             start,
             numel,
             bits,
+            extra_dither,
             PARAM,
             WEIGHT,
             K,
             TAIL_WIDTH,
+            RANDOM,
+            DITHERED,
             BLOCK,
         )

@@ -31,6 +31,7 @@ def make_job(
     seed: int,
     streams: Sequence[int],
     offsets: Sequence[int],
+    fresh: Sequence[bool] | None = None,
 ) -> StepJob:
     """The job of a call of :func:`step`: the same arguments, checked and completed.
 
@@ -44,7 +45,7 @@ def make_job(
         {"momentum_buffers": momentum_buffers, "extras": extras, "momentum_lows": momentum_lows},
     )
     rate = float(lr)
-    scalars = new_scalars(steps, streams, offsets, lambda t: (rate, 1.0, 0.0))
+    scalars = new_scalars(steps, streams, offsets, lambda t: (rate, 1.0, 0.0), fresh)
     job = StepJob(
         strategy=strategy,
         params=params,
@@ -92,6 +93,7 @@ def step(
     seed: int,
     streams: Sequence[int],
     offsets: Sequence[int],
+    fresh: Sequence[bool] | None = None,
 ) -> None:
     """One SGD step; all tensors are updated in place in one pass over memory.
 
@@ -99,7 +101,7 @@ def step(
     operation rounded to FP32 and each result rounded once to its storage::
 
         g = g + wide(p) * weight_decay
-        b = g if t == 1 else wide(b) * momentum + g * (1 - dampening)
+        b = g if t == 1 or fresh else wide(b) * momentum + g * (1 - dampening)
         p = wide(p) - (g + b * momentum if nesterov else b) * lr
 
     Without momentum buffers ``b`` is ``g``. Kahan summation and FP8 states as in
@@ -124,6 +126,8 @@ def step(
         seed: Philox key word of the random bits.
         streams: Philox key word of each tensor.
         offsets: Index of each tensor's first element in the whole tensor, for shards.
+        fresh: Whether each momentum buffer begins with this gradient; all do at t = 1 (default:
+            ``None``, no others).
 
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.

@@ -22,7 +22,7 @@ def _step(job: StepJob, i: int) -> None:
     # Kahan summation carries the remainder in the update, not in the parameter.
     kahan = strategy.weight == "kahan"
     theta = param.float() if kahan else storage.decode_parameter(strategy, param, extra)
-    delta, b = update(job, i, theta)
+    delta, moments = update(job, i, theta, storage.decode_moments(job, i))
 
     bits = storage.draw_bits(
         strategy,
@@ -33,31 +33,36 @@ def _step(job: StepJob, i: int) -> None:
         offset=int(s["offset"]),
     )
     if buffer is not None:
-        assert b is not None
-        for_state = storage.state_bits(strategy, param, bits)
-        storage.encode_state(b, buffer, low, float(s["slow_encode"]), for_state)
-    storage.apply_update(strategy, theta, delta, param, extra, bits)
+        slow = storage.slow_bits(strategy, param, bits, int(s["slow_dither"]))
+        storage.encode_state(moments[0], buffer, low, float(s["slow_encode"]), slow)
+    dither = storage.dither_bits(strategy, int(s["extra_dither"]), param)
+    storage.apply_update(strategy, theta, delta, param, extra, bits, dither)
 
 
-def intended_update(job: StepJob, i: int, theta: Tensor) -> Tensor:
-    """What the step would subtract from tensor ``i`` of wide value ``theta``; changes nothing."""
-    return update(job, i, theta)[0]
-
-
-def update(job: StepJob, i: int, theta: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The wide arithmetic of tensor ``i``: what is subtracted from ``theta``, and the new buffer.
+def update(
+    job: StepJob, i: int, theta: Tensor, moments: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """The wide arithmetic of tensor ``i``.
 
     Separate multiplications and additions: ``add(..., alpha=)`` may contract into a fused one.
+
+    Args:
+        job: A step.
+        i: Position of the tensor.
+        theta: Its wide value.
+        moments: The wide value of its momentum buffer, if it has one.
+
+    Returns:
+        What is subtracted from ``theta``, and the new buffer.
     """
     s = job.scalars[i]
-    buffer, low = job.role(job.slow, i), job.role(job.slow_lows, i)
-    b = None if buffer is None else storage.decode_state(buffer, low, float(s["slow_decode"]))
     g = job.grads[i].to(torch.float32)
     if job.maximize:
         g = -g
     if job.weight_decay != 0.0:
         g = g + theta * job.weight_decay
-    if b is not None:
-        b = g if s["step"] == 1 else b * job.beta1 + g * job.one_minus_beta1
+    if moments:
+        b = g if s["first"] else moments[0] * job.beta1 + g * job.one_minus_beta1
+        moments = [b]
         g = g + b * job.beta1 if job.nesterov else b
-    return g * float(s["step_size"]), b
+    return g * float(s["step_size"]), moments

@@ -18,7 +18,7 @@ def run(job: StepJob) -> None:
 def _step(job: StepJob, i: int) -> None:
     param, extra = job.params[i], job.role(job.extras, i)
     fmt = format_of(param.dtype)
-    x, first = job.exact, job.scalars[i]["step"] == 1
+    x, first = job.exact, job.scalars[i]["first"]
     theta = param.float()
 
     def c(value: float) -> Tensor:

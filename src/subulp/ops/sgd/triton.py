@@ -56,6 +56,7 @@ def sgd_step_kernel(
     K: tl.constexpr,
     TAIL_WIDTH: tl.constexpr,
     RANDOM: tl.constexpr,
+    DITHERED: tl.constexpr,
     SCALED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     COUPLED: tl.constexpr,
@@ -72,6 +73,9 @@ def sgd_step_kernel(
     extra = triton_step.entry(tensors, tensor, "extra")
     low = triton_step.entry(tensors, tensor, "slow_low")
     offset, key, step = triton_step.random_address(tensors, tensor)
+    fresh = triton_step.entry(tensors, tensor, "first")
+    slow_dither = triton_step.dither(tensors, tensor, "slow_dither")
+    extra_dither = triton_step.dither(tensors, tensor, "extra_dither")
     lr = triton_step.number(scalars, tensor, "step_size")
     slow_decode = triton_step.number(scalars, tensor, "slow_decode")
     slow_encode = triton_step.number(scalars, tensor, "slow_encode")
@@ -90,10 +94,11 @@ def sgd_step_kernel(
             g = g + theta * weight_decay
         if MOMENTUM:
             b = storage.decode_state(slow, low, at, inside, slow_decode, SLOW, SLOW_KIND, SCALED)
-            b = tl.where(step == 1, g, b * momentum + g * one_minus_dampening)
+            b = tl.where(fresh != 0, g, b * momentum + g * one_minus_dampening)
             g = g + b * momentum if NESTEROV else b
+            slow_bits = triton_step.slow_bits(bits, slow_dither, PARAM, SLOW_KIND)
             storage.encode_state(
-                b, slow, low, at, inside, slow_encode, bits, SLOW, SLOW_KIND, SCALED
+                b, slow, low, at, inside, slow_encode, slow_bits, SLOW, SLOW_KIND, SCALED, DITHERED
             )
         delta = g * lr
 
@@ -107,9 +112,12 @@ def sgd_step_kernel(
             start,
             numel,
             bits,
+            extra_dither,
             PARAM,
             WEIGHT,
             K,
             TAIL_WIDTH,
+            RANDOM,
+            DITHERED,
             BLOCK,
         )

@@ -29,6 +29,10 @@ SCALARS = np.dtype(
         ("slow_encode", np.float32),
         ("slow_floor", np.float32),
         ("step", np.uint32),
+        ("first", np.uint32),
+        ("fast_dither", np.uint32),
+        ("slow_dither", np.uint32),
+        ("extra_dither", np.uint32),
         ("stream", np.uint32),
         ("offset", np.uint64),
     ],
@@ -42,6 +46,9 @@ library is loaded; Triton's kernels look their places up here."""
 _FAST_HEADROOM = 2.0**7
 _SLOW_HEADROOM = 2.0**13
 _AMAX_MEMORY = 0.99
+
+# Fractions of 2**32: the golden ratio's, and two odd ones far from its multiples.
+_GOLDEN, _SPREAD, _ROLE = 0x9E3779B9, 0x85EBCA6B, 0xB5297A4D
 
 
 @dataclass
@@ -101,6 +108,7 @@ def new_scalars(
     streams: Sequence[int],
     offsets: Sequence[int],
     numbers: Callable[[int], tuple[float, float, float]] = lambda t: (0.0, 1.0, 0.0),
+    fresh: Sequence[bool] | None = None,
 ) -> np.ndarray:
     """Scalars of a job whose states are not scaled, and the addresses of its random bits.
 
@@ -109,21 +117,42 @@ def new_scalars(
         streams: Philox key word of each tensor.
         offsets: Index of each tensor's first element in the whole tensor.
         numbers: From t to ``step_size``, ``inv_sqrt_bias2`` and ``decay``.
+        fresh: Whether each momentum buffer begins with this step; all do at t = 1.
     """
-    if not len(steps) == len(streams) == len(offsets):
+    if not len(steps) == len(streams) == len(offsets) == len(fresh or steps):
         raise ValueError(
             f"steps, streams and offsets have {len(steps)}, {len(streams)} and {len(offsets)} "
-            "entries: pass one for each parameter"
+            f"entries, fresh {len(fresh)}: pass one for each parameter"
         )
     # One transfer for all, also where they lie on a GPU.
     counters = [int(t) for t in torch.stack(tuple(steps)).tolist()] if steps else []
+    begins = [t == 1 for t in counters]
+    if fresh:
+        begins = [b or new for b, new in zip(begins, fresh, strict=True)]
     of_step = {t: numbers(t) for t in set(counters)}
     # Rows in the order of SCALARS: an array made at once takes a fraction of one filled by field.
     rows = [
-        (*of_step[t], 1.0, 1.0, 1.0, 1.0, 0.0, t, stream, offset)
-        for t, stream, offset in zip(counters, streams, offsets, strict=True)
+        (*of_step[t], 1.0, 1.0, 1.0, 1.0, 0.0, t, first, *dither(t, stream), stream, offset)
+        for t, first, stream, offset in zip(counters, begins, streams, offsets, strict=True)
     ]
     return np.array(rows, dtype=SCALARS)
+
+
+def dither(t: int, stream: int) -> tuple[int, int, int]:
+    """Thresholds of rounding in a step: of the fast state, the slow one, and a second component.
+
+    Each walks through the interval by the golden ratio, which fills every run of steps evenly: an
+    element's errors cancel within a few steps. Tensors and roles begin at different places.
+
+    Args:
+        t: The step.
+        stream: Philox key word of the tensor.
+
+    Returns:
+        Three fractions of an ulp in units of 2**-32, used as random bits are.
+    """
+    place = t * _GOLDEN + stream * _SPREAD
+    return tuple((place + role * _ROLE) & 0xFFFFFFFF for role in range(3))  # type: ignore[return-value]
 
 
 def check_roles(
@@ -165,7 +194,7 @@ def check_roles(
         dtype = dtypes[name]
         if dtype is None:
             continue
-        if name == "extras" and strategy.weight == "extra-bits":
+        if name == "extras" and strategy.coding:
             words = [(packed_words(p.numel(), strategy.tail_width),) for p in params]
             _check_tensors(name, tensors, dtype, words, device)
         else:
@@ -222,11 +251,12 @@ def is_strict(arithmetic: str, strategy: Strategy, dtype: torch.dtype) -> bool:
         return False
     if arithmetic != "strict":
         raise ValueError(f"arithmetic={arithmetic!r} is unknown: use 'wide' or 'strict'")
-    if not strategy.strict or dtype not in (torch.bfloat16, torch.float16):
+    # In FP16 the square of a small gradient is zero, and the step divides by its root.
+    if not strategy.strict or dtype != torch.bfloat16:
         have = ", ".join(s.name for s in TABLE if s.strict)
         raise ValueError(
             f"arithmetic='strict' is not available for precision={strategy.name!r} with {dtype} "
-            f"parameters: it exists for {have} with bfloat16 or float16; use 'wide'"
+            f"parameters: it exists for {have} with bfloat16; use 'wide'"
         )
     return True
 
@@ -248,12 +278,16 @@ def scale_states(job: StepJob, amaxes: Sequence[Tensor], slow_power: int) -> Non
             f"amaxes has {len(amaxes)} tensors: the scaled states of FP8 parameters take "
             f"{len(job.params)}"
         )
-    for i, (g, amax) in enumerate(zip(job.grads, amaxes, strict=True)):
-        before = float(amax.item())
-        now = _amax(g)
-        after = max(before * _AMAX_MEMORY, now) if math.isfinite(now) else before
-        amax.fill_(after)
-        old, new = _unit(before), _unit(float(amax.item()))
+    if not job.slow:
+        return
+    # One transfer for all, also where they lie on a GPU.
+    found = torch.stack([*amaxes, *map(_amax, job.grads)]).cpu().double()
+    before, now = found.chunk(2)
+    after = torch.where(now.isfinite(), torch.maximum(before * _AMAX_MEMORY, now), before).float()
+    for amax, value in zip(amaxes, after.to(job.device), strict=True):
+        amax.copy_(value)
+    for i, (old_amax, new_amax) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
+        old, new = _unit(old_amax), _unit(new_amax)
         slow_headroom = _SLOW_HEADROOM if slow_power == 2 else _FAST_HEADROOM
         scalars = job.scalars[i]
         scalars["fast_decode"] = old / _FAST_HEADROOM
@@ -265,14 +299,15 @@ def scale_states(job: StepJob, amaxes: Sequence[Tensor], slow_power: int) -> Non
             scalars["slow_floor"] = least * new**2 / slow_headroom
 
 
-def _amax(g: Tensor) -> float:
+def _amax(g: Tensor) -> Tensor:
+    """The largest magnitude, an FP32 tensor ()."""
     if g.numel() == 0:
-        return 0.0
+        return torch.zeros((), dtype=torch.float32, device=g.device)
     if g.dtype.itemsize == 1:
         # FP8 has no reductions; the codes of magnitudes are in their order.
         code = (g.contiguous().view(torch.uint8) & 0x7F).amax()
-        return float(code.view(g.dtype).to(torch.float32).item())
-    return float(g.abs().amax().item())
+        return code.view(g.dtype).to(torch.float32)
+    return g.abs().amax().to(torch.float32)
 
 
 def _unit(amax: float) -> float:

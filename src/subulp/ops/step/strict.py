@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...numerics import Format, expansion, round_to
 from ..strategy import Strategy
+from .storage import rest_of
 
 
 def constant(value: float, like: Tensor, fmt: Format) -> Tensor:
@@ -24,12 +25,13 @@ def add_to_parameter(
         return
     assert extra is not None
     if strategy.weight == "kahan":
-        update = expansion.add(update, extra.float(), fmt)
+        update = expansion.add(update, rest_of(strategy, theta, extra), fmt)
         new = expansion.add(theta, update, fmt)
         extra.copy_(expansion.sub(update, expansion.sub(new, theta, fmt), fmt))
         param.copy_(new)
         return
     # A weight that starts at or near zero is smaller than its updates.
-    hi, lo = expansion.grow(theta, extra.float(), update, fmt, ordered=False)
+    rest = rest_of(strategy, theta, extra)
+    hi, lo = expansion.grow(theta, rest, update, fmt, ordered=False)
     param.copy_(hi)
     extra.copy_(lo)

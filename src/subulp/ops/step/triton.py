@@ -10,16 +10,17 @@ import triton
 import triton.language as tl
 
 from ...numerics import format_of
-from ..triton import launch
+from ..triton import codec, launch, random_bits
 from .job import SCALARS, StepJob
 
 BLOCK = 1024
 """Elements per block: eight for each thread of a whole block's four warps."""
 
 _NUMBERS = [name for name in SCALARS.names or () if SCALARS[name] == np.float32]
+_WORDS = ("first", "fast_dither", "slow_dither", "extra_dither")
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
 # Columns of the tables that a kernel reads, a row for each tensor.
-_COLUMNS = {n: i for i, n in enumerate(("numel", "offset", "key", "step", *_ROLES))}
+_COLUMNS = {n: i for i, n in enumerate(("numel", "offset", "key", "step", *_WORDS, *_ROLES))}
 _NUMBER_COLUMNS = {n: i for i, n in enumerate(_NUMBERS)}
 
 
@@ -49,10 +50,11 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
     aligned = (roles % launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0)
     key = job.scalars["stream"].astype(np.int64) << 32 | job.seed
     step = job.scalars["step"].astype(np.int64)
+    words = [job.scalars[name].astype(np.int64) for name in _WORDS]
     whole, ragged, tensors, scalars = launch.upload(
         job.device,
         *launch.plan(numel, aligned, BLOCK),
-        np.stack((numel, offset, key, step, *roles), axis=1),
+        np.stack((numel, offset, key, step, *words, *roles), axis=1),
         np.stack([job.scalars[name] for name in _NUMBERS], axis=1),
     )
     args = (tensors, scalars, *numbers)
@@ -84,8 +86,9 @@ def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, A
         "WEIGHT": strategy.weight,
         "SLOW_KIND": strategy.slow_state,
         "K": strategy.k,
-        "TAIL_WIDTH": strategy.tail_width if strategy.k else 0,
+        "TAIL_WIDTH": strategy.tail_width,
         "RANDOM": strategy.stochastic,
+        "DITHERED": strategy.dithered,
         "SCALED": job.scaled_states,
         "MAXIMIZE": job.maximize,
         "WHOLE": whole,
@@ -134,6 +137,21 @@ def random_address(tensors, tensor):
     """Offset of a tensor in the whole one, and key and step of its random bits."""
     key, step = entry(tensors, tensor, "key"), entry(tensors, tensor, "step")
     return entry(tensors, tensor, "offset"), key.to(tl.uint64), step.to(tl.uint32)
+
+
+@triton.jit
+def slow_bits(bits, slow_dither, param: tl.constexpr, kind: tl.constexpr):
+    """What rounds the slow state: the parameter's bits with their halves swapped, or its dither."""
+    if kind == "stochastic":
+        return random_bits.swap_halves(bits, codec.random_width(param))
+    else:
+        return slow_dither
+
+
+@triton.jit
+def dither(tensors, tensor, name: tl.constexpr):
+    """A dither of a tensor, as the random bits of every element."""
+    return entry(tensors, tensor, name).to(tl.uint32)
 
 
 @triton.jit

@@ -70,6 +70,14 @@ def remainder(difference):
     return tl.where(codec.magnitude_of(difference) > 0x7F800000, 0.0, difference)
 
 
+@triton.jit
+def believed(head, rest, fmt: tl.constexpr, half_ulps: tl.constexpr):
+    """The rest beside a head, or zero, see :func:`subulp.ops.step.storage.rest_of`."""
+    binade = tl.maximum(codec.magnitude_of(head) & 0x7F800000, codec.first_normal(fmt) << 23)
+    steps = rest * codec.two_to(codec.mantissa_bits(fmt) + 2 - half_ulps)
+    return tl.where(codec.magnitude_of(steps) > binade, 0.0, rest)
+
+
 # ------------------------------------------------------------------------------------------- tails
 
 
@@ -135,14 +143,17 @@ def decode_parameter(
 ):
     """Wide values of a parameter; for Kahan summation the parameter's own."""
     if weight == "master":
-        theta = load(extra, at, inside, "fp32")
-    elif weight == "extra-bits":
+        wide = load(extra, at, inside, "fp32")
+        code = load_code(param, at, inside, fmt)
+        theta = tl.where(codec.nearest(wide, fmt) == code, wide, codec.value(code, fmt))
+    elif k > 0:
         tail = load_tails(extra, at, inside, tail_width)
-        theta = codec.join(load_code(param, at, inside, fmt), tail, fmt, k)
+        theta = codec.join(load_code(param, at, inside, fmt), tail, fmt, k, weight == "signed-bits")
     else:
         theta = load(param, at, inside, fmt)
         if weight == "expansion":
-            theta += load(extra, at, inside, fmt) * (1.0 / low_scale(fmt))
+            rest = load(extra, at, inside, fmt) * (1.0 / low_scale(fmt))
+            theta += believed(theta, rest, fmt, 1)
     return theta
 
 
@@ -157,20 +168,26 @@ def apply_update(
     start,
     numel,
     bits,
+    dither,
     fmt: tl.constexpr,
     weight: tl.constexpr,
     k: tl.constexpr,
     tail_width: tl.constexpr,
+    random: tl.constexpr,
+    dithered: tl.constexpr,
     block: tl.constexpr,
 ):
     """Store ``theta - delta``; Kahan summation adds the remainder of earlier steps."""
     wide = theta - delta
     if weight == "kahan":
-        change = load(extra, at, inside, fmt) - delta
+        change = believed(theta, load(extra, at, inside, fmt), fmt, 2) - delta
         rounded = store(param, at, inside, theta + change, fmt)
         store(extra, at, inside, remainder(change - (rounded - theta)), fmt)
-    elif weight == "extra-bits":
-        head, tail = codec.split(wide, bits, fmt, k)
+    elif k > 0:
+        if weight == "signed-bits":
+            head, tail = codec.split_nearest(wide, bits, fmt, k, random)
+        else:
+            head, tail = codec.split(wide, bits, fmt, k)
         store_code(param, at, inside, head, fmt)
         store_tails(extra, start, numel, inside, tail, tail_width, block)
     elif weight == "stochastic":
@@ -180,7 +197,8 @@ def apply_update(
         if weight == "master":
             store(extra, at, inside, wide, "fp32")
         elif weight == "expansion":
-            store(extra, at, inside, remainder(wide - hi) * low_scale(fmt), fmt)
+            low = remainder(wide - hi) * low_scale(fmt)
+            store_last(extra, at, inside, low, dither, fmt, dithered)
 
 
 @triton.jit
@@ -224,17 +242,20 @@ def encode_state(
     fmt: tl.constexpr,
     kind: tl.constexpr,
     scaled: tl.constexpr,
+    randomly: tl.constexpr,
 ):
-    """Store wide values in an optimizer state: nearest, stochastic, or as an expansion.
-
-    ``bits`` are those of the parameter, of the same width.
-    """
+    """Store wide values in an optimizer state: the last component by bits, or to nearest."""
     if scaled:
         wide *= scale
-    if kind == "stochastic":
-        swapped = random_bits.swap_halves(bits, codec.random_width(fmt))
-        store_code(state, at, inside, codec.stochastic(wide, swapped, fmt), fmt)
-    else:
+    if kind == "expansion":
         hi = store(state, at, inside, wide, fmt)
-        if kind == "expansion":
-            store(low, at, inside, remainder(wide - hi), fmt)
+        store_last(low, at, inside, remainder(wide - hi), bits, fmt, randomly)
+    else:
+        store_last(state, at, inside, wide, bits, fmt, randomly)
+
+
+@triton.jit
+def store_last(address, at, inside, x, bits, fmt: tl.constexpr, randomly: tl.constexpr):
+    """Store FP32 values, rounded by bits, of elements or a dither, or to nearest."""
+    code = codec.stochastic(x, bits, fmt) if randomly else codec.nearest(x, fmt)
+    store_code(address, at, inside, code, fmt)

@@ -189,14 +189,40 @@ def split(x, bits, fmt: tl.constexpr, k: tl.constexpr):
 
 
 @triton.jit
-def join(head, tail, fmt: tl.constexpr, k: tl.constexpr):
-    """FP32 values of the codes of heads and their tails; the inverse of ``split``."""
+def split_nearest(x, bits, fmt: tl.constexpr, k: tl.constexpr, random: tl.constexpr):
+    """Codes of the nearest heads, and signed tails of k bits, rounded to nearest or by bits."""
+    drop: tl.constexpr = fraction_bits(fmt) - k
+    half: tl.constexpr = 1 << (k - 1)
+    last: tl.constexpr = (max_code(fmt) << k) + half - 1
+    where = position(magnitude_of(x), fmt)
+    if random:
+        where += fraction_of(bits, fmt) & ((1 << drop) - 1)
+    elif drop > 0:
+        where += ((1 << drop) >> 1) - 1 + ((where >> drop) & 1)
+    kept = tl.minimum(where >> drop, last)
+    tail = tl.where(magnitude_of(x) >= 0x7F800000, 0, kept & ((1 << k) - 1))
+    return restore_special(((kept + half) >> k).to(tl.uint32), x, fmt), tail.to(tl.uint32)
+
+
+@triton.jit
+def join(head, tail, fmt: tl.constexpr, k: tl.constexpr, signed: tl.constexpr):
+    """FP32 values of the codes of heads and their tails; the inverse of both splits."""
     sign = (head >> (width(fmt) - 1)) << 31
-    code = (head & ((1 << (width(fmt) - 1)) - 1)) - (tail >> k)
-    tail &= (1 << k) - 1
-    if fmt == "bf16":
-        bits = ((code << k) | tail) << (16 - k)
+    magnitude = head & ((1 << (width(fmt) - 1)) - 1)
+    if signed:
+        where = (magnitude << k) + tail - ((tail & (1 << (k - 1))) << 1)
     else:
+        where = (magnitude << k) + tail - ((tail >> k) << (k + 1))
+    # Below zero, where no split leads.
+    where = tl.where((where >> 31) != 0, 0, where)
+    if fmt == "bf16":
+        bits = where << (16 - k)
+        bits = tl.where(magnitude > max_code(fmt), magnitude << 16, bits)
+    else:
+        # No tail stands beside an infinity or NaN.
+        where = tl.where(magnitude > max_code(fmt), magnitude << k, where)
+        code = where >> k
+        tail = where & ((1 << k) - 1)
         field = tl.maximum(code >> mantissa_bits(fmt), 1)
         step = (field + (127 - bias(fmt) - mantissa_bits(fmt) - k)) << 23
         part = tail.to(tl.float32) * step.to(tl.float32, bitcast=True)

@@ -58,13 +58,22 @@ class Accumulator(ABC):
         """Take and free a parameter's gradient, in a pass that is not the last."""
 
     @abstractmethod
-    def total(self, p: Tensor, *, keep: bool) -> Tensor:
+    def total(self, p: Tensor) -> Tensor:
         """Take and free a parameter's gradient in the last pass, and add the earlier ones.
+
+        The earlier ones are kept until :meth:`free`, for the last pass may fail, or run again.
 
         Args:
             p: The parameter; the last pass need not have reached it.
-            keep: Keep the earlier ones, because the last pass will run again.
         """
+
+    @abstractmethod
+    def free(self, p: Tensor) -> None:
+        """Forget the earlier gradients of a parameter: it has stepped."""
+
+    @abstractmethod
+    def buffer_bytes(self, p: Tensor) -> int:
+        """Bytes that are kept for a parameter between passes."""
 
     def zero(self, p: Tensor) -> Tensor:
         """The gradient of a parameter that no pass has reached: zeros."""
@@ -123,15 +132,26 @@ class BufferAccumulator(Accumulator):
         else:
             self._buffers[p] = (total,)
 
-    def total(self, p: Tensor, *, keep: bool) -> Tensor:
+    def total(self, p: Tensor) -> Tensor:
         """The sum, in the dtype that it is computed in."""
-        earlier = self._buffers.get(p) if keep else self._buffers.pop(p, None)
+        earlier = self._buffers.get(p)
         if p.grad is not None:
             return self._sum(_take(p), earlier)
         assert earlier is not None
-        total = _decode(earlier)
         # It may be reduced in place.
-        return total.clone() if keep else total
+        return _decode(earlier).clone()
+
+    def free(self, p: Tensor) -> None:
+        """Free the buffer."""
+        self._buffers.pop(p, None)
+
+    def buffer_bytes(self, p: Tensor) -> int:
+        """Bytes of the buffer; none if every pass steps."""
+        if self.passes == 1:
+            return 0
+        own = (getattr(p, "grad_dtype", None) or p.dtype).itemsize
+        itemsize = {"param": own, "fp32": 4, "expansion": 2 * p.dtype.itemsize}[self._form]
+        return p.numel() * itemsize
 
     def zero(self, p: Tensor) -> Tensor:
         """Zeros, in the dtype of other totals."""

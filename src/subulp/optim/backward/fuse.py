@@ -75,8 +75,8 @@ def fuse_backward(
 
     Raises:
         ValueError: An argument is out of range or excludes another; the optimizer is not subulp's,
-            is fused already, or has none of the model's parameters; one of these has a gradient; or
-            the model is wrapped in ``DistributedDataParallel``.
+            is fused already, or has parameters that are not the model's; one of these has a
+            gradient; or the model is wrapped in ``DistributedDataParallel``.
     """
     _check_pair(model, optimizer)
     clipping = Clipping(max_norm, clip_parameter_norm, clip_value, norm_type)
@@ -109,18 +109,21 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
             "of its own, after they have stepped here: replicas would drift apart. Pass the module "
             "without the wrapper, and reduce= with an all-reduce of one gradient"
         )
-    mine = places(optimizer.param_groups)
-    shared = [p for p in model.parameters() if id(p) in mine]
-    if not shared:
-        raise ValueError(
-            "the optimizer has none of the model's parameters: fuse the pair that trains"
-        )
-    for p in shared:
-        if p.grad is not None:
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} has a gradient, to which the next backward "
-                "pass would add: call optimizer.step() if it is still to step, and zero_grad()"
-            )
+    in_model = {id(p) for p in model.parameters()}
+    for g, group in enumerate(optimizer.param_groups):
+        for i, p in enumerate(group["params"]):
+            if id(p) not in in_model:
+                raise ValueError(
+                    f"parameter {i} of group {g} (shape {tuple(p.shape)}) is not in the model: it "
+                    "would never step, for optimizer.step() does nothing while fused. Give it an "
+                    "optimizer of its own, or pass a module that holds all of them"
+                )
+            if p.grad is not None:
+                raise ValueError(
+                    f"a parameter of shape {tuple(p.shape)} has a gradient, to which the next "
+                    "backward pass would add: call optimizer.step() if it is still to step, and "
+                    "zero_grad()"
+                )
 
 
 def _accumulator(optimizer: Optimizer, passes: int, form: AccumulateIn) -> Accumulator:

@@ -7,7 +7,8 @@ global-norm clipping, at the price of a second backward pass, and accumulation, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -60,7 +61,13 @@ class FusedBackward:
         self._coefficient: Tensor | None = None
         self._ahead: LookAhead | None = None
         self._inside = False
+        self._pauses = 0
+        # The user's own backward pass, if one is running: autograd's number for it.
+        self._task: int | None = None
         self._completed: set[int] = set()
+        # Parameters that a pass of an accumulation was done with before it failed: each takes one
+        # gradient of a pass, also where the pass is run again.
+        self._done: set[int] = set()
         self._waiting = Buckets()
         self._places = places(optimizer.param_groups)
         ours = {id(p) for p in model.parameters()}
@@ -111,6 +118,31 @@ class FusedBackward:
                 self._run(roots, retain_graph)
         finally:
             self._factor = self._coefficient = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward passes in the block step nothing, and their gradients here are dropped.
+
+        For a loss that goes through this model to train another one, as a generator's goes through
+        the discriminator::
+
+            with discriminator_handle.paused():
+                loss(discriminator(generator(z))).backward()
+
+        Raises:
+            RuntimeError: A backward pass of this model is running.
+        """
+        if self._inside and not self._failed():
+            raise RuntimeError("paused() inside a backward pass: enter it before the pass begins")
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    def gradient_bytes(self, p: Tensor) -> int:
+        """Bytes that a parameter's gradient takes between backward passes."""
+        return self._accumulator.buffer_bytes(p)
 
     def remove(self) -> None:
         """Let ``optimizer.step()`` step again; an unfinished accumulation is left in ``.grad``.
@@ -168,16 +200,36 @@ class FusedBackward:
 
     def _run(self, roots: _Roots, retain_graph: bool) -> None:
         """One backward pass that was called from here."""
-        self._begin()
+        if self._pauses:
+            raise RuntimeError(
+                "handle.backward() while the handle is paused: leave the block first"
+            )
+        self._begin(None)
         try:
             losses, gradients = roots
             torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
             self._end()
         except BaseException:
-            self._waiting.clear()
+            self._abandon()
             raise
         finally:
             self._inside = False
+
+    def _abandon(self) -> None:
+        """Leave a pass that failed; what it did not step is still accumulated."""
+        self._waiting.clear()
+        if not self._accumulator.last:
+            self._done |= self._completed
+        self._inside = False
+
+    def _failed(self) -> bool:
+        """Whether the pass that seems to be running is one of the user's that has failed.
+
+        Nobody tells when a plain ``loss.backward()`` raises; but a later one has another number. So
+        has the pass inside a pass of reentrant checkpointing.
+        """
+        running = torch._C._current_graph_task_id()
+        return self._task not in (None, running) and not _inside_reentrant_checkpoint()
 
     def _enter_plain_backward(self) -> None:
         """Called at the first gradient of a ``loss.backward()`` that the user called."""
@@ -192,24 +244,29 @@ class FusedBackward:
                 "cannot be seen from here: call handle.backward(loss), or use checkpoint(..., "
                 "use_reentrant=False)"
             )
-        self._begin()
+        self._begin(torch._C._current_graph_task_id())
 
         def finish() -> None:
-            self._end()
+            try:
+                self._end()
+            except BaseException:
+                self._abandon()
+                raise
             self._inside = False
 
         torch.autograd.Variable._execution_engine.queue_callback(finish)
 
-    def _begin(self) -> None:
+    def _begin(self, task: int | None) -> None:
+        self._optimizer.check_groups()
         self._check_policies()
         self._completed.clear()
-        self._inside = True
+        self._inside, self._task = True, task
         if not self._accumulator.last:
             return
         if self._reduction is not None:
             self._reduction.begin([p for p in reversed(self._params) if p.requires_grad])
-        # With two passes, the step begins with the first.
-        if self._ahead is not None or not self._looks_ahead:
+        # With two passes, the step begins with the first; a pass that failed has begun it already.
+        if (self._ahead is not None or not self._looks_ahead) and not self._done:
             self._optimizer.begin_step()
 
     def _complete(self, p: Tensor) -> None:
@@ -221,17 +278,23 @@ class FusedBackward:
                 "backward(create_graph=True) while the step is fused: the weights change during "
                 "the pass, so it cannot be differentiated again; remove the handle for this"
             )
+        if self._pauses:
+            p.grad = None
+            return
+        if self._inside and self._failed():
+            self._abandon()
         if not self._inside:
             self._enter_plain_backward()
         if id(p) in self._completed:
             raise RuntimeError(
                 f"a parameter of shape {tuple(p.shape)} received gradients twice in one backward "
                 "pass. With reentrant checkpointing of a shared parameter, use checkpoint(..., "
-                "use_reentrant=False); after a backward pass that failed, remove the handle and "
-                "fuse again"
+                "use_reentrant=False)"
             )
         self._completed.add(id(p))
-        if self._accumulator.last:
+        if id(p) in self._done:
+            p.grad = None
+        elif self._accumulator.last:
             self._finish(p)
         else:
             self._accumulator.add(p)
@@ -243,10 +306,19 @@ class FusedBackward:
         if self._ahead is not None:
             return
         while self._waiting:
-            self._optimizer.step_bucket(self._waiting.pop_largest())
+            self._step_largest()
+        self._done.clear()
         if self._accumulator.last:
             self._optimizer.end_step()
         self._accumulator.advance()
+
+    def _step_largest(self) -> None:
+        bucket = self._waiting.pop_largest()
+        self._optimizer.step_bucket(bucket)
+        if self._accumulator.passes > 1:
+            for p in bucket.params:
+                self._accumulator.free(p)
+                self._done.add(id(p))
 
     def _finish_untouched(self) -> None:
         """Step parameters that only an earlier pass, or another rank, has reached."""
@@ -259,7 +331,7 @@ class FusedBackward:
 
     def _finish(self, p: Tensor) -> None:
         """Called when this rank has the whole gradient that a parameter steps with."""
-        total = self._accumulator.total(p, keep=self._ahead is not None)
+        total = self._accumulator.total(p)
         if self._reduction is None:
             self._take(p, total)
             return
@@ -284,7 +356,7 @@ class FusedBackward:
         self._waiting.add(self._group_of(p), place, p, grad, folded=folded)
         if self._waiting.nbytes >= WAITING_BYTES:
             # The smaller buckets go on waiting.
-            self._optimizer.step_bucket(self._waiting.pop_largest())
+            self._step_largest()
 
     def _group_of(self, p: Tensor) -> dict[str, Any]:
         return self._optimizer.param_groups[self._places[id(p)].group]

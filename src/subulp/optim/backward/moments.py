@@ -47,11 +47,18 @@ class MomentAccumulator(Accumulator):
         """Whether the moments of a parameter hold an earlier gradient of this step."""
         return p in self._folded
 
-    def total(self, p: Tensor, *, keep: bool) -> Tensor:
+    def total(self, p: Tensor) -> Tensor:
         """The gradient of the last pass alone; zeros if there is none."""
-        assert not keep, "moments cannot be folded twice"
         grad, p.grad = p.grad, None
         return self.zero(p) if grad is None else grad
+
+    def free(self, p: Tensor) -> None:
+        """Forget that the moments of a parameter held gradients of an unfinished step."""
+        self._folded.discard(p)
+
+    def buffer_bytes(self, p: Tensor) -> int:
+        """Moments are there in any case."""
+        return 0
 
     def holds(self, p: Tensor) -> bool:
         """Whether a parameter must step even if the last pass does not reach it."""

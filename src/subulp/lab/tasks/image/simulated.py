@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .... import optim
 from ....numerics import E5M2, extra_bits, round_to
 from ....optim.parameters import Bucket, Params
+from ....optim.pending import Pending
 
 _NAME = re.compile(r"e5m2(?:\+(\d+))?")
 
@@ -62,9 +63,9 @@ class SimulatedSGD(optim.SGD):
             simulated["extra_bits"] = self._bits / 8
         return {**simulated, "total": sum(simulated.values())}
 
-    def update(self, bucket: Bucket) -> None:
+    def update(self, bucket: Bucket, pending: Pending | None = None) -> None:
         """As for any optimizer; then the master weights lose what is not stored."""
-        super().update(bucket)
+        super().update(bucket, pending)
         self._cut(bucket.params)
 
     @torch.no_grad()
@@ -72,8 +73,8 @@ class SimulatedSGD(optim.SGD):
         for p in params:
             master = self.state[p]["master"]
             if self._bits:
-                head, tail = extra_bits.split(master, E5M2, self._bits)
-                master.copy_(extra_bits.join(head, tail, E5M2, self._bits))
+                head, tail = extra_bits.split(master, E5M2, self._bits, "truncate")
+                master.copy_(extra_bits.join(head, tail, E5M2, self._bits, "truncate"))
             else:
                 head = round_to(master, E5M2, "nearest")
                 master.copy_(head)

@@ -1,0 +1,44 @@
+"""A step that has been checked, and not been taken yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..ops import backend
+from ..ops.step.job import StepJob
+from .parameters import Bucket
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The step of a bucket; what it counts and scales by changes only when it is taken.
+
+    Attributes:
+        op: Name of the fused op.
+        bucket: The parameters, updated in place.
+        job: The op's job.
+        steps: The step counters, each a tensor ().
+        amaxes: Pairs of a running largest gradient and its value after the step (FP8).
+    """
+
+    op: str
+    bucket: Bucket
+    job: StepJob
+    steps: list[Tensor]
+    amaxes: list[tuple[Tensor, Tensor]]
+
+    def take(self) -> None:
+        """Take the step.
+
+        Raises:
+            RuntimeError: The backend cannot run; nothing was updated.
+        """
+        backend.run(self.op, self.job)
+        torch._foreach_add_(self.steps, 1.0)
+        for amax, after in self.amaxes:
+            amax.copy_(after)
+        # A backward pass that still needs an old value must notice.
+        torch.autograd.graph.increment_version(self.bucket.params)
