@@ -44,12 +44,11 @@ SUBULP_FLAT U nearest_increment(U x, U drop) {
   return add(sub(half, one), and_(shr(x, drop), one));
 }
 
-// The rest beside a head, or zero where it is larger than `half_ulps` of the head allow: then somebody has
-// overwritten the head, see rest_of() in src/subulp/ops/step/storage.py.
-template <class Format, int half_ulps>
+// The rest beside a head, or zero where it is larger than half an ulp: then somebody has overwritten the head, see
+// rest_of() in src/subulp/ops/step/storage.py.
+template <class Format>
 SUBULP_FLAT F believed(F head, F rest) {
-  static_assert(half_ulps == 1 || half_ulps == 2);
-  const F times = f32(static_cast<float>(1u << (Format::mantissa_bits + 2 - half_ulps)));
+  const F times = f32(static_cast<float>(2u << Format::mantissa_bits));
   const U binade = max(and_(as_u32(head), u32(INFINITE)), u32(Format::first_normal << 23));
   return as_f32(select(greater(magnitude(mul(rest, times)), binade), u32(0), as_u32(rest)));
 }

@@ -351,7 +351,7 @@ class Pass {
     F2 change = {};
     if constexpr (L::weight == Weight::kahan) {
       const F2 rest = P::load(p.extra + i * P::bytes);
-      change = sub({believed<Base, 2>(theta.a, rest.a), believed<Base, 2>(theta.b, rest.b)}, delta);
+      change = sub({believed<Base>(theta.a, rest.a), believed<Base>(theta.b, rest.b)}, delta);
     }
     const F2 wide = L::weight == Weight::kahan ? add(theta, change) : sub(theta, delta);
     if constexpr (!careful) {
@@ -389,7 +389,7 @@ class Pass {
       const F2 high = P::load(param);
       F2 low = P::load(extra);
       if constexpr (low_scale<Base> != 1.0f) low = mul(low, f32(1.0f / low_scale<Base>));
-      return add(high, {believed<Base, 1>(high.a, low.a), believed<Base, 1>(high.b, low.b)});
+      return add(high, {believed<Base>(high.a, low.a), believed<Base>(high.b, low.b)});
     } else if constexpr (L::tails) {
       const U2 head = P::load_code(param), tail = P::words(work_.tail + i);
       return {Base::template join<L::signed_tails>(head.a, tail.a, k_),

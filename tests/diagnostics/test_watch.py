@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 
@@ -228,14 +229,102 @@ def test_a_pass_that_failed_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> 
 def test_two_watches() -> None:
     p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
     optimizer = optim.AdamW([p], precision="nearest")
-    with diagnostics.watch(optimizer) as outer:
+    # Shadow moments would begin at different steps.
+    with diagnostics.watch(optimizer, shadow=False) as outer:
         for _ in range(2):
-            with diagnostics.watch(optimizer) as inner:
+            with diagnostics.watch(optimizer, shadow=False) as inner:
                 p.grad = torch.ones_like(p)
                 optimizer.step()
     assert len(outer.history) == 2
     assert inner.total == outer.total
     assert inner.history[0]["step"] == 1
+
+
+def drifting(precision: str, shadow: bool) -> diagnostics.watch:
+    """800 steps of gradients that shrink slowly: a BF16 second moment lags behind them."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.ones(128, dtype=torch.bfloat16))
+    optimizer = optim.AdamW([p], lr=1e-3, weight_decay=0.0, precision=precision, seed=0)
+    with diagnostics.watch(optimizer, every=100, shadow=shadow) as w:
+        for t in range(801):
+            noise = 1 + torch.randn(128, generator=generator)
+            p.grad = (0.998**t * noise).to(torch.bfloat16)
+            optimizer.step()
+    return w
+
+
+def test_shadow_moments_see_what_stored_moments_lost() -> None:
+    """Collage, Figure 3 (right): the quality tells light from plus, which stored moments hide."""
+    share = {}
+    for precision in ("collage-light", "collage-plus"):
+        for shadow in (False, True):
+            last = drifting(precision, shadow).total
+            share[precision, shadow] = last.effective_descent_quality / last.update_norm
+    assert share["collage-light", False] == pytest.approx(1.0, abs=0.01)
+    assert share["collage-plus", False] == pytest.approx(1.0, abs=0.01)
+    assert share["collage-plus", True] == pytest.approx(1.0, abs=0.01)
+    # A second moment that does not fall with the gradients, and so too short a step.
+    assert share["collage-light", True] < 0.95
+
+
+@pytest.mark.parametrize("make", [optim.AdamW, optim.Adam, optim.SGD])
+def test_shadow_moments_are_those_of_fp32(make: type) -> None:
+    """The intended update is the one of FP32 moments on the same gradients and weights."""
+    generator = torch.Generator().manual_seed(0)
+    options = {"momentum": 0.9, "dampening": 0.2} if make is optim.SGD else {"weight_decay": 0.1}
+    narrow = torch.nn.Parameter(torch.randn(64, generator=generator).to(torch.bfloat16))
+    wide = torch.nn.Parameter(narrow.detach().float())
+    optimizer = make([narrow], lr=0.01, precision="nearest", **options)
+    exact = make([wide], lr=0.01, **options)
+    with diagnostics.watch(optimizer) as w:
+        for _ in range(5):
+            with torch.no_grad():
+                wide.copy_(narrow)
+            narrow.grad = torch.randn(64, generator=generator).to(torch.bfloat16)
+            wide.grad = narrow.grad.float()
+            before = wide.detach().clone()
+            optimizer.step()
+            exact.step()
+            moved = (wide.detach() - before).norm().item()
+            assert w.total.update_norm == pytest.approx(moved, rel=1e-4)
+
+
+def test_shadow_moments_are_saved() -> None:
+    """A watch that is saved and loaded measures what one that went on measures."""
+    runs = []
+    for interrupted in (False, True):
+        params, gradients = model_and_gradients(4)
+        optimizer = optim.AdamW(params, precision="collage-light")
+        w = diagnostics.watch(optimizer)
+        for t, of_step in enumerate(gradients):
+            if interrupted and t == 2:
+                saved = copy.deepcopy(w.state_dict())
+                w = diagnostics.watch(optimizer)
+                w.load_state_dict(saved)
+            for p, g in zip(params, of_step, strict=True):
+                p.grad = g
+            with w:
+                optimizer.step()
+        runs.append(w.history)
+    assert runs[0] == runs[1]
+
+
+def test_watching_is_not_counted_as_training() -> None:
+    params, gradients = model_and_gradients(2)
+    model = torch.nn.Module()
+    model.p = params[0]
+    optimizer = optim.AdamW([params[0]])
+    peaks = []
+    for watched in (False, True):
+        with diagnostics.watch(optimizer) if watched else contextlib.nullcontext() as w:
+            params[0].grad = gradients[0][0]
+            optimizer.step()
+            params[0].grad = gradients[1][0]
+            with diagnostics.track_memory(model, optimizer) as memory:
+                optimizer.step()
+        peaks.append(memory.peak_bytes)
+    assert peaks[0] == peaks[1]
+    assert w.seconds > 0
 
 
 def test_errors() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -57,6 +58,8 @@ class Scalar:
         self.bits = philox.draw(at, seed=SEED, stream=0, step=self.t, width=width)
         digits = format(self.bits >> (32 - width), f"0{width // 4}x")
         middle = width // 8
+        # The golden ratio's fraction of 2^32, and thirds of it apart.
+        self.dither = [(self.t * 2654435769 + role * 1431655765) % 2**32 for role in range(3)]
         self.swapped = int(digits[middle:] + digits[:middle], 16) << (32 - width)
 
     def nearest(self, x: float) -> float:
@@ -66,15 +69,27 @@ class Scalar:
         wide = self.setup.strategy.wide_states
         return float(x) if wide else round_float(float(x), STATES[self.setup.dtype])
 
+    def store_last(self, x: F, role: int, grid: Grid) -> float:
+        """What no other component refines: these strategies round it by the step's dither."""
+        if self.name not in ("stochastic", "collage-plus"):
+            return self.store_state(x) if role < 2 else self.nearest(x)
+        return round_float(float(x), grid, "stochastic", self.dither[role])
+
     def theta(self, e: Element) -> F:
         if self.name == "master":
             return F(e.extra)
         if self.name.startswith("collage"):
-            return F(e.param) + F(e.extra)
+            return F(e.param) + F(self.believed(e))
         if self.setup.strategy.k:
             k, coding = self.setup.strategy.k, self.setup.strategy.coding
             return F(float(extra_bits.join(e.param, e.tail, self.grid, k, coding)))
         return F(e.param)
+
+    def believed(self, e: Element) -> float:
+        """A second component above half an ulp cannot be the parameter's own."""
+        code, _ = self.grid.locate(abs(Fraction(e.param)))
+        ulp = self.grid.value(code + 1) - self.grid.value(code)
+        return e.extra if abs(Fraction(e.extra)) <= ulp / 2 else 0.0
 
     def run(self, e: Element, gradient: float) -> None:
         theta, g = self.theta(e), F(gradient)
@@ -86,7 +101,7 @@ class Scalar:
             root = np.sqrt(slow) * F(1 / math.sqrt(1 - BETA2**self.t))
             delta = (m * F(self.setup.lr / (1 - BETA1**self.t))) / (root + F(EPS))
             delta = delta + theta * F(self.setup.lr * decay)
-            e.fast = self.store_state(m)
+            e.fast = self.store_last(m, 0, STATES[self.setup.dtype])
         else:
             g = g + theta * F(decay)
             slow = g if self.t == 1 else slow * F(BETA1) + g * F(1 - DAMPENING)
@@ -100,12 +115,12 @@ class Scalar:
             return
         e.slow = self.store_state(x)
         if self.name == "collage-plus":
-            e.low = self.store_state(x - F(e.slow))
+            e.low = self.store_last(x - F(e.slow), 1, STATES[self.setup.dtype])
 
     def store_parameter(self, e: Element, theta: F, delta: F) -> None:
         strategy = self.setup.strategy
         if self.name == "kahan":
-            change = F(e.extra) - delta
+            change = F(self.believed(e)) - delta
             e.param = self.nearest(theta + change)
             e.extra = self.nearest(change - (F(e.param) - theta))
             return
@@ -122,7 +137,7 @@ class Scalar:
             if self.name == "master":
                 e.extra = float(wide)
             elif self.name.startswith("collage"):
-                e.extra = self.nearest(wide - F(e.param))
+                e.extra = self.store_last(wide - F(e.param), 2, self.grid)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

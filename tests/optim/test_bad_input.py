@@ -34,8 +34,9 @@ OPTIONS = {
     "unknown strategy": (
         adamw(precision="collage"),
         r"precision='collage' is unknown: use one of fp32, nearest, stochastic, kahan, "
-        r"collage-light, collage-plus, fp32-states, master, extra-bits-K or "
-        r"extra-bits-K-stochastic \(K from 1 to 16\)",
+        r"collage-light, collage-plus, fp32-states, master, extra-bits-K, "
+        r"extra-bits-K-deterministic, extra-bits-K-truncate, extra-bits-K-stochastic "
+        r"\(K from 1 to 16\)",
     ),
     "strategy of another type": (adamw(precision=8), r"precision=8 is neither .*ExtraBits\(8\)"),
     "no extra bits": (lambda: optim.ExtraBits(0), "k=0 is out of range: keep 1 to 16 bits"),
@@ -44,7 +45,7 @@ OPTIONS = {
     "extra bits as bool": (lambda: optim.ExtraBits(True), "bits=True is not an integer"),
     "rounding": (
         lambda: optim.ExtraBits(8, rounding="x"),
-        "rounding='x' is unknown: use 'truncate' or 'stochastic'",
+        "rounding='x' is unknown: use one of 'nearest', 'deterministic', 'truncate', 'stochastic'",
     ),
     "extra-bits-0": (adamw(precision="extra-bits-0"), "k=0 is out of range: keep 1 to 16"),
     "extra-bits-17": (adamw(precision="extra-bits-17"), "k=17 is out of range: keep 1 to 16"),
@@ -76,15 +77,26 @@ OPTIONS = {
     "strict for master": (
         adamw(precision="master", arithmetic="strict"),
         "arithmetic='strict' is not available for precision='master' .* it exists for nearest, "
-        "kahan, collage-light, collage-plus with bfloat16 or float16; use 'wide'",
+        "kahan, collage-light, collage-plus with bfloat16; use 'wide'",
     ),
     "strict for fp8": (
         adamw(E4M3, precision="nearest", arithmetic="strict"),
         "arithmetic='strict' is not available .*use 'wide'",
     ),
-    "strict eps for fp16": (
+    "strict for fp16": (
         adamw(FP16, precision="nearest", arithmetic="strict"),
-        "eps=1e-08 rounds to zero in torch.float16, and arithmetic='strict' .*use for example",
+        "arithmetic='strict' is not available .*with torch.float16 parameters.*use 'wide'",
+    ),
+    "strict eps": (
+        adamw(precision="nearest", arithmetic="strict", eps=1e-42),
+        "eps=1e-42 rounds to zero in torch.bfloat16, and arithmetic='strict' .*use for example",
+    ),
+    "amsgrad": (adamw(amsgrad=True), "amsgrad=True is not available for subulp's AdamW"),
+    "capturable": (adamw(capturable=True), "capturable=True is not available"),
+    "foreach": (sgd(foreach=True), "foreach=True is not available for subulp's SGD"),
+    "fused": (
+        sgd(fused=True),
+        "fused=True is not available for subulp's SGD, whose step is always",
     ),
     "arithmetic": (adamw(arithmetic="x"), "arithmetic='x' is unknown: use 'wide' or 'strict'"),
     "nonfinite": (

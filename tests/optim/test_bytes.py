@@ -46,7 +46,7 @@ def test_table_is_complete():
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("rounding", ["truncate", "stochastic"])
+@pytest.mark.parametrize("rounding", ["nearest", "deterministic", "truncate", "stochastic"])
 @pytest.mark.parametrize("k", range(1, 17))
 def test_extra_bits(k, rounding, when):
     run = Case("adamw", optim.ExtraBits(k, rounding).__str__(), BF16).fresh(SHAPES)
@@ -54,7 +54,8 @@ def test_extra_bits(k, rounding, when):
         run.train(1)
     found = run.optimizer.bytes_per_parameter()
     weight = 2 + k / 8 + (1 / 8 if rounding == "stochastic" else 0)
-    assert found["parameter"] + found["extra_bits"] == weight
+    words = found.get("extra_bits", 0.0) + found.get("signed_bits", 0.0)
+    assert found["parameter"] + words == weight
     assert found["total"] == weight + 2 + 4 + 4
 
 

@@ -36,7 +36,11 @@ def test_groups_are_separate_optimizers():
     """Each with a precision, a rate and options of its own."""
     settings = [
         {"precision": "collage-light", "lr": 0.1},
-        {"precision": optim.ExtraBits(8), "betas": (0.5, 0.9), "weight_decay": 0.0},
+        {
+            "precision": optim.ExtraBits(8, "deterministic"),
+            "betas": (0.5, 0.9),
+            "weight_decay": 0.0,
+        },
         {"precision": "nearest", "eps": 1e-2, "maximize": True},
         {"precision": "collage-plus", "arithmetic": "strict"},
         {"precision": "fp32"},

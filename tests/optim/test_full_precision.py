@@ -99,9 +99,8 @@ def test_wide_value_is_as_near_as_components_allow(case):
     # The second component starts a bit below the last of the first; it is signed.
     two = {BF16: 17, FP16: 23, E4M3: 9}.get(case.dtype, 24)
     strategy = parse_strategy(case.precision)
-    bits = {"extra-bits": one + strategy.k - 1, "master": 24, "kahan": two, "expansion": two}.get(
-        strategy.weight, one
-    )
+    tails = {"extra-bits": one + strategy.k - 1, "signed-bits": one + strategy.k}
+    bits = (tails | {"master": 24, "kahan": two, "expansion": two}).get(strategy.weight, one)
     found = opt.full_precision_state_dict(model)["weight"]
     error = ((found - wide).abs() / wide.abs()).max()
     assert error <= 2.0**-bits

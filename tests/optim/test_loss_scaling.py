@@ -73,9 +73,9 @@ def test_unscaled_gradients_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     scaled, plain = (Case("adamw", "collage-plus", FP16).fresh() for _ in range(2))
     sizes, update = [], optim.AdamW.update
 
-    def count(self: optim.AdamW, bucket: Any) -> None:
+    def count(self: optim.AdamW, bucket: Any, pending: Any) -> None:
         sizes.append(bucket.nbytes)
-        update(self, bucket)
+        update(self, bucket, pending)
 
     scaler = new_scaler()
     scaler.scale(scaled_loss(scaled, 1)).backward()

@@ -14,10 +14,10 @@ from tests.oracles.arithmetic import Strict
 from tests.oracles.grid import Grid
 from tests.oracles.rounding import round_float
 
-from .support import BF16, FP16, same_bits
+from .support import BF16, same_bits
 
 EXPANSIONS = ("collage-light", "collage-plus")
-GRIDS = {BF16: Grid(8, 7), FP16: Grid(5, 10)}
+GRIDS = {BF16: Grid(8, 7)}
 
 
 # --------------------------------------------------------------------------- weights near zero
@@ -77,7 +77,9 @@ STEP_ERROR = {
     "collage-plus": 2.0**-17,
     "master": 2.0**-24,
     "extra-bits-12": 2.0**-19,
-    "extra-bits-16": 2.0**-23,
+    "extra-bits-12-deterministic": 2.0**-20,
+    "extra-bits-12-truncate": 2.0**-19,
+    "extra-bits-16": 2.0**-24,
 }
 
 
@@ -115,11 +117,11 @@ def test_decay_is_kept(precision):
     assert (decayed(precision, BF16) - expected).abs().max() <= bound < expected.min()
 
 
-@pytest.mark.parametrize("precision", ["stochastic", "extra-bits-8-stochastic"])
+@pytest.mark.parametrize("precision", ["stochastic", "extra-bits-8", "extra-bits-8-stochastic"])
 def test_decay_is_kept_in_the_mean(precision):
     """Unbiased: each element errs by an ulp at times, 4096 of them together hardly."""
     lost = decayed(precision, BF16) - decayed_in_fp32()
-    ulp = {"stochastic": 2.0**-7, "extra-bits-8-stochastic": 2.0**-15}[precision]
+    ulp = 2.0**-7 if precision == "stochastic" else 2.0**-15
     # A step of d rounded to multiples of an ulp has variance d * ulp at most.
     deviation = math.sqrt(DECAY_STEPS * 2 * LR * DECAY * ulp / lost.numel())
     assert lost.mean().abs() <= 4 * deviation
@@ -162,9 +164,9 @@ def hand_computed(start, gradients, precision, grid, *, lr, betas, eps, decay):
     return theta, low, m, v, v_low
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("precision", ["nearest", *EXPANSIONS])
-def test_algorithm_2(precision, dtype):
+def test_algorithm_2(precision):
+    dtype = BF16
     steps, count = 4, 24
     options = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-6}
     generator = torch.Generator().manual_seed(4)

@@ -77,7 +77,9 @@ def test_resumed_model_is_uninterrupted(case):
     [
         ("master", BF16, "master", FP32),
         ("master", BF16, "exp_avg", FP32),
-        ("extra-bits-8", FP16, "extra_bits", torch.int32),
+        ("extra-bits-8", FP16, "signed_bits", torch.int32),
+        ("extra-bits-8-truncate", FP16, "extra_bits", torch.int32),
+        ("nearest", FP16, "exp_avg_sq", BF16),
         ("extra-bits-8", FP16, "exp_avg_sq", FP32),
         ("collage-plus", E4M3, "exp_avg", E4M3),
         ("collage-plus", E4M3, "exp_avg_sq", torch.float8_e5m2),
@@ -219,7 +221,7 @@ WRONG = {
     ),
     "another dtype": (
         lambda: saved("adamw", "collage-plus", FP16),
-        r"exp_avg in state_dict is torch.float16 \(6, 7\), expected torch.bfloat16 \(6, 7\)",
+        r"parameter_low in state_dict is torch.float16 \(6, 7\), expected torch.bfloat16 \(6, 7\)",
     ),
     "other shapes": (
         lambda: saved("adamw", "collage-plus", shapes=((6, 7), (34,))),

@@ -162,6 +162,12 @@ class Watch:
         self._before.clear()
         self._sums.clear()
 
+    def fold(self, pending: Pending) -> None:
+        """Move the shadows on."""
+        if self._shadows is not None:
+            with self._aside():
+                self._optimizer.fold_shadows(pending, self._shadows)
+
     def begin_update(self, pending: Pending) -> None:
         """Move the shadows on, and remember the parameters and what the optimizer intends."""
         if not self._measuring and self._shadows is None:

@@ -21,6 +21,7 @@ from .options import (
     check_torch_options,
 )
 from .parameters import Bucket, Params
+from .pending import Pending
 
 # Odd, so that its multiples are distinct seeds; 2**32 over the golden ratio, so that they are far
 # from those that people choose.
@@ -131,12 +132,18 @@ class Adam(Optimizer):
         arguments["steps"] = [step + 1 for step in arguments["steps"]]
         # A moment that is rounded several times in a step takes fresh random bits each time.
         arguments["seed"] = (arguments["seed"] + (number + 1) * _SEED_STRIDE) & 0xFFFFFFFF
-        reference.fold(self._make_job(**arguments))
+        job = self._make_job(**arguments)
+        for observer in self.observers:
+            observer.fold(Pending(self._op, bucket, job, [], []))
+        reference.fold(job)
 
     def _reference_update(
         self, job: StepJob, i: int, theta: Tensor, moments: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         return reference.update(job, i, theta, moments)
+
+    def _folded_moments(self, job: StepJob, i: int, moments: list[Tensor]) -> list[Tensor]:
+        return reference.folded(job, i, moments)
 
 
 class AdamW(Adam):

@@ -373,13 +373,28 @@ class Optimizer(torch.optim.Optimizer):
         job = pending.job
         for i, p in enumerate(pending.bucket.params):
             theta = storage.decode_parameter(job.strategy, job.params[i], job.role(job.extras, i))
-            moments = storage.decode_moments(job, i) if shadows is None else shadows.get(p)
-            if moments is None:
-                moments = [moment.clone() for moment in storage.decode_moments(job, i)]
+            moments = shadows and shadows.get(p)
+            if not moments:
+                moments = storage.decode_moments(job, i)
             update, moved = self._reference_update(job, i, theta, moments)
             if shadows is not None:
                 shadows[p] = moved
             yield p, theta, -update
+
+    @torch.no_grad()
+    def fold_shadows(self, pending: Pending, shadows: dict[Tensor, list[Tensor]]) -> None:
+        """Let gradients enter the shadows of :meth:`intended_updates` before the step.
+
+        Args:
+            pending: What is folded; not updated yet.
+            shadows: Moved on.
+        """
+        for i, p in enumerate(pending.bucket.params):
+            moments = shadows.get(p) or storage.decode_moments(pending.job, i)
+            shadows[p] = self._folded_moments(pending.job, i, moments)
+
+    def _folded_moments(self, job: StepJob, i: int, moments: list[Tensor]) -> list[Tensor]:
+        raise NotImplementedError
 
     def _reference_update(
         self, job: StepJob, i: int, theta: Tensor, moments: list[Tensor]

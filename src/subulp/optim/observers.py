@@ -16,6 +16,9 @@ class StepObserver(Protocol):
     def begin_step(self) -> None:
         """A step begins; it may still be skipped."""
 
+    def fold(self, pending: Pending) -> None:
+        """Gradients enter the moments of a bucket before the step (Adam accumulation)."""
+
     def begin_update(self, pending: Pending) -> None:
         """A bucket is about to be updated."""
 

@@ -34,8 +34,13 @@ def fold(job: StepJob) -> None:
     The random bits are those that the step of the job draws.
     """
     for i, param in enumerate(job.params):
-        moments = _moved(job, storage.decode_moments(job, i), _gradient(job, i))
+        moments = folded(job, i, storage.decode_moments(job, i))
         _encode_moments(job, i, moments, _bits(job, i, param))
+
+
+def folded(job: StepJob, i: int, moments: list[Tensor]) -> list[Tensor]:
+    """The moments of tensor ``i`` with its gradient in them."""
+    return _moved(job, moments, _gradient(job, i))
 
 
 def update(

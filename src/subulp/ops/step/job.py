@@ -47,8 +47,8 @@ _FAST_HEADROOM = 2.0**7
 _SLOW_HEADROOM = 2.0**13
 _AMAX_MEMORY = 0.99
 
-# Fractions of 2**32: the golden ratio's, and two odd ones far from its multiples.
-_GOLDEN, _SPREAD, _ROLE = 0x9E3779B9, 0x85EBCA6B, 0xB5297A4D
+# In units of 2**-32: the fraction of the golden ratio, and a third.
+_GOLDEN, _THIRD = 0x9E3779B9, 0x55555555
 
 
 @dataclass
@@ -119,10 +119,10 @@ def new_scalars(
         numbers: From t to ``step_size``, ``inv_sqrt_bias2`` and ``decay``.
         fresh: Whether each momentum buffer begins with this step; all do at t = 1.
     """
-    if not len(steps) == len(streams) == len(offsets) == len(fresh or steps):
+    if not len(steps) == len(streams) == len(offsets) == len(steps if fresh is None else fresh):
         raise ValueError(
             f"steps, streams and offsets have {len(steps)}, {len(streams)} and {len(offsets)} "
-            f"entries, fresh {len(fresh)}: pass one for each parameter"
+            f"entries, fresh {len(fresh or steps)}: pass one for each parameter"
         )
     # One transfer for all, also where they lie on a GPU.
     counters = [int(t) for t in torch.stack(tuple(steps)).tolist()] if steps else []
@@ -132,27 +132,26 @@ def new_scalars(
     of_step = {t: numbers(t) for t in set(counters)}
     # Rows in the order of SCALARS: an array made at once takes a fraction of one filled by field.
     rows = [
-        (*of_step[t], 1.0, 1.0, 1.0, 1.0, 0.0, t, first, *dither(t, stream), stream, offset)
+        (*of_step[t], 1.0, 1.0, 1.0, 1.0, 0.0, t, first, *dither(t), stream, offset)
         for t, first, stream, offset in zip(counters, begins, streams, offsets, strict=True)
     ]
     return np.array(rows, dtype=SCALARS)
 
 
-def dither(t: int, stream: int) -> tuple[int, int, int]:
+def dither(t: int) -> tuple[int, int, int]:
     """Thresholds of rounding in a step: of the fast state, the slow one, and a second component.
 
     Each walks through the interval by the golden ratio, which fills every run of steps evenly: an
-    element's errors cancel within a few steps. Tensors and roles begin at different places.
+    element's errors cancel within a few steps. The three begin a third of the interval apart.
 
     Args:
-        t: The step.
-        stream: Philox key word of the tensor.
+        t: The step, counted from 1.
 
     Returns:
         Three fractions of an ulp in units of 2**-32, used as random bits are.
     """
-    place = t * _GOLDEN + stream * _SPREAD
-    return tuple((place + role * _ROLE) & 0xFFFFFFFF for role in range(3))  # type: ignore[return-value]
+    fast, slow, extra = ((t * _GOLDEN + role * _THIRD) & 0xFFFFFFFF for role in range(3))
+    return fast, slow, extra
 
 
 def check_roles(

@@ -39,25 +39,24 @@ def decode_parameter(strategy: Strategy, param: Tensor, extra: Tensor | None) ->
     wide = param.to(torch.float32)
     if strategy.weight in ("expansion", "kahan"):
         assert extra is not None
-        return wide + rest_of(strategy, wide, extra)
+        return wide + rest_of(wide, extra)
     return wide
 
 
-def rest_of(strategy: Strategy, head: Tensor, extra: Tensor) -> Tensor:
+def rest_of(head: Tensor, extra: Tensor, *, half_ulps: int = 1) -> Tensor:
     """What an expansion or Kahan summation adds to a parameter, FP32: its rest, where believed.
 
     The parameter is the truth: whoever overwrites it, in whatever way, means it. A rest that no
-    step could have left beside it, larger than half an ulp (an ulp for Kahan summation, whose
-    remainder is rounded itself), belongs to an earlier value and counts as zero.
+    step could have left beside it, larger than half an ulp, belongs to an earlier value and counts
+    as zero. So what was written stays, and what was not touched keeps its components.
 
     Args:
-        strategy: One that keeps an expansion or a compensation.
         head: The parameter in FP32.
         extra: What is kept beside it.
+        half_ulps: The largest rest, 1 or 2 (default: 1).
     """
     fmt = format_of(extra.dtype)
     rest = extra.to(torch.float32) * (1.0 / low_scale(fmt))
-    half_ulps = 2 if strategy.weight == "kahan" else 1
     lowest = fmt.min_exponent + 127 << 23
     binade = (head.contiguous().view(torch.int32) & 0x7F800000).clamp(min=lowest)
     bound = binade.view(torch.float32)
@@ -190,7 +189,7 @@ def apply_update(
     if strategy.weight == "kahan":
         assert extra is not None
         fmt = format_of(param.dtype)
-        change = rest_of(strategy, theta, extra) - delta
+        change = rest_of(theta, extra) - delta
         rounded = round_to(theta + change, fmt)
         extra.copy_(round_to(remainder(change - (rounded - theta)), fmt))
         param.copy_(rounded)

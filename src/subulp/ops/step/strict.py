@@ -25,13 +25,14 @@ def add_to_parameter(
         return
     assert extra is not None
     if strategy.weight == "kahan":
-        update = expansion.add(update, rest_of(strategy, theta, extra), fmt)
+        # Its remainder is rounded twice, and may be a whole ulp.
+        update = expansion.add(update, rest_of(theta, extra, half_ulps=2), fmt)
         new = expansion.add(theta, update, fmt)
         extra.copy_(expansion.sub(update, expansion.sub(new, theta, fmt), fmt))
         param.copy_(new)
         return
     # A weight that starts at or near zero is smaller than its updates.
-    rest = rest_of(strategy, theta, extra)
+    rest = rest_of(theta, extra)
     hi, lo = expansion.grow(theta, rest, update, fmt, ordered=False)
     param.copy_(hi)
     extra.copy_(lo)

@@ -71,10 +71,10 @@ def remainder(difference):
 
 
 @triton.jit
-def believed(head, rest, fmt: tl.constexpr, half_ulps: tl.constexpr):
+def believed(head, rest, fmt: tl.constexpr):
     """The rest beside a head, or zero, see :func:`subulp.ops.step.storage.rest_of`."""
     binade = tl.maximum(codec.magnitude_of(head) & 0x7F800000, codec.first_normal(fmt) << 23)
-    steps = rest * codec.two_to(codec.mantissa_bits(fmt) + 2 - half_ulps)
+    steps = rest * codec.two_to(codec.mantissa_bits(fmt) + 1)
     return tl.where(codec.magnitude_of(steps) > binade, 0.0, rest)
 
 
@@ -153,7 +153,7 @@ def decode_parameter(
         theta = load(param, at, inside, fmt)
         if weight == "expansion":
             rest = load(extra, at, inside, fmt) * (1.0 / low_scale(fmt))
-            theta += believed(theta, rest, fmt, 1)
+            theta += believed(theta, rest, fmt)
     return theta
 
 
@@ -180,7 +180,7 @@ def apply_update(
     """Store ``theta - delta``; Kahan summation adds the remainder of earlier steps."""
     wide = theta - delta
     if weight == "kahan":
-        change = believed(theta, load(extra, at, inside, fmt), fmt, 2) - delta
+        change = believed(theta, load(extra, at, inside, fmt), fmt) - delta
         rounded = store(param, at, inside, theta + change, fmt)
         store(extra, at, inside, remainder(change - (rounded - theta)), fmt)
     elif k > 0:

@@ -233,6 +233,7 @@ class FusedBackward:
 
     def _enter_plain_backward(self) -> None:
         """Called at the first gradient of a ``loss.backward()`` that the user called."""
+        self._optimizer.check_groups()
         if self._looks_ahead:
             raise RuntimeError(
                 "this optimizer must see all gradients before the first step (max_norm, scaler, or "

@@ -1,0 +1,258 @@
+"""Options and precisions that change between steps, and steps that are refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subulp import optim
+
+from .support import BF16, FP16, gradient, same_bits
+
+
+def pair(dtype: torch.dtype, **options: object) -> tuple[list[nn.Parameter], optim.AdamW]:
+    generator = torch.Generator().manual_seed(0)
+    params = [nn.Parameter(torch.randn(9, generator=generator).to(dtype)) for _ in range(2)]
+    groups = [{"params": [p]} for p in params]
+    return params, optim.AdamW(groups, lr=0.01, seed=2, **options)
+
+
+def give_gradients(params: list[nn.Parameter], t: int) -> None:
+    for i, p in enumerate(params):
+        p.grad = gradient(p, t, i)
+
+
+# ------------------------------------------------------------------------- all or nothing
+
+BREAKING = {
+    "betas": lambda g: g.update(betas=(2.0, 0.5)),
+    "nonfinite": lambda g: g.update(nonfinite="x"),
+    "arithmetic": lambda g: g.update(arithmetic="loose"),
+    "seed": lambda g: g.update(seed=-1),
+    "precision": lambda g: g.update(precision="collage"),
+    "strict": lambda g: g.update(precision="master", arithmetic="strict"),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", BREAKING)
+def test_a_wrong_option_of_the_last_group_leaves_the_first_alone(name: str, fused: bool) -> None:
+    params, optimizer = pair(BF16)
+    give_gradients(params, 1)
+    optimizer.step()
+    optimizer.zero_grad()
+    before = copy.deepcopy([params, optimizer.state_dict()["state"]])
+    BREAKING[name](optimizer.param_groups[1])
+    module = nn.ParameterList(params)
+    if fused:
+        optim.fuse_backward(module, optimizer)
+    loss = sum((p.float() ** 2).sum() for p in params)
+    if not fused:
+        give_gradients(params, 2)
+    with pytest.raises(ValueError, match=r"unknown|out of range|not available"):
+        loss.backward() if fused else optimizer.step()
+    for p, q in zip(params, before[0], strict=True):
+        assert same_bits(p.detach(), q.detach())
+    for p, state in zip(params, before[1].values(), strict=True):
+        for key, value in state.items():
+            assert same_bits(optimizer.state[p][key], value), key
+
+
+def test_a_damaged_state_of_the_last_group_leaves_the_first_alone() -> None:
+    params, optimizer = pair(BF16)
+    give_gradients(params, 1)
+    optimizer.step()
+    before = params[0].detach().clone()
+    optimizer.state[params[1]]["exp_avg"] = torch.zeros(3, dtype=BF16)
+    with pytest.raises(ValueError, match="exp_avgs"):
+        optimizer.step()
+    assert same_bits(params[0].detach(), before)
+    assert optimizer.state[params[0]]["step"] == 1
+
+
+# ------------------------------------------------------------------- precision changed meanwhile
+
+
+def changed(before: str, after: str, dtype: torch.dtype) -> tuple[nn.Parameter, optim.AdamW]:
+    params, optimizer = pair(dtype, precision=before)
+    for t in (1, 2, 3):
+        give_gradients(params, t)
+        optimizer.step()
+    optimizer.param_groups[1]["precision"] = after
+    return params[1], optimizer
+
+
+def wide_moments(optimizer: optim.AdamW, p: Tensor) -> list[Tensor]:
+    state = optimizer.state[p]
+    zero = torch.zeros(p.shape)
+    return [
+        state["exp_avg"].float(),
+        state["exp_avg_sq"].float() + state.get("exp_avg_sq_low", zero).float(),
+    ]
+
+
+EXACT = [
+    ("stochastic", "collage-plus", BF16),
+    ("nearest", "master", BF16),
+    ("collage-plus", "master", BF16),
+    ("kahan", "master", FP16),
+    ("extra-bits-5", "extra-bits-9", BF16),
+    ("extra-bits-8-truncate", "master", BF16),
+    ("extra-bits-8", optim.ExtraBits(16), BF16),
+    ("nearest", "collage-plus", torch.float8_e4m3fn),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "dtype"), EXACT, ids=str)
+def test_a_wider_precision_takes_everything_over(before, after, dtype) -> None:
+    p, optimizer = changed(before, before, dtype)
+    value, moments = optimizer.wide_value(p).clone(), wide_moments(optimizer, p)
+    q, other = changed(before, after, dtype)
+    assert torch.equal(other.wide_value(q), value)
+    assert all(torch.equal(a, b) for a, b in zip(wide_moments(other, q), moments, strict=True))
+    assert other.state[q]["step"] == 3
+    # And it can be saved, and trained on.
+    fresh = pair(dtype, precision=before)[1]
+    fresh.param_groups[1]["precision"] = optim.parse_precision(after)
+    fresh.load_state_dict(other.state_dict())
+    give_gradients([q], 4)
+    other.step()
+    assert other.state[q]["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("master", "nearest"), ("collage-plus", "nearest"), ("extra-bits-9", "extra-bits-5")],
+)
+def test_a_narrower_precision_is_refused(before: str, after: str) -> None:
+    p, optimizer = changed(before, after, BF16)
+    state = copy.deepcopy(dict(optimizer.state[p]))
+    give_gradients([p], 4)
+    for call in (optimizer.step, optimizer.state_dict, lambda: optimizer.wide_value(p)):
+        with pytest.raises(ValueError, match=f"changed from '{before}' to '{after}'.*cannot hold"):
+            call()
+    assert all(same_bits(optimizer.state[p][name], value) for name, value in state.items())
+    optimizer.param_groups[1]["precision"] = before
+    optimizer.step()
+
+
+def test_a_changed_precision_survives_a_copy() -> None:
+    _, optimizer = changed("master", "nearest", BF16)
+    twin = copy.deepcopy(optimizer)
+    with pytest.raises(ValueError, match="cannot hold"):
+        twin.step()
+
+
+# ------------------------------------------------------------------------------- momentum
+
+
+def sgd_like_torch(schedule: list[float], late: bool) -> None:
+    """Momentum that changes between steps, beside torch.optim.SGD."""
+    torch.manual_seed(0)
+    start = [torch.randn(7) for _ in range(2)]
+    ours, theirs = ([nn.Parameter(p.clone()) for p in start] for _ in range(2))
+    options = {"lr": 0.1, "momentum": schedule[0], "dampening": 0.4}
+    optimizers = optim.SGD(ours, **options), torch.optim.SGD(theirs, **options)
+    for t, momentum in enumerate(schedule):
+        for optimizer, params in zip(optimizers, (ours, theirs), strict=True):
+            optimizer.param_groups[0]["momentum"] = momentum
+            for i, p in enumerate(params):
+                # With ``late`` the second parameter has no gradient at first.
+                p.grad = gradient(p, t, i) if t > 1 or i == 0 or not late else None
+            optimizer.step()
+        for p, q in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(p, q, rtol=2e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    "schedule",
+    [[0.9, 0.9, 0.0, 0.0, 0.9], [0.0, 0.0, 0.5, 0.9, 0.9], [0.9, 0.0, 0.0, 0.5, 0.0]],
+    ids=str,
+)
+def test_momentum_that_comes_and_goes(schedule: list[float], late: bool) -> None:
+    sgd_like_torch(schedule, late)
+
+
+def test_a_refused_step_does_not_start_the_momentum() -> None:
+    params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
+    twin = copy.deepcopy(params)
+    groups = [{"params": [p], "momentum": 0.0, "dampening": 0.5} for p in params]
+    optimizer = optim.SGD(groups, lr=0.1)
+    other = optim.SGD([{"params": [p], "momentum": 0.0, "dampening": 0.5} for p in twin], lr=0.1)
+    for t in (1, 2, 3):
+        give_gradients(params, t)
+        give_gradients(twin, t)
+        for o in (optimizer, other):
+            if t == 2:
+                o.param_groups[0]["momentum"] = 0.9
+        if t == 2:
+            optimizer.param_groups[1]["nonfinite"] = "x"
+            with pytest.raises(ValueError, match="nonfinite"):
+                optimizer.step()
+            optimizer.param_groups[1]["nonfinite"] = "propagate"
+        optimizer.step()
+        other.step()
+    for p, q in zip(params, twin, strict=True):
+        assert same_bits(p.detach(), q.detach())
+
+
+# ----------------------------------------------------------------------- before any gradient
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_before_any_backward_pass_can_be_saved(fused: bool) -> None:
+    params, optimizer = pair(BF16)
+    handle = optim.fuse_backward(nn.ParameterList(params), optimizer) if fused else None
+    optimizer.step()
+    optimizer.zero_grad()
+    saved = copy.deepcopy(optimizer.state_dict())
+    if handle:
+        handle.remove()
+    _, other = pair(BF16)
+    other.load_state_dict(saved)
+    give_gradients(params, 1)
+    optimizer.step()
+    twins, third = pair(BF16)
+    third.load_state_dict(saved)
+    give_gradients(twins, 1)
+    third.step()
+    for p, q in zip(params, twins, strict=True):
+        assert same_bits(p.detach(), q.detach())
+
+
+# ------------------------------------------------------------------------------- arguments
+
+
+def test_arguments_of_torch_at_their_defaults_change_nothing() -> None:
+    runs = []
+    options = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
+    for given in ({}, options | {"amsgrad": False}, {"foreach": False, "fused": False}):
+        params, optimizer = pair(BF16, **given)
+        give_gradients(params, 1)
+        optimizer.step()
+        runs.append([p.detach() for p in params])
+        assert not set(options) & set(optimizer.param_groups[0])
+    for other in runs[1:]:
+        assert all(same_bits(p, q) for p, q in zip(runs[0], other, strict=True))
+    with pytest.raises(TypeError, match="AdamW has no argument 'momentum'"):
+        pair(BF16, momentum=0.9)
+
+
+def test_fp8_steps_read_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket of many tensors: one transfer for all scales, one for all counters."""
+    params = [nn.Parameter(torch.ones(5).to(torch.float8_e4m3fn)) for _ in range(20)]
+    optimizer = optim.AdamW(params, precision="collage-plus")
+    reads = []
+    for name in ("item", "tolist", "cpu"):
+        original = getattr(Tensor, name)
+        monkeypatch.setattr(
+            Tensor, name, lambda self, *a, f=original, n=name: (reads.append(n), f(self, *a))[1]
+        )
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert len(reads) <= 6
