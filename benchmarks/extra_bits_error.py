@@ -1,10 +1,10 @@
 """Forward error of additions in FP16, with and without extra bits, against exact sums.
 
 "Memory Efficient Mixed Precision Optimizers", Figure 6: random values from the standard normal
-distribution are kept in FP16, in FP16 and eight extra bits (truncated), and in FP16 and eight extra
-bits with a stochastically rounded head. A sum is computed in FP32 from the stored value and stored
-again. Left: the error of the FP16 head after one addition. Right: of the whole stored value after
-64 additions, by the condition number of the sum.
+distribution are kept in FP16, and in FP16 and eight extra bits in three codings: the nearest head
+with a stochastically rounded tail, both truncated, both stochastic. A sum is computed in FP32 from
+the stored value and stored again. Left: the error of the FP16 head after one addition. Right: of
+the whole stored value after 64 additions, by the condition number of the sum.
 
     python benchmarks/extra_bits_error.py --out docs/figures/extra-bits-error.png
 """
@@ -39,7 +39,13 @@ def fp16(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def truncated(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    head, tail = extra_bits.split(x, FP16, K)
+    head, tail = extra_bits.split(x, FP16, K, "truncate")
+    return head, extra_bits.join(head, tail, FP16, K, "truncate")
+
+
+def nearest(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    bits = random_bits.draw(x.shape, seed=0, step=step)
+    head, tail = extra_bits.split(x, FP16, K, bits=bits)
     return head, extra_bits.join(head, tail, FP16, K)
 
 
@@ -51,7 +57,8 @@ def stochastic(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 FORMS: dict[str, Store] = {
     "fp16": fp16,
-    f"fp16+{K}": truncated,
+    f"fp16+{K}": nearest,
+    f"fp16+{K} truncate": truncated,
     f"fp16+{K} stochastic": stochastic,
 }
 

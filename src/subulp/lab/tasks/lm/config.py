@@ -89,8 +89,8 @@ class LMConfig(LinearConfig):
     """AdamW's epsilon, added to the denominator."""
 
     loss_scale: Annotated[float | None, OPTIMIZER] = None
-    """Factor on the loss, and on eps to match, that keeps small gradients and their squares above
-    the smallest number of fp16 and e4m3; without it 1 for bf16 and fp32, 1024 for fp16 and e4m3."""
+    """Factor on the loss, and on eps to match, that keeps small gradients above the smallest number
+    of their dtype; without it 1024 for e4m3 and 1 for all others."""
 
     weight_decay: Annotated[float, OPTIMIZER] = 0.1
     """AdamW's decoupled decay of the matrices; vectors do not decay."""

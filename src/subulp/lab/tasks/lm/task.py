@@ -35,9 +35,8 @@ _DTYPES: dict[ParameterDtype, torch.dtype] = {
     "fp16": torch.float16,
     "e4m3": torch.float8_e4m3fn,
 }
-# Formats with few exponents: the smallest E4M3 number is 2**-9, and a second moment is stored in
-# FP16 down to 2**-24, while gradients of this model are about 2**-10 and their squares 2**-20.
-_LOSS_SCALES = {torch.float16: 1024.0, torch.float8_e4m3fn: 1024.0}
+# The smallest E4M3 number is 2**-9, and gradients of this model are about 2**-10.
+_LOSS_SCALES = {torch.float8_e4m3fn: 1024.0}
 
 
 def load(config: LMConfig) -> Text:
