@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -230,6 +230,14 @@ class CachedLookup(FixedDtypes):
         for stream, table in enumerate(self._tables()):
             table.flush(seed=self.seed, stream=stream, step=self.steps)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        was_meta = self.statistics.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.statistics.is_meta:
+            # to_empty() leaves whatever the memory held.
+            self.reset_statistics()
+        return self
+
     def get_extra_state(self) -> Tensor:
         """Seed, number of updates, and how the rows are to be read."""
         return new_state(self.seed, self.steps, [t.layout() for t in self._tables()])
@@ -248,7 +256,8 @@ class CachedLookup(FixedDtypes):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        faults = check_state(state_dict, prefix, self._tables())
+        tables = {f"tables.{i}": table for i, table in enumerate(self._tables())}
+        faults = check_state(state_dict, prefix, tables)
         error_msgs += faults
         if not faults:
             super()._load_from_state_dict(

@@ -315,14 +315,27 @@ class CachedTable(FixedDtypes):
         mixed = int(self.config.hash == "mixed")
         return *self.table.layout(), self.sets, self.ways if self.sets else 0, mixed
 
-    def expect(self, saved: Sequence[int]) -> str | None:
-        """What is wrong with rows of a layout, as of :meth:`.row_table.RowTable.expect`."""
-        fault = self.table.expect(saved[: len(LAYOUT)])
+    def misread(self, saved: Sequence[int]) -> str | None:
+        """What is wrong with a layout, as of :meth:`.row_table.RowTable.misread`."""
+        fault = self.table.misread(saved[: len(LAYOUT)])
         if fault is None and self.sets:
             own = self.layout()
             fault = differing(_CACHE, saved[len(LAYOUT) :], own[len(LAYOUT) :])
-        self._refuses = fault is not None
         return fault
+
+    def faults(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """Sentences about a state dict's tensors that this table cannot be made of."""
+        found = wrong_dtypes(self, state_dict, prefix)
+        found += self.table.faults(state_dict, f"{prefix}table.")
+        tags = state_dict.get(f"{prefix}tags")
+        if not found and isinstance(tags, Tensor) and tags.shape == self.tags.shape:
+            found += self._wrong_tags(f"{prefix}tags", tags)
+        return found
+
+    def refuse(self) -> None:
+        """Leave all as it is when the state dict that is being loaded comes to it."""
+        self._refuses = True
+        self.table.refuse()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         was_meta = self.tags.is_meta
@@ -345,12 +358,11 @@ class CachedTable(FixedDtypes):
         error_msgs: list[str],
     ) -> None:
         refuses, self._refuses = self._refuses, False
-        faults = wrong_dtypes(self, state_dict, prefix)
-        tags = state_dict.get(f"{prefix}tags")
-        if not faults and isinstance(tags, Tensor) and tags.shape == self.tags.shape:
-            faults += self._wrong_tags(f"{prefix}tags", tags)
-        error_msgs += faults
-        if refuses or faults:
+        if refuses:
+            return
+        if faults := self.faults(state_dict, prefix):
+            error_msgs += faults
+            self.table.refuse()
             return
         super()._load_from_state_dict(
             state_dict,

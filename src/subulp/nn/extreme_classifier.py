@@ -451,7 +451,7 @@ class ExtremeClassifier(FixedDtypes):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        faults = check_state(state_dict, prefix, [self.table])
+        faults = check_state(state_dict, prefix, {"table": self.table})
         error_msgs += faults
         if faults:
             return

@@ -21,8 +21,14 @@ class Described(Protocol):
     def layout(self) -> tuple[int, ...]:
         """How its rows are to be read."""
 
-    def expect(self, saved: Sequence[int]) -> str | None:
+    def misread(self, saved: Sequence[int]) -> str | None:
         """What is wrong with rows of a layout; ``None`` if they fit."""
+
+    def faults(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """Sentences about a state dict's tensors that it cannot be made of."""
+
+    def refuse(self) -> None:
+        """Leave its rows as they are when the state dict that is being loaded comes to them."""
 
 
 def new_state(seed: int, steps: int, layouts: Sequence[tuple[int, ...]]) -> Tensor:
@@ -38,15 +44,27 @@ def read_state(state: Tensor) -> tuple[int, int, list[int]]:
 
 
 def check_state(
-    state_dict: Mapping[str, Any], prefix: str, tables: Sequence[Described]
+    state_dict: Mapping[str, Any], prefix: str, tables: Mapping[str, Described]
 ) -> list[str]:
-    """Sentences about what makes a state dict unfit for a module's tables.
+    """Sentences about what makes a state dict unfit for a module's tables, which then refuse it.
 
     Args:
         state_dict: The state dict.
         prefix: Of the module's keys.
-        tables: The module's tables.
+        tables: The module's tables by their names in it.
     """
+    found = _misread(state_dict, prefix, tables)
+    for name, table in tables.items():
+        found += table.faults(state_dict, f"{prefix}{name}.")
+    if found:
+        for table in tables.values():
+            table.refuse()
+    return found
+
+
+def _misread(
+    state_dict: Mapping[str, Any], prefix: str, tables: Mapping[str, Described]
+) -> list[str]:
     state = state_dict.get(prefix + KEY)
     if state is None:
         return []
@@ -61,12 +79,12 @@ def check_state(
     if not numbers:
         return []
     found = []
-    for i, table in enumerate(tables):
+    for place, table in tables.items():
         size = len(table.layout())
-        fault = table.expect(numbers[:size])
+        fault = table.misread(numbers[:size])
         numbers = numbers[size:]
         if fault is not None:
-            found.append(f"{prefix}tables[{i}]: {fault}" if len(tables) > 1 else fault)
+            found.append(f"{prefix}{place}: {fault}")
     if numbers and not found:
         found.append(f"{name} describes more tables than the module's {len(tables)}")
     return found

@@ -269,15 +269,21 @@ class RowTable(FixedDtypes):
         exponent = math.frexp(self.scale)[1] - 1
         return self.format.exponent_bits, self.format.mantissa_bits, 0, self.dim, exponent
 
-    def expect(self, saved: Sequence[int]) -> str | None:
-        """What is wrong with rows of a layout, which are then not loaded; ``None`` if they fit.
+    def misread(self, saved: Sequence[int]) -> str | None:
+        """What is wrong with rows that had another layout when they were saved, if anything.
 
         Args:
             saved: What :meth:`layout` was of the rows that a state dict brings.
         """
-        fault = differing(LAYOUT, saved, self.layout())
-        self._refuses = fault is not None
-        return fault
+        return differing(LAYOUT, saved, self.layout())
+
+    def faults(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """Sentences about a state dict's tensors that this table cannot be made of."""
+        return wrong_dtypes(self, state_dict, prefix)
+
+    def refuse(self) -> None:
+        """Leave the rows as they are when the state dict that is being loaded comes to them."""
+        self._refuses = True
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         codes = self.codes
@@ -309,9 +315,10 @@ class RowTable(FixedDtypes):
         error_msgs: list[str],
     ) -> None:
         refuses, self._refuses = self._refuses, False
-        faults = wrong_dtypes(self, state_dict, prefix)
-        error_msgs += faults
-        if refuses or faults:
+        if refuses:
+            return
+        if faults := self.faults(state_dict, prefix):
+            error_msgs += faults
             return
         codes = self.codes
         super()._load_from_state_dict(
