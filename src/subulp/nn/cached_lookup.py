@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..ops.embedding import calls
+from ..ops.embedding import calls, embedding_pool
 from ..ops.embedding.job import Lookups, Table, TableUpdate
 from ..ops.row_protocols import RowRule
 from .cached_table import CachedTable, CacheMemory, EmbeddingTable
@@ -83,6 +83,8 @@ class CachedLookup(FixedDtypes):
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """Sums of bags ``(batch, sum of dims)``, whose backward pass updates the rows."""
+        if torch.compiler.is_exporting():
+            return self._exported(values, offsets, weights)
         grads = torch.is_grad_enabled()
         update = self.training and grads and not all(t.table.frozen for t in self._tables())
         if update:
@@ -100,6 +102,28 @@ class CachedLookup(FixedDtypes):
             rows = _Rows.apply(_anchor(values.device), self, values, offsets, given, shape, late)  # type: ignore[no-untyped-call]
         out: Tensor = _Lookup.apply(rows, weights, self, values, offsets, statistics)  # type: ignore[no-untyped-call]
         return out
+
+    def _exported(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """The sums as an operator of an exported program."""
+        if self.training:
+            raise RuntimeError(
+                f"torch.export of a {type(self).__name__} in train(): its rows update themselves, "
+                "which no exported program does; call eval() first"
+            )
+        tables = self._operands()
+        sums: Tensor = embedding_pool(
+            [table.codes for table in tables],
+            [table.cache for table in tables],
+            [table.tags for table in tables],
+            [table.bits for table in tables],
+            [table.ways for table in tables],
+            [table.mixed for table in tables],
+            self._features,
+            values,
+            offsets,
+            weights,
+        )[0]
+        return sums
 
     def _width(self) -> int:
         tables = self._tables()

@@ -34,6 +34,8 @@ def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
         )
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"ids have dtype {ids.dtype}: expected int32 or int64 row numbers")
+    if torch.compiler.is_exporting():
+        return weight[ids].float()
     y: Tensor = _NarrowEmbedding.apply(ids, weight)  # type: ignore[no-untyped-call]
     return y
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..numerics import E4M3
+from ..numerics import E4M3, Format
 from ..numerics.int_rows import IntFormat
 from ..ops.graph_breaks import between_graphs
 from ..ops.head import HeadJob, Products, RandomAddress, Rounding, fp8, head_step
@@ -226,6 +226,13 @@ class ExtremeClassifier(FixedDtypes):
             RuntimeError: There is no optimizer, ``label_counts`` are missing, or other processes
                 train copies of the rows.
         """
+        if torch.compiler.is_exporting():
+            # The operators of .head_operators, by their names: that file imports this one.
+            parts = (*self._parts(), self.chunks, self.reduction)
+            exported: Tensor = torch.ops.subulp.classifier_loss(
+                *parts, embeddings, label_rows, label_cols
+            )
+            return exported
         instances, labels = self._targets(embeddings, label_rows, label_cols)
         if not bool(torch.isfinite(embeddings).all()):
             raise FloatingPointError(
@@ -399,6 +406,11 @@ class ExtremeClassifier(FixedDtypes):
         """
         if not 1 <= k <= self.num_labels:
             raise ValueError(f"k={k} is out of range: from 1 to {self.num_labels} labels")
+        if torch.compiler.is_exporting():
+            found: tuple[Tensor, Tensor] = torch.ops.subulp.classifier_topk(
+                *self._parts(), embeddings, k
+            )
+            return found
         self._check_place(embeddings)
         if embeddings.dim() != 2 or embeddings.shape[1] != self.table.dim:
             raise ValueError(
@@ -436,6 +448,27 @@ class ExtremeClassifier(FixedDtypes):
             )
         wide = narrow.float()
         return lambda start, stop: fp8.to_bf16_(wide @ table.decode(start, stop).t())
+
+    def _parts(self) -> tuple[Any, ...]:
+        """What the head is to operators of an exported program."""
+        if self.training:
+            raise RuntimeError(
+                "torch.export of an ExtremeClassifier in train(): its rows update themselves, "
+                "which no exported program does; call eval() first"
+            )
+        made_of = self.table.storage
+        name = made_of.name
+        if isinstance(made_of, Format) and made_of.dtype is None:
+            name = f"{made_of.exponent_bits},{made_of.mantissa_bits}"
+        rows = self.table.stored, self.row_of, self.label_of
+        return (
+            *rows,
+            name,
+            self.table.dim,
+            self.table.scale,
+            self.head_fraction,
+            self.chosen_products,
+        )
 
     def weight(self, labels: Tensor) -> Tensor:
         """FP32 weights of some labels ``(count, dim)``, remainders added."""
