@@ -33,6 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--default-dtype") is None:
+        return
+    for item in items:
+        # Dynamo asks for it where it goes through a mode of torch functions.
+        item.add_marker(pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"))
+
+
 @pytest.fixture(autouse=True)
 def library_default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
     name = request.config.getoption("--default-dtype")

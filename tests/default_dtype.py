@@ -22,6 +22,7 @@ FOLDERS = ("numerics", "ops", "nn", "optim")
 
 _TESTS = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parent.parent / "src")
+_LAYERS = str(Path(torch.nn.__file__).parent / "modules")
 # What runs code of the library before it returns.
 _ENTERS_THE_LIBRARY = {"backward", "grad"}
 
@@ -48,13 +49,16 @@ class _TestsMakeFP32(TorchFunctionMode):
 def _called_by_a_test() -> bool:
     """Whether a test is nearer on the stack than the library."""
     frame: Any = sys._getframe(2)
+    called = ""
     while frame is not None:
         path = frame.f_code.co_filename
         if path.startswith(_TESTS) and path != __file__:
             return True
-        if path.startswith(_LIBRARY):
+        # Parameters that a layer inherits from torch's are of the default dtype on purpose.
+        inherited = frame.f_code.co_name == "__init__" and called.startswith(_LAYERS)
+        if path.startswith(_LIBRARY) and not inherited:
             return False
-        frame = frame.f_back
+        frame, called = frame.f_back, path
     return False
 
 
