@@ -17,9 +17,13 @@ demo: $(VENV)/.package
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS)
 
-# Fifty kills of a training of each task.
+# Fifty kills of a training of each task; the tests of the arithmetic while torch has another default dtype.
 nightly: $(VENV)/.test
 	$(BIN)/python -m pytest -m nightly -s
+	for dtype in bfloat16 float16 float64; do \
+		$(BIN)/python -m pytest $(TESTS) --default-dtype $$dtype tests/numerics tests/ops tests/nn tests/optim \
+			|| exit 1; \
+	done
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
