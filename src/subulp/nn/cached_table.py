@@ -215,7 +215,11 @@ class CachedTable(FixedDtypes):
 
     @torch.no_grad()
     def weight(self, rows: Tensor) -> Tensor:
-        """FP32 values of some rows ``(count, dim)``, cached ones from the cache."""
+        """FP32 values of some rows ``(count, dim)``, cached ones from the cache.
+
+        Raises:
+            IndexError: A row does not exist.
+        """
         values = self.table.gather(rows)
         places = find(self.as_op(), rows)
         cached = places >= 0
@@ -224,7 +228,15 @@ class CachedTable(FixedDtypes):
 
     @torch.no_grad()
     def weight_slice(self, start: int, stop: int) -> Tensor:
-        """FP32 values of the rows ``start`` to ``stop``."""
+        """FP32 values of the rows ``start`` to ``stop``.
+
+        Raises:
+            ValueError: They are out of range.
+        """
+        if not 0 <= start <= stop <= self.table.rows:
+            raise ValueError(
+                f"rows {start} to {stop} are out of range: from 0 to {self.table.rows}"
+            )
         values = self.table.decode(start, stop)
         inside = ((self.tags >= start) & (self.tags < stop)).nonzero().squeeze(1)
         values[self.tags[inside].long() - start] = self.cache[inside]

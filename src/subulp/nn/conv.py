@@ -76,8 +76,8 @@ def narrow_conv2d(
 class Conv2d(torch.nn.Conv2d):
     """``torch.nn.Conv2d`` for a weight in any storage dtype.
 
-    Created in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
-    :func:`narrow_conv2d` for what is computed and kept.
+    Created in torch's default dtype like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes
+    it narrow. See :func:`narrow_conv2d` for what is computed and kept.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -471,7 +471,12 @@ class ExtremeClassifier(FixedDtypes):
         )
 
     def weight(self, labels: Tensor) -> Tensor:
-        """FP32 weights of some labels ``(count, dim)``, remainders added."""
+        """FP32 weights of some labels ``(count, dim)``, remainders added.
+
+        Raises:
+            IndexError: A label does not exist.
+        """
+        self.table.check_rows(labels)
         return self.table.gather(self._rows(labels))
 
     def _load_from_state_dict(

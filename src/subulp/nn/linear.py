@@ -69,8 +69,8 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 class Linear(torch.nn.Linear):
     """``torch.nn.Linear`` for a weight in any storage dtype and wide activations.
 
-    Created in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
-    :func:`narrow_linear` for what is computed and saved.
+    Created in torch's default dtype like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes
+    it narrow. See :func:`narrow_linear` for what is computed and saved.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -203,12 +203,25 @@ class RowTable(FixedDtypes):
             encode((values - self.decode(start, stop))[:count].contiguous(), kept)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """FP32 weights of some rows ``(count, dim)``, remainders added."""
+        """FP32 weights of some rows ``(count, dim)``, remainders added.
+
+        Raises:
+            IndexError: A row does not exist.
+        """
+        self.check_rows(rows)
         values = self._values(_bytes(self.stored)[rows].view(self.codes.dtype))
         if self.remainder is not None:
             precise = rows < self.remainder.shape[0]
             values[precise] += self.remainder[rows[precise]]
         return values
+
+    def check_rows(self, rows: Tensor) -> None:
+        """Raise IndexError unless all of these row numbers exist."""
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.rows:
+            raise IndexError(
+                f"rows from {int(rows.min())} to {int(rows.max())} are asked for: the table has 0 "
+                f"to {self.rows - 1}"
+            )
 
     @torch.no_grad()
     def permute(self, order: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -86,6 +87,16 @@ def test_a_scaler_that_the_rows_do_not_know_is_refused():
         scaler.step(rows)
     with pytest.raises(ValueError, match="scaler is int"):
         optim.RowSGD(new_bag(), scaler=1)
+
+
+def test_a_copy_goes_on_with_the_same_scaler():
+    bag, scaler = new_bag(), scaler_of()
+    optimizer = optim.RowSGD(bag, lr=0.1, scaler=scaler)
+    twin, _ = copy.deepcopy((bag, optimizer))
+    for module in (bag, twin):
+        scaler.scale(look_up(module)).backward()
+    assert torch.equal(bag.weight_fp32(), twin.weight_fp32())
+    pickle.loads(pickle.dumps(optimizer))
 
 
 def test_a_disabled_scaler_changes_nothing():

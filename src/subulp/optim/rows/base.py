@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,17 @@ from ..loss_scaling import ScalerLink, unscale
 
 Modules = RowModule | Sequence[RowModule] | Sequence[dict[str, Any]]
 """One module, several, or a list of groups ``{"modules": [...], "lr": ...}``."""
+
+
+class _RowScaler(ScalerLink):
+    """A scaler that a copy of its optimizer goes on with, and that a saved one does without."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
 
 _NUMBERS = {"lr", "eps", "weight_decay", "initial_accumulator_value"}
 
@@ -40,7 +51,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     # Not copied or pickled: of torch.optim's optimizers only groups and states are.
     _modules: Sequence[RowModule] = ()
-    _scaler: ScalerLink | None = None
+    _scaler: _RowScaler | None = None
 
     def __init__(
         self,
@@ -52,7 +63,7 @@ class RowOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"scaler is {type(scaler).__name__}: pass a torch.amp.GradScaler or None"
             )
-        self._scaler = None if scaler is None else ScalerLink(scaler)
+        self._scaler = None if scaler is None else _RowScaler(scaler)
         self._modules = []
         given = list(modules) if isinstance(modules, Sequence) else [modules]
         groups = [g if isinstance(g, dict) else {"modules": [g]} for g in given]
@@ -61,6 +72,9 @@ class RowOptimizer(torch.optim.Optimizer):
             self._check_options(group)
         for module in self._modules:
             module.row_optimizer = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_scaler": self._scaler}
 
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {name: value for name, value in group.items() if name != "modules"}
