@@ -127,6 +127,25 @@ def test_damaged_states_are_refused(change, message, assign):
     module.eval()(torch.arange(64).view(8, 8))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row_of": torch.full((400,), 10**9)},
+        {"label_of": torch.arange(400) + 1},
+        {"label_of": torch.zeros(400, dtype=torch.int64)},
+        {"label_of": torch.arange(399)},
+        {"label_of": torch.arange(400.0)},
+        {"row_of": None},
+    ],
+    ids=str,
+)
+def test_a_damaged_order_of_labels_is_refused(change):
+    options = {"head_fraction": 0.2, "label_counts": torch.arange(400)}
+    module = head(**options)
+    state = {k: v for k, v in (module.state_dict() | change).items() if v is not None}
+    refused(head(**options | {"seed": 2}), state, "do not number the 400 labels' rows both ways")
+
+
 def test_the_second_of_two_tables():
     tables = [nn.EmbeddingTable(64, 4, "int8"), nn.EmbeddingTable(64, 4, "int8", 0.25, ways=4)]
     other = [tables[0], nn.EmbeddingTable(64, 4, "int8", 0.25, ways=4, hash="mixed")]

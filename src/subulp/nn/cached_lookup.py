@@ -17,6 +17,7 @@ from ..ops.row_protocols import RowRule
 from .cached_table import CachedTable, CacheMemory, EmbeddingTable
 from .fixed_dtypes import FixedDtypes
 from .module_state import check_state, new_state, read_state
+from .row_parameter import RowParameter
 from .seeds import seed_of
 from .training import check_one_process, inside_backward
 
@@ -53,6 +54,7 @@ class CachedLookup(FixedDtypes):
         self.seed, self.steps = (seed := seed_of(seed)), 0
         self.row_optimizer: RowRule | None = None
         self._features = list(features)
+        self._width = sum(configs[t].embedding_dim for t in features)
         self.tables = nn.ModuleList(CachedTable(config, device) for config in configs)
         count = len(self.tables)
         for name, shape in (("statistics", (count, 2)), ("evicted", (count,))):
@@ -72,6 +74,9 @@ class CachedLookup(FixedDtypes):
     @property
     def row_parameters(self) -> Sequence[nn.Parameter]:
         """The stored rows of each table, for the optimizers of rows."""
+        return self._codes()
+
+    def _codes(self) -> list[RowParameter]:
         return [table.table.codes for table in self._tables()]
 
     @property
@@ -86,7 +91,7 @@ class CachedLookup(FixedDtypes):
         if torch.compiler.is_exporting():
             return self._exported(values, offsets, weights)
         grads = torch.is_grad_enabled()
-        update = self.training and grads and not all(t.table.frozen for t in self._tables())
+        update = self.training and grads and not all(p.frozen for p in self._codes())
         if update:
             check_one_process(type(self).__name__)
         if not (update or (weights is not None and weights.requires_grad and grads)):
@@ -96,7 +101,7 @@ class CachedLookup(FixedDtypes):
         statistics = torch.zeros_like(self.statistics) if again or not update else self.statistics
         rows = None
         if update:
-            shape = (offsets.numel() - 1) // len(self._features), self._width()
+            shape = (offsets.numel() - 1) // len(self._features), self._width
             given = None if weights is None else weights.detach()
             late = statistics if again else None
             rows = _Rows.apply(_anchor(values.device), self, values, offsets, given, shape, late)  # type: ignore[no-untyped-call]
@@ -124,10 +129,6 @@ class CachedLookup(FixedDtypes):
             weights,
         )[0]
         return sums
-
-    def _width(self) -> int:
-        tables = self._tables()
-        return sum(tables[t].table.dim for t in self._features)
 
     def _pool(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None, statistics: Tensor
@@ -169,10 +170,10 @@ class CachedLookup(FixedDtypes):
 
     def _of_trained(self, lookups: Lookups, grad: Tensor) -> tuple[Lookups, Tensor]:
         """The lookups and the gradient without the features of frozen tables."""
-        tables, batch = self._tables(), lookups.batch
-        trained = [f for f, t in enumerate(lookups.features) if not tables[t].table.frozen]
-        if len(trained) == len(lookups.features):
+        codes, batch = self._codes(), lookups.batch
+        if not any(p.frozen for p in codes):
             return lookups, grad
+        trained = [f for f, t in enumerate(lookups.features) if not codes[t].frozen]
         columns = lookups.columns(self._operands())
         bounds = [lookups.offsets[f * batch : (f + 1) * batch + 1] for f in trained]
         runs = [slice(*b[[0, -1]].tolist()) for b in bounds]

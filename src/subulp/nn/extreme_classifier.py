@@ -298,6 +298,8 @@ class ExtremeClassifier(FixedDtypes):
                 "the rows are on 'meta', where tensors hold no data: load a state dict with "
                 "assign=True first"
             )
+        if x.layout != torch.strided:
+            raise ValueError(f"embeddings have the layout {x.layout}: call to_dense() first")
         if x.device != device:
             raise ValueError(
                 f"embeddings lie on {x.device} and the rows on {device}: move one to the other's "
@@ -490,8 +492,10 @@ class ExtremeClassifier(FixedDtypes):
         error_msgs: list[str],
     ) -> None:
         faults = check_state(state_dict, prefix, {"table": self.table})
+        faults += self._wrong_order(state_dict, prefix)
         error_msgs += faults
         if faults:
+            self.table.refuse()
             return
         # Which labels have the remainders belongs to what was trained.
         for name in ("row_of", "label_of"):
@@ -511,6 +515,19 @@ class ExtremeClassifier(FixedDtypes):
         # Older state dicts have none: the count of updates was in the optimizer's state dict.
         if prefix + KEY in missing_keys:
             missing_keys.remove(prefix + KEY)
+
+    def _wrong_order(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """A sentence, if a state dict's order of the labels is none."""
+        row_of, label_of = (state_dict.get(prefix + name) for name in ("row_of", "label_of"))
+        if row_of is None and label_of is None:
+            return []
+        labels = self.num_labels
+        if _are_inverse(row_of, label_of, labels):
+            return []
+        return [
+            f"{prefix}row_of and {prefix}label_of do not number the {labels} labels' rows both "
+            "ways: the state dict is damaged"
+        ]
 
     def get_extra_state(self) -> Tensor:
         """Seed, number of updates, and how the rows are to be read."""
@@ -582,6 +599,21 @@ class _TrainStep(torch.autograd.Function):
             ctx.later = None
         # The factor that the loss was multiplied by comes first: FP16 may need it.
         return (ctx.grad_x * grad).to(ctx.dtype), None, None, None, None
+
+
+def _are_inverse(row_of: object, label_of: object, count: int) -> bool:
+    """Whether these are int64 ``(count,)``, one the inverse of the other; on "meta", the former."""
+    for order in (row_of, label_of):
+        if not isinstance(order, Tensor) or order.dtype != torch.int64 or order.shape != (count,):
+            return False
+        if not order.is_meta and not bool(((order >= 0) & (order < count)).all()):
+            return False
+    assert isinstance(row_of, Tensor)
+    assert isinstance(label_of, Tensor)
+    if row_of.is_meta or label_of.is_meta:
+        return True
+    numbers = torch.arange(count, dtype=torch.int64, device=label_of.device)
+    return torch.equal(row_of.to(label_of.device)[label_of], numbers)
 
 
 def _checked_products(products: ProductsChoice, storage: Storage, e4m3: bool) -> ProductsChoice:

@@ -21,13 +21,14 @@ def data_ptr(
 ) -> int:
     """The address of a CPU tensor that a C++ kernel reads or writes as a run of ``dtype``.
 
-    0 for a tensor without elements.
-
     Args:
         name: What the caller calls it.
         tensor: Plain, contiguous and on the CPU.
         dtype: Its dtype.
         shape: Its shape; ``None`` leaves it to the caller (default: ``None``).
+
+    Returns:
+        The address, 0 for a tensor without elements.
 
     Raises:
         TypeError: It is no tensor, or wraps others, as DTensor and FakeTensor do.
@@ -42,11 +43,30 @@ def data_ptr(
         raise ValueError(f"{name} has dtype {tensor.dtype}: expected {dtype}")
     if shape is not None and tensor.shape != torch.Size(shape):
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {tuple(shape)}")
-    (address,) = data_ptrs(name, (tensor,))
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} has strides {tensor.stride()}: expected a contiguous tensor")
-    _check_bytes(name, tensor)
-    return address if tensor.numel() else 0
+    (address,) = run_ptrs(name, (tensor,))
+    return address
+
+
+def run_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
+    """The addresses of a role's tensors, each of which is one run of memory.
+
+    Their dtypes, shapes and devices are checked already. See :func:`data_ptr` for what is returned
+    and raised.
+    """
+    addresses = data_ptrs(name, tensors)
+    if not all(map(Tensor.is_contiguous, tensors)):
+        strides = next(t.stride() for t in tensors if not t.is_contiguous())
+        raise ValueError(f"{name} has strides {strides}: expected a contiguous tensor")
+    for i, tensor in enumerate(tensors):
+        size, held = tensor.nbytes, tensor.untyped_storage().nbytes()
+        if not size:
+            addresses[i] = 0
+        elif size != held and tensor.storage_offset() * tensor.itemsize + size > held:
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)} reaches beyond its storage of {held} "
+                "bytes, which was resized"
+            )
+    return addresses
 
 
 def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
@@ -95,16 +115,6 @@ def check_plain(name: str, tensor: Tensor) -> None:
         raise TypeError(
             f"{name} is a {type(tensor).__name__}: kernels take plain tensors, which have memory "
             "of their own (of a DTensor, that is to_local())"
-        )
-
-
-def _check_bytes(name: str, tensor: Tensor) -> None:
-    """Raise ValueError if the tensor reaches beyond its storage, which may have been resized."""
-    end = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize
-    if tensor.numel() and end > tensor.untyped_storage().nbytes():
-        raise ValueError(
-            f"{name} of shape {tuple(tensor.shape)} reaches beyond its storage of "
-            f"{tensor.untyped_storage().nbytes()} bytes, which was resized"
         )
 
 

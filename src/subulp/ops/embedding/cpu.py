@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...numerics.ieee import as_fp32
 from .. import facts, native
-from ..pointers import data_ptr
+from ..pointers import data_ptr, run_ptrs
 from .job import Job, check_offsets, index_error, not_finite, unknown_resident
 
 
@@ -48,7 +48,8 @@ class _Call:
             tuple(looked.features), tuple(job.tables[t].dim for t in looked.features)
         )
         self.values, self.offsets = looked.values.contiguous(), looked.offsets.contiguous()
-        self.weights = None if looked.weights is None else looked.weights.contiguous()
+        weights = looked.weights
+        self.weights = None if weights is None else weights.resolve_neg().contiguous()
         self.lookups = native.Lookups(
             len(looked.features),
             looked.batch,
@@ -128,7 +129,7 @@ class _Call:
 
     def _grad(self) -> Tensor:
         assert self.job.grad is not None
-        return self.job.grad.contiguous()
+        return self.job.grad.resolve_neg().contiguous()
 
 
 class _Layout:
@@ -147,23 +148,20 @@ _layout = lru_cache(_Layout)
 
 
 def _tables(job: Job) -> np.ndarray:
+    tensors: list[Tensor] = []
+    for i, table in enumerate(job.tables):
+        tensors += (table.codes, table.cache, table.tags)
+        if job.updates:
+            update = job.updates[i]
+            tensors += (update.counts, update.stamps, update.floors, update.accumulator)
+    addresses = iter(run_ptrs("a table", tensors))
+    roles = 7 if job.updates else 3
     rows = []
     for i, table in enumerate(job.tables):
-        codes, update = table.codes, job.updates[i] if job.updates else None
-        roles = (
-            (
-                (update.counts, torch.int32),
-                (update.stamps, torch.int32),
-                (update.floors, torch.int32),
-                (update.accumulator, torch.float32),
-            )
-            if update
-            else ()
-        )
-        kept = ((codes, codes.dtype), (table.cache, torch.float32), (table.tags, torch.int32))
-        addresses = [data_ptr(f"a tensor of table {i}", *each) for each in (*kept, *roles)]
-        numbers = (
-            (
+        codes, numbers = table.codes, _NO_UPDATE
+        if job.updates:
+            update = job.updates[i]
+            numbers = (
                 update.stochastic and codes.dtype != torch.float32,
                 facts.RULES[update.rule],
                 update.stream,
@@ -171,15 +169,16 @@ def _tables(job: Job) -> np.ndarray:
                 as_fp32(update.weight_decay),
                 as_fp32(update.eps),
             )
-            if update
-            else (0, 0, 0, 0.0, 0.0, 0.0)
-        )
         rows.append(
             (
-                *(addresses if update else (*addresses, 0, 0, 0, 0)),
+                *(next(addresses) for _ in range(roles)),
+                *(0,) * (7 - roles),
                 *(codes.shape[0], codes.shape[1] * codes.itemsize, table.dim, table.sets),
                 facts.FORMATS[table.storage.name],
                 *(table.ways, table.mixed, *numbers, 0),
             )
         )
     return np.array(rows, dtype=native.TABLE)
+
+
+_NO_UPDATE: tuple[float, ...] = (0, 0, 0, 0.0, 0.0, 0.0)

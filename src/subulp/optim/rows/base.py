@@ -27,7 +27,7 @@ class _RowScaler(ScalerLink):
         return type(None), ()
 
 
-_NUMBERS = {"lr", "eps", "weight_decay", "initial_accumulator_value"}
+_NUMBERS = ("lr", "weight_decay", "eps", "initial_accumulator_value")
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -86,8 +86,8 @@ class RowOptimizer(torch.optim.Optimizer):
         return {**options, "params": parameters}
 
     def _check_options(self, group: dict[str, Any]) -> None:
-        for name in _NUMBERS & group.keys():
-            if not 0 <= group[name] < math.inf:
+        for name in _NUMBERS:
+            if not 0 <= group.get(name, 0.0) < math.inf:
                 raise ValueError(f"{name}={group[name]} is out of range: use 0 or more")
 
     def _check_module(self, module: RowModule) -> None:
