@@ -105,6 +105,23 @@ def test_the_losss_factor_comes_before_the_embeddings_dtype(dtype):
     assert exact.abs().max() > 0
 
 
+def test_negated_views_are_the_numbers_that_they_stand_for():
+    """Autograd makes them from complex numbers: memory with the other sign, and a flag."""
+    plain, lazy = heads(storage="e4m3", products="fp8")
+    x = inputs()[0].detach()
+    for head, given in ((plain, -x), (lazy, torch._neg_view(x))):
+        head(given, ROWS, COLS)
+    assert torch.equal(plain.table.decode(0, 30), lazy.table.decode(0, 30))
+    assert torch.equal(plain.topk(-x)[0], lazy.topk(torch._neg_view(x))[0])
+    bags = [nn.CachedEmbeddingBag(50, 4, "fp32", seed=1) for _ in range(2)]
+    weights, grad = torch.rand(2, 3), torch.rand(2, 4)
+    for bag, negated in zip(bags, (torch.neg, torch._neg_view), strict=True):
+        optim.RowSGD(bag, lr=0.1)
+        out = bag(torch.arange(6).view(2, 3), per_sample_weights=negated(weights))
+        out.backward(negated(grad))
+    assert torch.equal(bags[0].weight_fp32(), bags[1].weight_fp32())
+
+
 # --------------------------------------------------------------------------------- many processes
 
 

@@ -242,7 +242,7 @@ class ExtremeClassifier(FixedDtypes):
         grads = torch.is_grad_enabled()
         if not (self.training and grads) or self.table.frozen:
             if not (grads and embeddings.requires_grad):
-                return self._visit(embeddings.detach().float(), instances, labels, None)[0]
+                return self._visit(_wide(embeddings), instances, labels, None)[0]
             value: Tensor = _Evaluate.apply(embeddings, self, instances, labels)  # type: ignore[no-untyped-call]
             return value
         check_one_process(type(self).__name__)
@@ -419,7 +419,7 @@ class ExtremeClassifier(FixedDtypes):
                 f"embeddings have shape {tuple(embeddings.shape)}: expected (batch, "
                 f"{self.table.dim})"
             )
-        x = embeddings.detach().float()
+        x = _wide(embeddings)
         best = TopK(x.shape[0], k, x.device)
         precise = 0 if self.table.remainder is None else self.table.remainder.shape[0]
         logits = self._narrow_logits(x) if self.chosen_products == "fp8" else self._logits(x)
@@ -552,7 +552,7 @@ class _Evaluate(torch.autograd.Function):
     def forward(
         ctx: Any, embeddings: Tensor, head: ExtremeClassifier, instances: Tensor, labels: Tensor
     ) -> Tensor:
-        x = embeddings.detach().float()
+        x = _wide(embeddings)
         value, ctx.grad_x = head._visit(x, instances, labels, None, gradient=True)
         ctx.dtype = embeddings.dtype
         return value
@@ -580,7 +580,7 @@ class _TrainStep(torch.autograd.Function):
         labels: Tensor,
         loss: bool,
     ) -> Tensor:
-        x = embeddings.detach().float()
+        x = _wide(embeddings)
         ctx.dtype, ctx.grad_x, ctx.later = embeddings.dtype, None, None
         if inside_backward():
             ctx.later = head, x, instances, labels
@@ -599,6 +599,11 @@ class _TrainStep(torch.autograd.Function):
             ctx.later = None
         # The factor that the loss was multiplied by comes first: FP16 may need it.
         return (ctx.grad_x * grad).to(ctx.dtype), None, None, None, None
+
+
+def _wide(embeddings: Tensor) -> Tensor:
+    """Embeddings in FP32, with the signs that they have."""
+    return embeddings.detach().float().resolve_neg()
 
 
 def _are_inverse(row_of: object, label_of: object, count: int) -> bool:
