@@ -17,9 +17,13 @@ demo: $(VENV)/.package
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS)
 
-# Fifty kills of a training of each task.
+# Fifty kills of a training of each task; the tests of the arithmetic while torch has another default dtype.
 nightly: $(VENV)/.test
 	$(BIN)/python -m pytest -m nightly -s
+	for dtype in bfloat16 float16 float64; do \
+		$(BIN)/python -m pytest $(TESTS) --default-dtype $$dtype tests/numerics tests/ops tests/nn tests/optim \
+			|| exit 1; \
+	done
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -34,6 +38,7 @@ bench: $(VENV)/.test
 # sanitizers' libraries, and C++'s before torch loads it, come first. Of mixtures, the shape of 257
 # rows takes minutes and reaches no line that the others leave out.
 SANITIZED ?= tests/ops/test_all_finite.py tests/ops/test_rows.py tests/ops/test_embedding.py \
+	tests/ops/test_pointers.py \
 	tests/ops/test_head.py tests/ops/test_head_integers.py tests/ops/test_head_logistic.py \
 	tests/ops/test_mixture.py tests/ops/test_step_backends.py tests/ops/test_step_oracle.py
 sanitize: $(VENV)/.test

@@ -87,14 +87,14 @@ int64_t subulp_embedding_pool(const subulp_table* tables, const subulp_lookups* 
   const subulp_kernels* k = kernels(isa);
   return k ? k->embedding_pool(tables, *lookups, out, statistics, threads) : -1;
 }
-int subulp_embedding_weight_grad(const subulp_table* tables, const subulp_lookups* lookups, const float* grad,
-                                 float* result, int32_t threads, int32_t isa) {
+int64_t subulp_embedding_weight_grad(const subulp_table* tables, const subulp_lookups* lookups, const float* grad,
+                                     float* result, int32_t threads, int32_t isa) {
   const subulp_kernels* k = kernels(isa);
   return k ? k->embedding_weight_grad(tables, *lookups, grad, result, threads) : -1;
 }
-int subulp_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups* lookups,
-                            const float* grad, int64_t* evictions, uint32_t seed, uint32_t step, int32_t threads,
-                            int32_t isa) {
+int64_t subulp_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups* lookups,
+                                const float* grad, int64_t* evictions, uint32_t seed, uint32_t step, int32_t threads,
+                                int32_t isa) {
   const subulp_kernels* k = kernels(isa);
   return k ? k->embedding_update(tables, count, *lookups, grad, evictions, seed, step, threads) : -1;
 }

@@ -3,6 +3,8 @@
 // worked on.
 #pragma once
 
+#include <algorithm>
+
 #include "mix.h"
 #include "rows.h"
 
@@ -51,6 +53,29 @@ inline int64_t find_row(const subulp_table& t, int64_t row) {
 }
 
 inline char* stored_row(const subulp_table& t, int64_t row) { return static_cast<char*>(t.codes) + row * t.row_bytes; }
+
+// Whether every bag begins where the one before ends, from the first value on.
+inline bool offsets_fit(const subulp_lookups& l) {
+  const int64_t bags = l.features * l.batch;
+  bool fit = l.offsets[0] == 0 && l.offsets[bags] <= l.count;
+  for (int64_t b = 0; b < bags; ++b) fit &= l.offsets[b] <= l.offsets[b + 1];
+  return fit;
+}
+
+// What is wrong with lookups, as subulp_embedding_pool returns it: pointers made from them would lead anywhere.
+inline int64_t fault_of(const subulp_table* tables, const subulp_lookups& l) {
+  if (!offsets_fit(l)) return SUBULP_BAD_OFFSETS;
+  for (int64_t feature = 0; feature < l.features; ++feature) {
+    const uint64_t rows = static_cast<uint64_t>(tables[l.table[feature]].rows);
+    const int64_t first = l.offsets[feature * l.batch], last = l.offsets[(feature + 1) * l.batch];
+    uint64_t largest = 0;
+    for (int64_t k = first; k < last; ++k) largest = std::max(largest, static_cast<uint64_t>(l.values[k]));
+    if (first < last && largest >= rows)
+      for (int64_t k = first; k < last; ++k)
+        if (static_cast<uint64_t>(l.values[k]) >= rows) return k + 1;
+  }
+  return 0;
+}
 
 // Vectors of a sum that stay in registers while what it adds goes by.
 #if defined(SUBULP_VECTORS_ARE_ARRAYS)

@@ -143,14 +143,6 @@ class BagSums {
   Lookups lookups_;
 };
 
-// Whether every bag begins where the one before ends, from the first value on.
-inline bool offsets_fit(const subulp_lookups& l) {
-  const int64_t bags = l.features * l.batch;
-  bool fit = l.offsets[0] == 0 && l.offsets[bags] <= l.count;
-  for (int64_t b = 0; b < bags; ++b) fit &= l.offsets[b] <= l.offsets[b + 1];
-  return fit;
-}
-
 inline int64_t run_embedding_pool(const subulp_table* tables, const subulp_lookups& l, float* out,
                                   int64_t* statistics, int threads) {
   if (!offsets_fit(l)) return SUBULP_BAD_OFFSETS;
@@ -190,8 +182,9 @@ inline int64_t run_embedding_pool(const subulp_table* tables, const subulp_looku
   return 0;
 }
 
-inline int run_embedding_weight_grad(const subulp_table* tables, const subulp_lookups& l, const float* grad,
-                                     float* result, int threads) {
+inline int64_t run_embedding_weight_grad(const subulp_table* tables, const subulp_lookups& l, const float* grad,
+                                         float* result, int threads) {
+  if (const int64_t fault = fault_of(tables, l)) return fault;
   each_task(l, threads, [&](int64_t feature, int64_t bag, int64_t end) {
     const subulp_table& t = tables[l.table[feature]];
     const int64_t* const offsets = l.offsets + feature * l.batch;

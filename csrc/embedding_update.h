@@ -110,8 +110,14 @@ class TableUpdate {
     }
   }
   int64_t evictions = 0;
+  bool known = true;  // whether all tags of full sets are rows of the table
 
  private:
+  bool is_row(int32_t tag) {
+    const bool found = static_cast<uint32_t>(tag) < static_cast<uint64_t>(t_.rows);
+    known &= found;
+    return found;
+  }
   void announce(int64_t row) const {
     if (t_.sets) {
       const int64_t set = set_of(t_, static_cast<uint32_t>(row));
@@ -173,6 +179,7 @@ class TableUpdate {
       way = find_tag(tags, t_.ways, SUBULP_EMPTY);
       if (way < 0) {
         way = loser(set, row);
+        if (way >= 0 && !is_row(tags[way])) way = -1;
         if (way >= 0) evict(first + way, row);
       }
       if (way >= 0) {
@@ -191,8 +198,9 @@ class TableUpdate {
     if (t_.counts) {
       const int32_t own = t_.counts[row];
       if (own <= t_.floors[set]) return -1;
-      int32_t low = t_.counts[tags[0]];
-      for (int w = 1; w < t_.ways; ++w) {
+      int32_t low = SUBULP_COUNT_LIMIT;
+      for (int w = 0; w < t_.ways; ++w) {
+        if (!is_row(tags[w])) return -1;
         const int32_t count = t_.counts[tags[w]];
         if (count < low) low = count, least = w;
       }
@@ -280,7 +288,7 @@ class TableUpdate {
   float *x_, *g_, *leaving_;
 };
 
-// The share of a thread in a table.
+// The share of a thread in a table: how many rows it evicts, or SUBULP_BAD_TAGS.
 inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& call, uint32_t thread, uint32_t threads,
                             RowOrder* order) {
   const subulp_lookups& l = call.lookups;
@@ -307,13 +315,14 @@ inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& 
   with_row_type(t.dtype, [&](auto type) {
     TableUpdate<decltype(type)> update(t, call);
     update.run(*order);
-    evictions = update.evictions;
+    evictions = update.known ? update.evictions : int64_t{SUBULP_BAD_TAGS};
   });
   return evictions;
 }
 
-inline int run_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups& l, const float* grad,
-                                int64_t* evictions, uint32_t seed, uint32_t step, int threads) {
+inline int64_t run_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups& l,
+                                    const float* grad, int64_t* evictions, uint32_t seed, uint32_t step, int threads) {
+  if (const int64_t fault = fault_of(tables, l)) return fault;
   const int64_t bags = l.features * l.batch, used = bags ? l.offsets[bags] : 0;
   Buffer<uint32_t> grad_at(used);
   const UpdateCall call{l, grad, grad_at.data(), seed, step};
@@ -326,6 +335,7 @@ inline int run_embedding_update(const subulp_table* tables, int64_t count, const
   const void *gradients = grad, *weights = l.weights;
   if (!run_all_finite(1, &numel, &gradients, &fp32, threads)) return SUBULP_BAD_GRADIENT;
   if (weights && !run_all_finite(1, &l.count, &weights, &fp32, threads)) return SUBULP_BAD_WEIGHTS;
+  int64_t damaged = 0;
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads) if (threads > 1)
 #endif
@@ -345,13 +355,15 @@ inline int run_embedding_update(const subulp_table* tables, int64_t count, const
     RowOrder order;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t evicted = update_share(tables[i], static_cast<int>(i), call, thread, team, &order);
+      int64_t& total = evicted < 0 ? damaged : evictions[i];
+      const int64_t more = evicted < 0 ? 1 : evicted;
 #if defined(_OPENMP)
 #pragma omp atomic
 #endif
-      evictions[i] += evicted;
+      total += more;
     }
   }
-  return 0;
+  return damaged ? SUBULP_BAD_TAGS : 0;
 }
 
 }  // namespace simd

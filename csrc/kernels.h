@@ -14,8 +14,8 @@ struct subulp_kernels {
   int (*encode_rows)(int, const float*, void*, int64_t, int64_t, int);
   int (*encode_rows_randomly)(int, const float*, void*, int64_t, int64_t, uint32_t, uint32_t, uint32_t, uint64_t, int);
   int64_t (*embedding_pool)(const subulp_table*, const subulp_lookups&, float*, int64_t*, int);
-  int (*embedding_weight_grad)(const subulp_table*, const subulp_lookups&, const float*, float*, int);
-  int (*embedding_update)(const subulp_table*, int64_t, const subulp_lookups&, const float*, int64_t*, uint32_t,
+  int64_t (*embedding_weight_grad)(const subulp_table*, const subulp_lookups&, const float*, float*, int);
+  int64_t (*embedding_update)(const subulp_table*, int64_t, const subulp_lookups&, const float*, int64_t*, uint32_t,
                           uint32_t, int);
   int64_t (*mixture_encode)(const subulp_mixture&, int);
   int (*mixture_wide)(const subulp_mixture&, uint8_t*, int);

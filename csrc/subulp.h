@@ -60,7 +60,7 @@ enum subulp_scaling { SUBULP_SCALINGS(SUBULP_CODE) };
 enum subulp_strategy { SUBULP_STRATEGIES(SUBULP_CODE) };
 
 #define SUBULP_CONSTANTS(X)                                                                        \
-  X(BAD_OFFSETS, -2) X(BAD_GRADIENT, -2) X(BAD_WEIGHTS, -3)                                        \
+  X(BAD_OFFSETS, -2) X(BAD_GRADIENT, -3) X(BAD_WEIGHTS, -4) X(BAD_TAGS, -5)                        \
   X(E4M3_LOW_SCALE, 16)         /* of a parameter's second component, strategy.low_scale */        \
   X(LANES, 16)                  /* of a sum in its fixed order, numerics/metrics.py */             \
   X(PARAMETER_BYTES, 8)         /* scale and bias of a row of integers, numerics/int_rows.py */    \
@@ -215,14 +215,15 @@ SUBULP_EXPORT int subulp_encode_rows_randomly(int32_t bits, const float* from, v
  * above. */
 SUBULP_EXPORT int64_t subulp_embedding_pool(const subulp_table* tables, const subulp_lookups* lookups, float* out,
                                             int64_t* statistics, int32_t threads, int32_t isa);
-/* The gradient of the weights; entries of values in no bag are left alone; -1 as above. */
-SUBULP_EXPORT int subulp_embedding_weight_grad(const subulp_table* tables, const subulp_lookups* lookups,
-                                               const float* grad, float* result, int32_t threads, int32_t isa);
-/* One step of the rows in the bags; `evictions` of each table are added. SUBULP_BAD_GRADIENT or
- * SUBULP_BAD_WEIGHTS if they are not finite, and then changes nothing; -1 as above. */
-SUBULP_EXPORT int subulp_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups* lookups,
-                                          const float* grad, int64_t* evictions, uint32_t seed, uint32_t step,
-                                          int32_t threads, int32_t isa);
+/* The gradient of the weights; entries of values in no bag are left alone. Returns as above. */
+SUBULP_EXPORT int64_t subulp_embedding_weight_grad(const subulp_table* tables, const subulp_lookups* lookups,
+                                                   const float* grad, float* result, int32_t threads, int32_t isa);
+/* One step of the rows in the bags; `evictions` of each table are added. Returns as above, or
+ * SUBULP_BAD_GRADIENT or SUBULP_BAD_WEIGHTS if they are not finite, and then changes nothing;
+ * SUBULP_BAD_TAGS if a set holds rows that the table does not have: they stay where they are. */
+SUBULP_EXPORT int64_t subulp_embedding_update(const subulp_table* tables, int64_t count,
+                                              const subulp_lookups* lookups, const float* grad, int64_t* evictions,
+                                              uint32_t seed, uint32_t step, int32_t threads, int32_t isa);
 
 /* Everything but the BF16 numbers, whose count is returned; -1 as above. */
 SUBULP_EXPORT int64_t subulp_mixture_encode(const subulp_mixture* mixture);

@@ -13,7 +13,9 @@ SOURCE = Path(__file__).parent.parent / "src" / "subulp"
 
 # Private members of other packages, which have no public name for what is needed.
 THIRD_PARTY = {
+    "_C": "torch: what it tells of itself in C++ alone",
     "_asdict": "public in spite of its name: namedtuple's fields are the user's",
+    "_current_graph_task_id": "torch: whether a backward pass is running",
     "_execution_engine": "torch: the only way to be called at the end of a backward pass",
     "_exit": "os: ends a forked process without its parent's handlers",
     "_foreach_add_": "torch: one call for many tensors, which its own optimizers use",

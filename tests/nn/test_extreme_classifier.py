@@ -248,6 +248,21 @@ def test_equal_scores_go_to_the_lower_label_where_frequent_ones_come_first():
             assert head.topk(batch()[0], 4)[1].tolist() == [[0, 1, 2, 3]] * B
 
 
+@pytest.mark.parametrize("head_fraction", [0.0, 0.3, 1.0])
+def test_equal_bf16_scores_go_to_the_lower_label(head_fraction):
+    counts = torch.randint(9, (L,), generator=torch.Generator().manual_seed(0))
+    head, _ = make("e4m3", products="fp8", head_fraction=head_fraction, label_counts=counts)
+    x, _, _ = batch()
+    stored = head.table.decode(0, L)
+    stored = stored if head.row_of is None else stored[head.row_of]
+    scores = (x.to(torch.float8_e4m3fn).float() @ stored.t()).bfloat16().float()
+    expected = scores.sort(dim=1, descending=True, stable=True)
+    found = head.topk(x, L)
+    assert (expected.values.diff(dim=1) == 0).any()
+    assert torch.equal(found[0], expected.values)
+    assert torch.equal(found[1], expected.indices)
+
+
 @pytest.mark.parametrize("storage", ["e4m3", "int4"])
 def test_a_resumed_run_is_that_of_one_never_stopped(storage):
     straight, _ = make(storage, lr=0.1, dropout=0.1)

@@ -142,3 +142,19 @@ def test_a_label_that_no_part_has_is_refused(head, batches):
     wrong[0] = L
     with pytest.raises(ValueError, match=r"labels of a batch are from \d+ to 50: expected 0 to 49"):
         nn.refine(head, [(x, rows, wrong)])
+
+
+@pytest.mark.parametrize("storage", ["e4m3", "fp16", "int8"])
+def test_a_scale_stays(storage):
+    """Small weights of E4M3, which without the head's scale would be zero."""
+    small = nn.ExtremeClassifier(D, 4_000, scale="table", seed=1)
+    small.table.fill_uniform(2.0**-9, torch.Generator().manual_seed(0))
+    batch = (torch.zeros(1, D), torch.tensor([0]), torch.tensor([0]))
+    refined = nn.refine(small, [batch], storage=storage, lr=0.0)
+    assert refined.table.scale == (1.0 if storage == "int8" else small.table.scale)
+    before, after = everything(small), everything(refined)
+    if storage == "int8":
+        torch.testing.assert_close(after, before, atol=2.0**-16, rtol=0)
+    else:
+        assert torch.equal(after, before)
+    assert (after == 0).all(1).sum() == 0

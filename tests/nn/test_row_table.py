@@ -49,6 +49,20 @@ def test_initial_rows_are_the_same_in_any_storage():
     assert (wide.decode(0, 90) - narrow.decode(0, 90)).abs().max() <= 0.5 / 255 * 1.01
 
 
+def test_rows_that_do_not_exist():
+    head, bag = nn.ExtremeClassifier(4, 20), nn.CachedEmbeddingBag(20, 4, "int8", 0.5)
+    for rows in ([-1], [20], [0, 3, 99]):
+        index = torch.tensor(rows)
+        for read in (head.weight, head.table.gather, bag.table.weight):
+            with pytest.raises(IndexError, match="the table has 0 to 19"):
+                read(index)
+    for start, stop in ((-1, 3), (0, 21), (5, 4)):
+        with pytest.raises(ValueError, match=f"rows {start} to {stop} are out of range"):
+            bag.weight_fp32(start, stop)
+    assert head.weight(torch.zeros(0, dtype=torch.int64)).shape == (0, 4)
+    assert bag.weight_fp32(20, 20).shape == (0, 4)
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="have theirs"):
         nn.RowTable(4, 4, "int8", scale=0.5)

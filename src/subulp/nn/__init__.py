@@ -5,6 +5,7 @@ from .cached_table import CacheMemory, EmbeddingTable
 from .conv import Conv2d, narrow_conv2d
 from .embedding import Embedding, narrow_embedding
 from .extreme_classifier import ExtremeClassifier
+from .head_operators import classifier_loss, classifier_topk
 from .linear import Linear, narrow_linear
 from .mor import MoR
 from .mor_linear import MoRLinear, convert_to_mor, mor_linear
@@ -26,6 +27,8 @@ __all__ = [
     "MoR",
     "MoRLinear",
     "RowTable",
+    "classifier_loss",
+    "classifier_topk",
     "convert_to_mor",
     "mor_linear",
     "narrow_conv2d",

@@ -165,7 +165,7 @@ class CachedEmbeddingBag(CachedLookup):
             if offsets.numel() < 1:
                 raise ValueError("offsets are empty: include_last_offset needs at least one")
         else:
-            offsets = torch.cat((offsets, offsets.new_tensor([values.numel()])))
+            offsets = torch.cat((offsets, offsets.new_full((1,), values.numel())))
         return values, offsets
 
     def access_counts(self) -> Tensor:
@@ -308,7 +308,8 @@ class CachedEmbeddingBags(CachedLookup):
                 raise ValueError(
                     f"{lengths.numel()} lengths do not divide into the bags of {features} features"
                 )
-            if bool((lengths < 0).any()):
+            # The operator of an exported program checks the offsets when it runs.
+            if not torch.compiler.is_exporting() and bool((lengths < 0).any()):
                 raise ValueError(f"lengths have a negative entry: {int(lengths.min())}")
             return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
         assert offsets is not None

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..numerics import random_bits
-from ..ops.embedding import calls
+from ..ops.embedding import calls, embedding_pool
 from ..ops.embedding.job import Lookups, Table, TableUpdate
 from ..ops.row_protocols import RowRule
 from .cached_table import CachedTable, CacheMemory, EmbeddingTable
+from .fixed_dtypes import FixedDtypes
+from .module_state import check_state, new_state, read_state
+from .row_parameter import RowParameter
+from .seeds import seed_of
+from .training import check_one_process, inside_backward
 
 _MASK = 0xFFFFFFFF
 
 
-class CachedLookup(nn.Module):
+class CachedLookup(FixedDtypes):
     """Tables that are looked up and updated in one call.
 
     Args:
         configs: How each table is stored, cached and rounded.
         features: The table of each feature.
-        seed: Seed of the initial rows and of rounding; ``None`` follows ``torch.manual_seed``.
+        seed: Seed of the initial rows and of rounding; ``None`` draws one from torch's generator.
         device: Device of the tables.
 
     Attributes:
@@ -47,13 +51,10 @@ class CachedLookup(nn.Module):
         device: torch.device | str | None,
     ) -> None:
         super().__init__()
-        if seed is None:
-            seed = random_bits.fold_seed(torch.initial_seed())
-        if not 0 <= seed <= _MASK:
-            raise ValueError(f"seed={seed} is out of range: from 0 to 2**32 - 1")
-        self.seed, self.steps = seed, 0
+        self.seed, self.steps = (seed := seed_of(seed)), 0
         self.row_optimizer: RowRule | None = None
         self._features = list(features)
+        self._width = sum(configs[t].embedding_dim for t in features)
         self.tables = nn.ModuleList(CachedTable(config, device) for config in configs)
         count = len(self.tables)
         for name, shape in (("statistics", (count, 2)), ("evicted", (count,))):
@@ -63,6 +64,7 @@ class CachedLookup(nn.Module):
             # Streams have generators of their own: a table does not depend on those before it.
             generator = torch.Generator().manual_seed((seed + 0x9E3779B9 * stream) & _MASK)
             table.table.fill_uniform(1 / math.sqrt(table.table.rows), generator)
+        self.register_load_state_dict_post_hook(_follow_tables)  # type: ignore[no-untyped-call]
 
     def _tables(self) -> list[CachedTable]:
         return list(self.tables)  # type: ignore[arg-type]
@@ -72,6 +74,9 @@ class CachedLookup(nn.Module):
     @property
     def row_parameters(self) -> Sequence[nn.Parameter]:
         """The stored rows of each table, for the optimizers of rows."""
+        return self._codes()
+
+    def _codes(self) -> list[RowParameter]:
         return [table.table.codes for table in self._tables()]
 
     @property
@@ -83,19 +88,52 @@ class CachedLookup(nn.Module):
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """Sums of bags ``(batch, sum of dims)``, whose backward pass updates the rows."""
-        update = self.training and torch.is_grad_enabled()
-        with_grad = weights is not None and weights.requires_grad and torch.is_grad_enabled()
-        if not (update or with_grad):
-            return self._pool(values, offsets, weights, count=False)
-        anchor = _anchor(values.device) if update else None
-        out: Tensor = _Lookup.apply(anchor, weights, self, values, offsets, update)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_exporting():
+            return self._exported(values, offsets, weights)
+        grads = torch.is_grad_enabled()
+        update = self.training and grads and not all(p.frozen for p in self._codes())
+        if update:
+            check_one_process(type(self).__name__)
+        if not (update or (weights is not None and weights.requires_grad and grads)):
+            return self._pool(values, offsets, weights, torch.zeros_like(self.statistics))
+        # Counted once: what a backward pass computes again counts when it updates the rows.
+        again = inside_backward()
+        statistics = torch.zeros_like(self.statistics) if again or not update else self.statistics
+        rows = None
+        if update:
+            shape = (offsets.numel() - 1) // len(self._features), self._width
+            given = None if weights is None else weights.detach()
+            late = statistics if again else None
+            rows = _Rows.apply(_anchor(values.device), self, values, offsets, given, shape, late)  # type: ignore[no-untyped-call]
+        out: Tensor = _Lookup.apply(rows, weights, self, values, offsets, statistics)  # type: ignore[no-untyped-call]
         return out
 
+    def _exported(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """The sums as an operator of an exported program."""
+        if self.training:
+            raise RuntimeError(
+                f"torch.export of a {type(self).__name__} in train(): its rows update themselves, "
+                "which no exported program does; call eval() first"
+            )
+        tables = self._operands()
+        sums: Tensor = embedding_pool(
+            [table.codes for table in tables],
+            [table.cache for table in tables],
+            [table.tags for table in tables],
+            [table.bits for table in tables],
+            [table.ways for table in tables],
+            [table.mixed for table in tables],
+            self._features,
+            values,
+            offsets,
+            weights,
+        )[0]
+        return sums
+
     def _pool(
-        self, values: Tensor, offsets: Tensor, weights: Tensor | None, *, count: bool
+        self, values: Tensor, offsets: Tensor, weights: Tensor | None, statistics: Tensor
     ) -> Tensor:
         lookups = Lookups(self._features, values, offsets, weights)
-        statistics = self.statistics if count else torch.zeros_like(self.statistics)
         return calls.pool(self._operands(), lookups, statistics)
 
     def _operands(self) -> list[Table]:
@@ -114,16 +152,40 @@ class CachedLookup(nn.Module):
                 "the rows have no optimizer: make one with optim.RowAdagrad(module, lr=) or "
                 "optim.RowSGD(module, lr=), or call eval() to leave them as they are"
             )
+        unscaled = optimizer.unscaled(grad)
+        if unscaled is None:
+            return
+        lookups = Lookups(self._features, values, offsets, weights)
+        lookups, grad = self._of_trained(lookups, unscaled)
         calls.update(
             self._operands(),
             [self._update_of(optimizer, stream) for stream in range(len(self.tables))],
-            Lookups(self._features, values, offsets, weights),
+            lookups,
             grad,
             self.evicted,
             self.seed,
             self.steps + 1,
         )
         self.steps += 1
+
+    def _of_trained(self, lookups: Lookups, grad: Tensor) -> tuple[Lookups, Tensor]:
+        """The lookups and the gradient without the features of frozen tables."""
+        codes, batch = self._codes(), lookups.batch
+        if not any(p.frozen for p in codes):
+            return lookups, grad
+        trained = [f for f, t in enumerate(lookups.features) if not codes[t].frozen]
+        columns = lookups.columns(self._operands())
+        bounds = [lookups.offsets[f * batch : (f + 1) * batch + 1] for f in trained]
+        runs = [slice(*b[[0, -1]].tolist()) for b in bounds]
+        ends = torch.cat([b.diff() for b in bounds]).cumsum(0)
+        weights = lookups.weights
+        kept = Lookups(
+            [lookups.features[f] for f in trained],
+            torch.cat([lookups.values[run] for run in runs]),
+            torch.cat((ends.new_zeros(1), ends)),
+            None if weights is None else torch.cat([weights[run] for run in runs]),
+        )
+        return kept, torch.cat([grad[:, columns[f] : columns[f + 1]] for f in trained], 1)
 
     def _update_of(self, optimizer: RowRule, stream: int) -> TableUpdate:
         table = self._tables()[stream]
@@ -193,13 +255,56 @@ class CachedLookup(nn.Module):
         for stream, table in enumerate(self._tables()):
             table.flush(seed=self.seed, stream=stream, step=self.steps)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        was_meta = self.statistics.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.statistics.is_meta:
+            # to_empty() leaves whatever the memory held.
+            self.reset_statistics()
+        return self
+
     def get_extra_state(self) -> Tensor:
-        """Seed and number of updates."""
-        return torch.tensor([self.seed, self.steps])
+        """Seed, number of updates, and how the rows are to be read."""
+        return new_state(self.seed, self.steps, [t.layout() for t in self._tables()])
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore seed and number of updates."""
-        self.seed, self.steps = (int(number) for number in state)
+        self.seed, self.steps, _ = read_state(state)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        tables = {f"tables.{i}": table for i, table in enumerate(self._tables())}
+        faults = check_state(state_dict, prefix, tables)
+        error_msgs += faults
+        if not faults:
+            super()._load_from_state_dict(
+                state_dict,
+                prefix,
+                local_metadata,
+                strict,
+                missing_keys,
+                unexpected_keys,
+                error_msgs,
+            )
+
+
+def _follow_tables(module: nn.Module, _: object) -> None:
+    """Bring what is in no state dict to where ``load_state_dict(assign=True)`` put the tables."""
+    assert isinstance(module, CachedLookup)
+    device = module.row_parameters[0].device
+    for name in ("statistics", "evicted"):
+        kept = module.get_buffer(name)
+        if kept.device != device:
+            moved = torch.zeros_like(kept, device=device) if kept.is_meta else kept.to(device)
+            setattr(module, name, moved)
 
 
 def integers(name: str, index: Tensor, dims: tuple[int, ...] = (1,)) -> Tensor:
@@ -234,7 +339,7 @@ def check_weights(weights: Tensor | None, values: Tensor, mode: str | None) -> N
 # Row numbers have no gradient; with this argument the result of a lookup requires one.
 @cache
 def _anchor(device: torch.device) -> Tensor:
-    return torch.empty(0, device=device, requires_grad=True)
+    return torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
 
 
 @cache
@@ -242,29 +347,62 @@ def _absent(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
+class _Rows(torch.autograd.Function):
+    """Stands for the rows in a graph: its backward pass updates them.
+
+    A node of its own, so that a backward pass that is only after the gradient of the weights, as
+    ``torch.autograd.grad(loss, weights)``, leaves the rows alone.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        module: CachedLookup,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        shape: tuple[int, int],
+        late: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(weights, values, offsets)
+        ctx.module, ctx.late = module, late
+        # One number, which takes the shape of the gradient.
+        return anchor.new_empty(()).expand(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        weights, values, offsets = ctx.saved_tensors
+        ctx.module._update(values, offsets, weights, grad.contiguous())
+        if ctx.late is not None:
+            ctx.module.statistics.add_(ctx.late)
+        return (None,) * 7
+
+
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        anchor: Tensor | None,
+        rows: Tensor | None,
         weights: Tensor | None,
         module: CachedLookup,
         values: Tensor,
         offsets: Tensor,
-        update: bool,
+        statistics: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(weights, values, offsets)
-        ctx.module, ctx.update = module, update
-        return module._pool(values, offsets, weights, count=update)
+        ctx.save_for_backward(values, offsets)
+        ctx.module = module
+        return module._pool(values, offsets, weights, statistics)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights, values, offsets = ctx.saved_tensors
-        module, grad = ctx.module, grad.contiguous()
-        grad_weights = None
-        if ctx.needs_input_grad[1]:
-            grad_weights = module._weight_grad(values, offsets, grad)
-        if ctx.update:
-            module._update(values, offsets, weights, grad)
-        return None, grad_weights, None, None, None, None
+        values, offsets = ctx.saved_tensors
+        grad_rows, grad_weights = ctx.needs_input_grad[:2]
+        grad = grad.contiguous()
+        return (
+            grad if grad_rows else None,
+            ctx.module._weight_grad(values, offsets, grad) if grad_weights else None,
+            *(None,) * 4,
+        )

@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..numerics import Format
 from ..numerics.int_rows import RowRounding
 from ..ops.big_memory import full, zeros
 from ..ops.embedding import Table
-from ..ops.embedding.job import EMPTY, FLUSH_SLOT, Policy
-from ..ops.embedding.rows import encode, find
-from .row_table import RowTable, Storage, parse_storage
+from ..ops.embedding.job import EMPTY, FLUSH_SLOT, MAX_WAYS, Policy
+from ..ops.embedding.rows import encode, find, set_of
+from .fixed_dtypes import FixedDtypes
+from .row_table import LAYOUT, RowTable, Storage, differing, parse_storage, wrong_dtypes
 
 Hash = Literal["modulo", "mixed"]
 
-MAX_WAYS = 64
 _MAX_ROWS = 2**31 - 1
 
 
@@ -143,7 +143,10 @@ def _values(memory: CacheMemory) -> tuple[int, ...]:
     return tuple(vars(memory).values())
 
 
-class CachedTable(nn.Module):
+_CACHE = ("number of the cache's sets", "rows of a set", "hash of the row numbers, 1 for mixed")
+
+
+class CachedTable(FixedDtypes):
     """A table and its cache, which is empty at first.
 
     Args:
@@ -170,7 +173,7 @@ class CachedTable(nn.Module):
         self.config = config
         self.sets, self.ways = config.cache_shape()
         rows, dim, places = config.num_embeddings, config.embedding_dim, self.sets * self.ways
-        self.table = RowTable(rows, dim, config.storage, device=device)
+        self.table = RowTable(rows, dim, config.storage, whole=not places, device=device)
 
         def integers(count: int, value: int = 0) -> Tensor:
             return full((count,), value, torch.int32, device)
@@ -182,11 +185,12 @@ class CachedTable(nn.Module):
         self.register_buffer("counts", integers(rows) if lfu else None)
         self.register_buffer("stamps", integers(places) if stamped else None)
         self.register_buffer("floors", integers(self.sets) if lfu else None, persistent=False)
+        self._refuses = False
 
     def as_op(self) -> Table:
         """The table in the form that :mod:`subulp.ops.embedding` takes."""
         return Table(
-            codes=self.table.codes.detach(),
+            codes=self.table.stored,
             cache=self.cache,
             tags=self.tags,
             bits=self.table.bits,
@@ -211,7 +215,11 @@ class CachedTable(nn.Module):
 
     @torch.no_grad()
     def weight(self, rows: Tensor) -> Tensor:
-        """FP32 values of some rows ``(count, dim)``, cached ones from the cache."""
+        """FP32 values of some rows ``(count, dim)``, cached ones from the cache.
+
+        Raises:
+            IndexError: A row does not exist.
+        """
         values = self.table.gather(rows)
         places = find(self.as_op(), rows)
         cached = places >= 0
@@ -220,7 +228,15 @@ class CachedTable(nn.Module):
 
     @torch.no_grad()
     def weight_slice(self, start: int, stop: int) -> Tensor:
-        """FP32 values of the rows ``start`` to ``stop``."""
+        """FP32 values of the rows ``start`` to ``stop``.
+
+        Raises:
+            ValueError: They are out of range.
+        """
+        if not 0 <= start <= stop <= self.table.rows:
+            raise ValueError(
+                f"rows {start} to {stop} are out of range: from 0 to {self.table.rows}"
+            )
         values = self.table.decode(start, stop)
         inside = ((self.tags >= start) & (self.tags < stop)).nonzero().squeeze(1)
         values[self.tags[inside].long() - start] = self.cache[inside]
@@ -231,7 +247,7 @@ class CachedTable(nn.Module):
         """Round FP32 rows to nearest into the table from row ``start`` on; drop cached copies.
 
         Raises:
-            ValueError: The rows do not fit.
+            ValueError: The rows do not fit, or the table is on ``"meta"``.
         """
         rows, dim = self.table.rows, self.table.dim
         if weights.dim() != 2 or weights.shape[1] != dim or weights.dtype != torch.float32:
@@ -242,6 +258,11 @@ class CachedTable(nn.Module):
         if not 0 <= start <= start + weights.shape[0] <= rows:
             raise ValueError(
                 f"{weights.shape[0]} rows from row {start} on do not fit into a table of {rows}"
+            )
+        if self.tags.is_meta:
+            raise ValueError(
+                "the table is on 'meta', where tensors hold no data: make it where it is to be, or "
+                "load a state dict with assign=True"
             )
         values = weights.to(self.table.codes.device)
         inside = (self.tags >= start) & (self.tags < start + weights.shape[0])
@@ -299,13 +320,91 @@ class CachedTable(nn.Module):
             fp32=4 * self.table.rows * self.table.dim,
         )
 
+    # ------------------------------------------------------------------------------- state
+
+    def layout(self) -> tuple[int, ...]:
+        """How the stored and the cached rows are to be read: numbers, those of the table first."""
+        mixed = int(self.config.hash == "mixed")
+        return *self.table.layout(), self.sets, self.ways if self.sets else 0, mixed
+
+    def misread(self, saved: Sequence[int]) -> str | None:
+        """What is wrong with a layout, as of :meth:`.row_table.RowTable.misread`."""
+        fault = self.table.misread(saved[: len(LAYOUT)])
+        if fault is None and self.sets:
+            own = self.layout()
+            fault = differing(_CACHE, saved[len(LAYOUT) :], own[len(LAYOUT) :])
+        return fault
+
+    def faults(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """Sentences about a state dict's tensors that this table cannot be made of."""
+        found = wrong_dtypes(self, state_dict, prefix)
+        found += self.table.faults(state_dict, f"{prefix}table.")
+        tags = state_dict.get(f"{prefix}tags")
+        if not found and isinstance(tags, Tensor) and tags.shape == self.tags.shape:
+            found += self._wrong_tags(f"{prefix}tags", tags)
+        return found
+
+    def refuse(self) -> None:
+        """Leave all as it is when the state dict that is being loaded comes to it."""
+        self._refuses = True
+        self.table.refuse()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        was_meta = self.tags.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.tags.is_meta:
+            # to_empty() leaves whatever the memory held: tags that name no row.
+            self.empty_cache()
+            if self.counts is not None:
+                self.counts.zero_()
+        return self
+
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        refuses, self._refuses = self._refuses, False
+        if refuses:
+            return
+        if faults := self.faults(state_dict, prefix):
+            error_msgs += faults
+            self.table.refuse()
+            return
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
         if self.floors is not None:
             # Zero is a lower bound whatever rows are cached.
             self.floors = torch.zeros_like(self.floors, device=self.tags.device)
+
+    def _wrong_tags(self, name: str, tags: Tensor) -> list[str]:
+        """A sentence, if cached rows are unknown or stand where no look-up finds them."""
+        if tags.is_meta or not self.sets:
+            return []
+        known = (tags >= EMPTY) & (tags < self.table.rows)
+        if not bool(known.all()):
+            return [f"{name} names rows that a table of {self.table.rows} does not have"]
+        place = torch.arange(len(tags), dtype=torch.int64, device=tags.device)
+        mixed = self.config.hash == "mixed"
+        right = set_of(tags.long(), self.sets, mixed=mixed) == place // self.ways
+        if bool((right | (tags == EMPTY)).all()):
+            return []
+        return [
+            f"{name} has rows in sets that they do not belong to: make the module with the ways= "
+            "and hash= that it had when its state was saved"
+        ]
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""

@@ -66,6 +66,9 @@ def narrow_conv2d(
     if x.is_cuda and weight.dtype in NATIVE_ON_GPU:
         native_bias = None if bias is None else bias.to(weight.dtype)
         return F.conv2d(x.to(weight.dtype), weight, native_bias, *options).to(x.dtype)
+    if torch.compiler.is_exporting():
+        wide_bias = None if bias is None else bias.float()
+        return F.conv2d(x.float(), weight.float(), wide_bias, *options).to(x.dtype)
     y: Tensor = _NarrowConv2d.apply(x, weight, bias, *options)  # type: ignore[no-untyped-call]
     return y
 
@@ -73,8 +76,8 @@ def narrow_conv2d(
 class Conv2d(torch.nn.Conv2d):
     """``torch.nn.Conv2d`` for a weight in any storage dtype.
 
-    Created in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
-    :func:`narrow_conv2d` for what is computed and kept.
+    Created in torch's default dtype like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes
+    it narrow. See :func:`narrow_conv2d` for what is computed and kept.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -34,6 +34,8 @@ def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
         )
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"ids have dtype {ids.dtype}: expected int32 or int64 row numbers")
+    if torch.compiler.is_exporting():
+        return weight[ids].float()
     y: Tensor = _NarrowEmbedding.apply(ids, weight)  # type: ignore[no-untyped-call]
     return y
 
@@ -41,8 +43,8 @@ def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
 class Embedding(torch.nn.Embedding):
     """``torch.nn.Embedding`` for a table in any storage dtype, with FP32 output.
 
-    Created in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
-    :func:`narrow_embedding`.
+    Created in torch's default dtype like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes
+    it narrow. See :func:`narrow_embedding`.
 
     Args:
         num_embeddings: Number of rows.

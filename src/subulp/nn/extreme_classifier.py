@@ -15,25 +15,36 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..numerics import E4M3, random_bits
+from ..numerics import E4M3, Format
 from ..numerics.int_rows import IntFormat
+from ..ops.graph_breaks import between_graphs
 from ..ops.head import HeadJob, Products, RandomAddress, Rounding, fp8, head_step
+from ..ops.pointers import check_plain
 from ..ops.row_protocols import RowRule
+from .fixed_dtypes import FixedDtypes
+from .module_state import KEY, check_state, new_state, read_state
 from .row_table import RowTable, Storage, parse_storage
+from .seeds import seed_of
 from .top_k import TopK
+from .training import check_one_process, inside_backward
 
 Reduction = Literal["mean", "sum"]
 Scale = Literal["table"] | float | None
 ProductsChoice = Literal["auto", Products]
 
 
-class ExtremeClassifier(nn.Module):
+class ExtremeClassifier(FixedDtypes):
     """Scores of ``num_labels`` labels, trained with binary cross-entropy over all of them.
 
     In training, the forward pass does everything that concerns the rows: chunk by chunk it computes
     the logits and their gradient, the embeddings' gradient, and the rows' update. ``backward()``
     only passes the embeddings' gradient on. So the rows are updated even if ``backward()`` is never
     called, and a factor on the loss affects the encoder, not the rows.
+
+    In ``eval()``, and with rows that ``requires_grad_(False)`` has frozen, nothing is updated; the
+    loss still gives the embeddings' gradient. A forward pass within a backward pass, as
+    ``torch.utils.checkpoint`` makes them, leaves the update to its own backward pass, if there is
+    one: so a step is never taken twice.
 
     ::
 
@@ -70,8 +81,9 @@ class ExtremeClassifier(nn.Module):
             are used where there are any, and tiles of FP32 elsewhere: the results differ only by
             the order of the sums. ``"auto"``: ``"fp8"`` for rows in E4M3 on a GPU of sm_89 or
             later, else ``"fp32"`` (default: ``"auto"``).
-        seed: Seed of the initial weights, of rounding and of dropout; ``None`` follows
-            ``torch.manual_seed`` (default: ``None``).
+        seed: Seed of the initial weights, of rounding and of dropout; ``None`` draws one from
+            torch's generator, so that heads differ and ``torch.manual_seed`` repeats them (default:
+            ``None``).
         device: Device of the rows; on ``"meta"`` there are none until ``load_state_dict`` assigns
             them with ``assign=True`` (default: torch's).
 
@@ -119,9 +131,7 @@ class ExtremeClassifier(nn.Module):
         self.rounding, self.reduction = rounding, reduction
         self.row_optimizer: RowRule | None = None
         self.steps = 0
-        if seed is None:
-            seed = random_bits.fold_seed(torch.initial_seed())
-        self.seed = seed
+        self.seed = seed = seed_of(seed)
         bound = math.sqrt(6 / (dim + num_labels))
         self.table = RowTable(
             num_labels,
@@ -135,7 +145,7 @@ class ExtremeClassifier(nn.Module):
         self.register_buffer("label_of", None)
         self._needs_counts = 0 < head_fraction < 1
         # Xavier's uniform distribution, drawn on the CPU: the same weights on every device.
-        self.table.fill_uniform(bound, torch.Generator().manual_seed(seed))
+        self.table.fill_uniform(bound, torch.Generator(device="cpu").manual_seed(seed))
         if label_counts is not None:
             self.set_label_counts(label_counts)
 
@@ -175,7 +185,9 @@ class ExtremeClassifier(nn.Module):
         self._needs_counts = False
         if self.table.remainder is None or self.table.remainder.shape[0] == self.num_labels:
             return
-        before = self._rows(torch.arange(self.num_labels, device=self.table.codes.device))
+        device = self.table.codes.device
+        everything = torch.arange(self.num_labels, dtype=torch.int64, device=device)
+        before = self._rows(everything)
         frequent_first = torch.argsort(counts, descending=True, stable=True)
         precise = self.table.remainder.shape[0]
         # Labels keep their order among the precise ones and among the others.
@@ -185,39 +197,55 @@ class ExtremeClassifier(nn.Module):
         self.table.permute(before[label_of])
         self.label_of = label_of
         self.row_of = torch.empty_like(label_of)
-        self.row_of[label_of] = torch.arange(self.num_labels, device=label_of.device)
+        self.row_of[label_of] = everything
 
     # ---------------------------------------------------------------------------- training
 
+    # Indices are checked, and rows updated, outside compiled graphs.
+    @between_graphs
     def forward(
         self, embeddings: Tensor, label_rows: Tensor, label_cols: Tensor, *, loss: bool = False
     ) -> Tensor:
-        """Train on a batch; in ``eval()`` or without gradients, only compute its loss.
+        """Train on a batch; in ``eval()``, frozen or without gradients, only compute its loss.
 
         Args:
             embeddings: ``(batch, dim)``, FP32, BF16 or FP16.
             label_rows: Integers ``(count,)``: the instances of positive pairs, in any order.
             label_cols: Integers ``(count,)``: their labels; a repeated pair counts once.
             loss: Compute the value of the loss, one more pass over each chunk's logits; always done
-                in ``eval()`` and without gradients (default: ``False``).
+                where nothing is updated (default: ``False``).
 
         Returns:
             FP32 tensor (): the loss, NaN unless its value is computed; its ``backward()`` gives
             the embeddings' gradient.
 
         Raises:
-            ValueError: A shape, dtype or index does not fit; nothing was updated.
+            TypeError: A tensor wraps others, as DTensor does; nothing was updated.
+            ValueError: A shape, dtype, device or index does not fit; nothing was updated.
             FloatingPointError: The embeddings are not finite; nothing was updated.
-            RuntimeError: There is no optimizer, or ``label_counts`` are missing.
+            RuntimeError: There is no optimizer, ``label_counts`` are missing, or other processes
+                train copies of the rows.
         """
+        if torch.compiler.is_exporting():
+            # The operators of .head_operators, by their names: that file imports this one.
+            parts = (*self._parts(), self.chunks, self.reduction)
+            exported: Tensor = torch.ops.subulp.classifier_loss(
+                *parts, embeddings, label_rows, label_cols
+            )
+            return exported
         instances, labels = self._targets(embeddings, label_rows, label_cols)
         if not bool(torch.isfinite(embeddings).all()):
             raise FloatingPointError(
                 f"embeddings of shape {tuple(embeddings.shape)} have NaN or infinite values; "
                 "nothing was updated"
             )
-        if not (self.training and torch.is_grad_enabled()):
-            return self._visit(embeddings.detach().float(), instances, labels, None)[0]
+        grads = torch.is_grad_enabled()
+        if not (self.training and grads) or self.table.frozen:
+            if not (grads and embeddings.requires_grad):
+                return self._visit(_wide(embeddings), instances, labels, None)[0]
+            value: Tensor = _Evaluate.apply(embeddings, self, instances, labels)  # type: ignore[no-untyped-call]
+            return value
+        check_one_process(type(self).__name__)
         if self.row_optimizer is None:
             raise RuntimeError("the rows have no optimizer: make one with optim.RowSGD(head, lr=)")
         if self._needs_counts:
@@ -225,13 +253,16 @@ class ExtremeClassifier(nn.Module):
                 "head_fraction needs the labels' training counts: pass label_counts, or call "
                 "set_label_counts"
             )
-        value: Tensor = _TrainStep.apply(  # type: ignore[no-untyped-call]
+        value = _TrainStep.apply(  # type: ignore[no-untyped-call]
             embeddings, self, instances, labels, loss
         )
         return value
 
     def _targets(self, x: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
         """Instances and rows of the table, each pair once, sorted by row."""
+        self._check_place(x)
+        check_plain("label_rows", rows)
+        check_plain("label_cols", cols)
         if x.dim() != 2 or x.shape[1] != self.table.dim or not x.is_floating_point():
             raise ValueError(
                 f"embeddings have shape {tuple(x.shape)} and dtype {x.dtype}: expected floating-"
@@ -258,13 +289,44 @@ class ExtremeClassifier(nn.Module):
         pairs = torch.unique(self._rows(cols) * max(1, x.shape[0]) + rows)
         return pairs % max(1, x.shape[0]), pairs // max(1, x.shape[0])
 
+    def _check_place(self, x: Tensor) -> None:
+        """Raise unless embeddings are where the rows are, and both are there at all."""
+        check_plain("embeddings", x)
+        device = self.table.codes.device
+        if device.type == "meta":
+            raise ValueError(
+                "the rows are on 'meta', where tensors hold no data: load a state dict with "
+                "assign=True first"
+            )
+        if x.layout != torch.strided:
+            raise ValueError(f"embeddings have the layout {x.layout}: call to_dense() first")
+        if x.device != device:
+            raise ValueError(
+                f"embeddings lie on {x.device} and the rows on {device}: move one to the other's "
+                "device"
+            )
+
     def _rows(self, labels: Tensor) -> Tensor:
         return labels if self.row_of is None else self.row_of[labels]
 
     def _visit(
-        self, x: Tensor, instances: Tensor, labels: Tensor, step: dict[str, Any] | None
+        self,
+        x: Tensor,
+        instances: Tensor,
+        labels: Tensor,
+        step: dict[str, Any] | None,
+        *,
+        gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Process all chunks; ``step`` has the options of an update, ``None`` for no update.
+        """Process all chunks.
+
+        Args:
+            x: FP32 ``(batch, dim)``.
+            instances: The instances of positive pairs.
+            labels: Their rows of the table, ascending.
+            step: The options of an update, ``None`` for no update.
+            gradient: Whether to compute the gradient of ``x`` without an update (default:
+                ``False``).
 
         Returns:
             The loss, FP32 (), NaN unless asked for; and the gradient of ``x``.
@@ -276,12 +338,12 @@ class ExtremeClassifier(nn.Module):
         table, dim, products = self.table, self.table.dim, self.chosen_products
         for start, stop in self._chunks():
             first, last = torch.searchsorted(
-                labels, torch.tensor([start, stop], device=labels.device)
+                labels, torch.tensor([start, stop], dtype=torch.int64, device=labels.device)
             ).tolist()
             remainder = None if table.remainder is None else table.remainder[start:stop]
             head_step(
                 HeadJob(
-                    rows=table.codes.detach()[start:stop],
+                    rows=table.stored[start:stop],
                     format=table.storage,
                     remainder=remainder,
                     x=x,
@@ -296,13 +358,29 @@ class ExtremeClassifier(nn.Module):
                     scale=table.scale,
                     dropout=self.dropout,
                     train=step is not None,
+                    gradient=gradient,
                     loss=loss,
                     products=products,
                 )
             )
         if loss is None:
-            return torch.full((), math.nan, device=x.device), grad_x
+            return torch.full((), math.nan, dtype=torch.float32, device=x.device), grad_x
         return (loss * gain).float(), grad_x
+
+    def _step(
+        self, x: Tensor, instances: Tensor, labels: Tensor, loss: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Update the rows; the loss, NaN unless asked for, and the gradient of ``x``."""
+        assert self.row_optimizer is not None
+        group = self.row_optimizer.group_of(self.table.codes)
+        self.steps += 1
+        step = {
+            "lr": float(group["lr"]),
+            "weight_decay": float(group["weight_decay"]),
+            "number": self.steps,
+            "loss": loss,
+        }
+        return self._visit(x, instances, labels, step)
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         size = -(-self.num_labels // self.chunks)
@@ -311,6 +389,7 @@ class ExtremeClassifier(nn.Module):
 
     # --------------------------------------------------------------------------- inference
 
+    @between_graphs
     @torch.no_grad()
     def topk(self, embeddings: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
         """The k labels with the highest scores; the scores of all labels are never held at once.
@@ -325,18 +404,30 @@ class ExtremeClassifier(nn.Module):
             many are equal.
 
         Raises:
-            ValueError: ``k`` is out of range.
+            ValueError: ``k`` is out of range, or a shape or device does not fit.
         """
         if not 1 <= k <= self.num_labels:
             raise ValueError(f"k={k} is out of range: from 1 to {self.num_labels} labels")
-        x = embeddings.detach().float()
+        if torch.compiler.is_exporting():
+            found: tuple[Tensor, Tensor] = torch.ops.subulp.classifier_topk(
+                *self._parts(), embeddings, k
+            )
+            return found
+        self._check_place(embeddings)
+        if embeddings.dim() != 2 or embeddings.shape[1] != self.table.dim:
+            raise ValueError(
+                f"embeddings have shape {tuple(embeddings.shape)}: expected (batch, "
+                f"{self.table.dim})"
+            )
+        x = _wide(embeddings)
         best = TopK(x.shape[0], k, x.device)
         precise = 0 if self.table.remainder is None else self.table.remainder.shape[0]
         logits = self._narrow_logits(x) if self.chosen_products == "fp8" else self._logits(x)
         for start, stop in self.table.slices():
             scores = logits(start, stop)
             if self.label_of is None:
-                best.add(scores, torch.arange(start, stop, device=x.device))
+                labels = torch.arange(start, stop, dtype=torch.int64, device=x.device)
+                best.add(scores, labels)
                 continue
             labels = self.label_of[start:stop]
             if start < precise < stop:
@@ -355,37 +446,96 @@ class ExtremeClassifier(nn.Module):
         narrow, table = fp8.inputs(x), self.table
         if fp8.units_at(x.device):
             return lambda start, stop: (
-                fp8.unit_logits(table.codes[start:stop], narrow, table.scale).float().t()
+                fp8.unit_logits(table.stored[start:stop], narrow, table.scale).float().t()
             )
         wide = narrow.float()
         return lambda start, stop: fp8.to_bf16_(wide @ table.decode(start, stop).t())
 
+    def _parts(self) -> tuple[Any, ...]:
+        """What the head is to operators of an exported program."""
+        if self.training:
+            raise RuntimeError(
+                "torch.export of an ExtremeClassifier in train(): its rows update themselves, "
+                "which no exported program does; call eval() first"
+            )
+        made_of = self.table.storage
+        name = made_of.name
+        if isinstance(made_of, Format) and made_of.dtype is None:
+            name = f"{made_of.exponent_bits},{made_of.mantissa_bits}"
+        rows = self.table.stored, self.row_of, self.label_of
+        return (
+            *rows,
+            name,
+            self.table.dim,
+            self.table.scale,
+            self.head_fraction,
+            self.chosen_products,
+        )
+
     def weight(self, labels: Tensor) -> Tensor:
-        """FP32 weights of some labels ``(count, dim)``, remainders added."""
+        """FP32 weights of some labels ``(count, dim)``, remainders added.
+
+        Raises:
+            IndexError: A label does not exist.
+        """
+        self.table.check_rows(labels)
         return self.table.gather(self._rows(labels))
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
+        faults = check_state(state_dict, prefix, {"table": self.table})
+        faults += self._wrong_order(state_dict, prefix)
+        error_msgs += faults
+        if faults:
+            self.table.refuse()
+            return
         # Which labels have the remainders belongs to what was trained.
         for name in ("row_of", "label_of"):
             saved = state_dict.get(prefix + name)
             if saved is not None and getattr(self, name) is None:
                 setattr(self, name, torch.empty_like(saved, device=self.table.codes.device))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
         self._needs_counts &= self.label_of is None
         # Older state dicts have none: the count of updates was in the optimizer's state dict.
-        missing = args[2]
-        if f"{prefix}_extra_state" in missing:
-            missing.remove(f"{prefix}_extra_state")
+        if prefix + KEY in missing_keys:
+            missing_keys.remove(prefix + KEY)
+
+    def _wrong_order(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """A sentence, if a state dict's order of the labels is none."""
+        row_of, label_of = (state_dict.get(prefix + name) for name in ("row_of", "label_of"))
+        if row_of is None and label_of is None:
+            return []
+        labels = self.num_labels
+        if _are_inverse(row_of, label_of, labels):
+            return []
+        return [
+            f"{prefix}row_of and {prefix}label_of do not number the {labels} labels' rows both "
+            "ways: the state dict is damaged"
+        ]
 
     def get_extra_state(self) -> Tensor:
-        """Seed and number of updates."""
-        return torch.tensor([self.seed, self.steps])
+        """Seed, number of updates, and how the rows are to be read."""
+        return new_state(self.seed, self.steps, [self.table.layout()])
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore seed and number of updates."""
-        self.seed, self.steps = (int(number) for number in state)
+        self.seed, self.steps, _ = read_state(state)
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
@@ -395,7 +545,32 @@ class ExtremeClassifier(nn.Module):
         )
 
 
+class _Evaluate(torch.autograd.Function):
+    """The loss, and the embeddings' gradient: rows stay as they are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, embeddings: Tensor, head: ExtremeClassifier, instances: Tensor, labels: Tensor
+    ) -> Tensor:
+        x = _wide(embeddings)
+        value, ctx.grad_x = head._visit(x, instances, labels, None, gradient=True)
+        ctx.dtype = embeddings.dtype
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # The factor that the loss was multiplied by comes first: FP16 may need it.
+        return (ctx.grad_x * grad).to(ctx.dtype), None, None, None
+
+
 class _TrainStep(torch.autograd.Function):
+    """A step in the forward pass; within a backward pass, in this step's own backward pass.
+
+    The gradient is no saved tensor: where ``torch.utils.checkpoint`` drops those, it would run the
+    step again for it.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -405,24 +580,45 @@ class _TrainStep(torch.autograd.Function):
         labels: Tensor,
         loss: bool,
     ) -> Tensor:
-        assert head.row_optimizer is not None
-        group = head.row_optimizer.group_of(head.table.codes)
-        head.steps += 1
-        step = {
-            "lr": float(group["lr"]),
-            "weight_decay": float(group["weight_decay"]),
-            "number": head.steps,
-            "loss": loss,
-        }
-        value, grad_x = head._visit(embeddings.detach().float(), instances, labels, step)
-        ctx.save_for_backward(grad_x.to(embeddings.dtype))
+        x = _wide(embeddings)
+        ctx.dtype, ctx.grad_x, ctx.later = embeddings.dtype, None, None
+        if inside_backward():
+            ctx.later = head, x, instances, labels
+            if loss:
+                return head._visit(x, instances, labels, None)[0]
+            return torch.full((), math.nan, dtype=torch.float32, device=x.device)
+        value, ctx.grad_x = head._step(x, instances, labels, loss)
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_x,) = ctx.saved_tensors
-        return grad_x * grad.to(grad_x.dtype), None, None, None, None
+        if ctx.later is not None:
+            head, x, instances, labels = ctx.later
+            _, ctx.grad_x = head._step(x, instances, labels, loss=False)
+            ctx.later = None
+        # The factor that the loss was multiplied by comes first: FP16 may need it.
+        return (ctx.grad_x * grad).to(ctx.dtype), None, None, None, None
+
+
+def _wide(embeddings: Tensor) -> Tensor:
+    """Embeddings in FP32, with the signs that they have."""
+    return embeddings.detach().float().resolve_neg()
+
+
+def _are_inverse(row_of: object, label_of: object, count: int) -> bool:
+    """Whether these are int64 ``(count,)``, one the inverse of the other; on "meta", the former."""
+    for order in (row_of, label_of):
+        if not isinstance(order, Tensor) or order.dtype != torch.int64 or order.shape != (count,):
+            return False
+        if not order.is_meta and not bool(((order >= 0) & (order < count)).all()):
+            return False
+    assert isinstance(row_of, Tensor)
+    assert isinstance(label_of, Tensor)
+    if row_of.is_meta or label_of.is_meta:
+        return True
+    numbers = torch.arange(count, dtype=torch.int64, device=label_of.device)
+    return torch.equal(row_of.to(label_of.device)[label_of], numbers)
 
 
 def _checked_products(products: ProductsChoice, storage: Storage, e4m3: bool) -> ProductsChoice:

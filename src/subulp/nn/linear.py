@@ -58,6 +58,10 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     if x.is_cuda and weight.dtype in NATIVE_ON_GPU:
         native_bias = None if bias is None else bias.to(weight.dtype)
         return F.linear(x.to(weight.dtype), weight, native_bias).to(x.dtype)
+    if torch.compiler.is_exporting():
+        # One product in the graph: its runtime tiles it, or not.
+        wide_bias = None if bias is None else bias.float()
+        return F.linear(x.float(), weight.float(), wide_bias).to(x.dtype)
     y: Tensor = _NarrowLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 
@@ -65,8 +69,8 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 class Linear(torch.nn.Linear):
     """``torch.nn.Linear`` for a weight in any storage dtype and wide activations.
 
-    Created in FP32 like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes it narrow. See
-    :func:`narrow_linear` for what is computed and saved.
+    Created in torch's default dtype like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes
+    it narrow. See :func:`narrow_linear` for what is computed and saved.
     """
 
     def forward(self, input: Tensor) -> Tensor:

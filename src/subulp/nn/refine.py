@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import E4M3
+from ..numerics.int_rows import IntFormat
 from .extreme_classifier import ExtremeClassifier
 from .row_table import Storage, parse_storage
 
@@ -49,9 +50,9 @@ def refine(
         weight_decay: Weight decay of the rows, times the learning rate (default: 0).
 
     Returns:
-        A classifier with the labels, dropout, rounding, reduction and mode of ``head``, its
-        products if the rows are in E4M3, and no remainders. It needs an optimizer to be trained
-        further.
+        A classifier with the labels, dropout, rounding, reduction and mode of ``head``, its scale
+        unless the rows are integers, its products if they are in E4M3, and no remainders. It needs
+        an optimizer to be trained further.
 
     Raises:
         ValueError: An argument is out of range, ``batches`` is empty or can be read only once, or
@@ -69,14 +70,17 @@ def refine(
             "all of them: pass a list, or an object whose __iter__ starts over"
         )
     device = head.table.codes.device
-    refined = _without_rows(head, head.num_labels, storage, head.chunks).to_empty(device=device)
+    scale = None if isinstance(parse_storage(storage), IntFormat) else head.table.scale
+    refined = _without_rows(head, head.num_labels, storage, head.chunks, scale)
+    refined.to_empty(device=device)
     for start in range(0, head.num_labels, labels_at_a_time):
         stop = min(start + labels_at_a_time, head.num_labels)
         part = _without_rows(head, stop - start, "fp32", min(head.chunks, stop - start))
         part.to_empty(device=device)
-        part.table.store(0, head.weight(torch.arange(start, stop, device=device)))
+        labels = torch.arange(start, stop, dtype=torch.int64, device=device)
+        part.table.store(0, head.weight(labels))
         _train(part, batches, start, head.num_labels, epochs, _Options(lr, weight_decay))
-        refined.table.store(start, part.table.codes)
+        refined.table.store(start, part.table.stored)
     return refined.train(head.training)
 
 
@@ -89,6 +93,9 @@ class _Options:
 
     def group_of(self, rows: Tensor) -> dict[str, Any]:
         return {"lr": self.lr, "weight_decay": self.weight_decay}
+
+    def unscaled(self, grad: Tensor) -> Tensor:
+        return grad
 
     def accumulator(self, rows: Tensor) -> None:
         return None
@@ -121,7 +128,11 @@ def _train(
 
 
 def _without_rows(
-    head: ExtremeClassifier, num_labels: int, storage: Storage, chunks: int
+    head: ExtremeClassifier,
+    num_labels: int,
+    storage: Storage,
+    chunks: int,
+    scale: float | None = None,
 ) -> ExtremeClassifier:
     """A classifier like ``head``, on ``"meta"``: its rows are yet to be made."""
     return ExtremeClassifier(
@@ -132,6 +143,7 @@ def _without_rows(
         dropout=head.dropout,
         rounding=head.rounding,
         reduction=head.reduction,
+        scale=scale,
         products=head.products if parse_storage(storage) == E4M3 else "auto",
         seed=head.seed,
         device="meta",

@@ -6,8 +6,10 @@ as a whole.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,8 @@ from ..numerics.formats import simulated
 from ..numerics.int_rows import PARAMETER_BYTES, ROW_FORMATS, IntFormat
 from ..ops.big_memory import zeros
 from ..ops.rows import decode, decode_rows, encode, encode_rows
+from .fixed_dtypes import FixedDtypes
+from .row_parameter import RowParameter, memory_of
 
 Storage = str | tuple[int, int] | Format | IntFormat
 
@@ -47,8 +51,20 @@ def parse_storage(storage: Storage) -> Format | IntFormat:
     return ROW_FORMATS[storage]
 
 
-class RowTable(nn.Module):
+LAYOUT = (
+    "exponent bits",
+    "mantissa bits",
+    "bits of an integer",
+    "numbers of a row",
+    "power of two that scales the rows",
+)
+"""The numbers of :meth:`RowTable.layout`."""
+
+
+class RowTable(FixedDtypes):
     """A matrix of ``rows`` x ``dim`` numbers in a narrow format.
+
+    ``requires_grad_(False)``, of the table or of a module around it, freezes the rows.
 
     Args:
         rows: Number of rows.
@@ -58,12 +74,15 @@ class RowTable(nn.Module):
             BF16 remainder (default: 0).
         scale: Power of two that stored values are multiplied by; 1 for rows of integers, which have
             their own scales (default: 1).
+        whole: Whether the stored rows are all there is to a row; a cache keeps some of them
+            elsewhere (default: ``True``).
         device: Device of the table (default: torch's).
 
     Attributes:
-        codes: A parameter without gradient: ``(rows, dim)`` stored values of the storage's dtype;
-            or rows of integers, uint8 ``(rows, row_bytes(dim, bits))``, the FP32 scale and bias
-            first and then the packed integers, so that a row is one run of memory.
+        codes: A :class:`.row_parameter.RowParameter`, which has no gradient: ``(rows, dim)`` stored
+            values of the storage's dtype; or rows of integers, uint8
+            ``(rows, row_bytes(dim, bits))``, the FP32 scale and bias first and then the packed
+            integers, so that a row is one run of memory.
         remainder: BF16 ``(precise_rows, dim)``, or ``None``.
         storage: The format of the rows.
         dim: Numbers per row.
@@ -74,6 +93,7 @@ class RowTable(nn.Module):
             integers.
     """
 
+    codes: RowParameter
     remainder: Tensor | None
 
     def __init__(
@@ -84,6 +104,7 @@ class RowTable(nn.Module):
         *,
         precise_rows: int = 0,
         scale: float = 1.0,
+        whole: bool = True,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -102,7 +123,8 @@ class RowTable(nn.Module):
         else:
             shape, dtype = (rows, dim), self.storage.dtype or torch.float32
         codes = zeros(shape, dtype, device)
-        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.codes = RowParameter(codes, numbers=whole and not self.bits)
+        self._refuses = False
         remainder = torch.zeros(precise_rows, dim, dtype=torch.bfloat16, device=device)
         self.register_buffer("remainder", remainder if precise_rows else None)
 
@@ -127,9 +149,19 @@ class RowTable(nn.Module):
             raise ValueError(f"rows of {self.storage} have no floating-point format")
         return self.storage
 
+    @property
+    def stored(self) -> Tensor:
+        """``codes`` as a plain tensor."""
+        return memory_of(self.codes)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether ``requires_grad_(False)`` keeps the rows as they are."""
+        return self.codes.frozen
+
     def decode(self, start: int, stop: int) -> Tensor:
         """FP32 weights of the rows ``start`` to ``stop``, without remainders, as in products."""
-        return self._values(self.codes[start:stop])
+        return self._values(self.stored[start:stop])
 
     def _values(self, codes: Tensor) -> Tensor:
         out = torch.empty(codes.shape[0], self.dim, dtype=torch.float32, device=codes.device)
@@ -149,7 +181,7 @@ class RowTable(nn.Module):
         """All floating-point numbers that make up the weights: the stored ones, or a copy of the
         scales and biases of integer rows; and the remainders.
         """
-        codes = self.codes.detach()
+        codes = self.stored
         if self.bits:
             codes = codes[:, :PARAMETER_BYTES].contiguous().view(torch.float32)
         return [codes] if self.remainder is None else [codes, self.remainder]
@@ -158,7 +190,7 @@ class RowTable(nn.Module):
     def store(self, start: int, values: Tensor) -> None:
         """Round FP32 ``(count, dim)`` weights to nearest into the rows from ``start`` on."""
         stop = start + values.shape[0]
-        codes, values = self.codes[start:stop], values.contiguous()
+        codes, values = self.stored[start:stop], values.contiguous()
         if self.bits:
             encode_rows(values, codes, self.bits)
         elif self.format.dtype is None:
@@ -171,12 +203,25 @@ class RowTable(nn.Module):
             encode((values - self.decode(start, stop))[:count].contiguous(), kept)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """FP32 weights of some rows ``(count, dim)``, remainders added."""
-        values = self._values(_bytes(self.codes.detach())[rows].view(self.codes.dtype))
+        """FP32 weights of some rows ``(count, dim)``, remainders added.
+
+        Raises:
+            IndexError: A row does not exist.
+        """
+        self.check_rows(rows)
+        values = self._values(_bytes(self.stored)[rows].view(self.codes.dtype))
         if self.remainder is not None:
             precise = rows < self.remainder.shape[0]
             values[precise] += self.remainder[rows[precise]]
         return values
+
+    def check_rows(self, rows: Tensor) -> None:
+        """Raise IndexError unless all of these row numbers exist."""
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.rows:
+            raise IndexError(
+                f"rows from {int(rows.min())} to {int(rows.max())} are asked for: the table has 0 "
+                f"to {self.rows - 1}"
+            )
 
     @torch.no_grad()
     def permute(self, order: Tensor) -> None:
@@ -188,7 +233,7 @@ class RowTable(nn.Module):
             moved = torch.zeros_like(self.remainder)
             moved[had] = self.remainder[source[had]]
             self.remainder.copy_(moved)
-        self.codes.copy_(_bytes(self.codes.detach())[order].view(self.codes.dtype))
+        self.stored.copy_(_bytes(self.stored)[order].view(self.codes.dtype))
 
     @torch.no_grad()
     def fill_uniform(self, bound: float, generator: torch.Generator | None = None) -> None:
@@ -196,7 +241,7 @@ class RowTable(nn.Module):
         if self.codes.is_meta:
             return
         for start, stop in self.slices():
-            drawn = torch.empty(stop - start, self.dim)
+            drawn = torch.empty(stop - start, self.dim, dtype=torch.float32, device="cpu")
             drawn.uniform_(-bound, bound, generator=generator)
             self.store(start, drawn.to(self.codes.device))
 
@@ -228,10 +273,111 @@ class RowTable(nn.Module):
             sizes["remainder"] = self.remainder.nbytes
         return sizes
 
+    # ------------------------------------------------------------------------------- state
+
+    def layout(self) -> tuple[int, ...]:
+        """How the stored rows are to be read, as the numbers that :data:`LAYOUT` names."""
+        if isinstance(self.storage, IntFormat):
+            return 0, 0, self.bits, self.dim, 0
+        exponent = math.frexp(self.scale)[1] - 1
+        return self.format.exponent_bits, self.format.mantissa_bits, 0, self.dim, exponent
+
+    def misread(self, saved: Sequence[int]) -> str | None:
+        """What is wrong with rows that had another layout when they were saved, if anything.
+
+        Args:
+            saved: What :meth:`layout` was of the rows that a state dict brings.
+        """
+        return differing(LAYOUT, saved, self.layout())
+
+    def faults(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        """Sentences about a state dict's tensors that this table cannot be made of."""
+        return wrong_dtypes(self, state_dict, prefix)
+
+    def refuse(self) -> None:
+        """Leave the rows as they are when the state dict that is being loaded comes to them."""
+        self._refuses = True
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        codes = self.codes
+        super()._apply(fn, recurse)
+        self._keep(codes)
+        return self
+
+    def _keep(self, codes: RowParameter) -> None:
+        """Go on with the parameter that optimizers know."""
+        if self.codes is not codes:
+            codes.become(self.codes)
+            self.codes = codes
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:
+            destination[f"{prefix}codes"] = self.stored
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        refuses, self._refuses = self._refuses, False
+        if refuses:
+            return
+        if faults := self.faults(state_dict, prefix):
+            error_msgs += faults
+            return
+        codes = self.codes
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+        self._keep(codes)
+
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         precise = "" if self.remainder is None else f", precise_rows={self.remainder.shape[0]}"
         return f"{self.rows}, {self.dim}, storage={self.storage}{precise}, scale={self.scale}"
+
+
+def differing(names: Sequence[str], saved: Sequence[int], own: Sequence[int]) -> str | None:
+    """The first number that differs, in words; ``None`` if all are the same."""
+    if len(saved) != len(own):
+        return f"the state dict describes rows by {len(saved)} numbers: expected {len(own)}"
+    for name, theirs, ours in zip(names, saved, own, strict=True):
+        if theirs != ours:
+            return (
+                f"the {name} of the saved rows: {theirs}, of these: {ours}; make the module as it "
+                "was when its state was saved"
+            )
+    return None
+
+
+def wrong_dtypes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+    """Sentences about a state dict's tensors that are of another dtype than the module's own."""
+    found = []
+    own = itertools.chain(
+        module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+    )
+    for name, tensor in own:
+        saved = state_dict.get(prefix + name)
+        if isinstance(saved, Tensor) and saved.dtype != tensor.dtype:
+            found.append(
+                f"{prefix}{name} is saved as {saved.dtype}, this table stores {tensor.dtype}: make "
+                "the module as it was when its state was saved"
+            )
+    return found
 
 
 def _bytes(codes: Tensor) -> Tensor:

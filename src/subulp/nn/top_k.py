@@ -26,8 +26,9 @@ class TopK:
 
     def __init__(self, batch: int, k: int, device: torch.device) -> None:
         self._k = k
-        self.scores = torch.full((batch, k), -math.inf, device=device)
-        self.labels = torch.full((batch, k), torch.iinfo(torch.int64).max, device=device)
+        self.scores = torch.full((batch, k), -math.inf, dtype=torch.float32, device=device)
+        last = torch.iinfo(torch.int64).max
+        self.labels = torch.full((batch, k), last, dtype=torch.int64, device=device)
 
     def add(self, scores: Tensor, labels: Tensor) -> None:
         """Add the scores ``(batch, count)`` of ascending ``labels`` ``(count,)``."""

@@ -155,7 +155,8 @@ def pack(q: Tensor, bits: int) -> Tensor:
     per_byte = 8 // bits
     missing = -q.shape[-1] % per_byte
     padded = torch.nn.functional.pad(q, (0, missing))
-    places = padded.view(*padded.shape[:-1], -1, per_byte)
+    # The count in numbers: without rows, -1 could be any.
+    places = padded.view(*q.shape[:-1], packed_bytes(q.shape[-1], bits), per_byte)
     packed = places[..., 0].clone()
     for place in range(1, per_byte):
         packed |= places[..., place] << (bits * place)

@@ -111,6 +111,6 @@ def sizes_of_blocks(shape: Sequence[int], block: Sequence[int]) -> Tensor:
     """Elements of each block, int64 ``(block rows, block columns)``."""
     sides = []
     for whole, part in zip(shape, block, strict=True):
-        starts = torch.arange(0, whole, part)
+        starts = torch.arange(0, whole, part, dtype=torch.int64, device="cpu")
         sides.append((whole - starts).clamp(max=part))
     return sides[0][:, None] * sides[1]

@@ -30,12 +30,18 @@ def choose(device: torch.device) -> Choice:
     """The backend of ops on ``device``.
 
     Raises:
-        ValueError: ``SUBULP_BACKEND`` has an unknown value.
+        ValueError: ``SUBULP_BACKEND`` has an unknown value, or chooses the C++ kernels for tensors
+            that are not on a CPU.
     """
     forced = os.environ.get("SUBULP_BACKEND")
     if forced:
         if forced not in BACKENDS:
             raise ValueError(f"SUBULP_BACKEND={forced!r} is unknown: use one of {BACKENDS}")
+        if forced == "cpu" and device.type != "cpu":
+            raise ValueError(
+                f"SUBULP_BACKEND='cpu' runs the C++ kernels, and these tensors are on {device}: "
+                "unset it, or move them to the CPU"
+            )
         return Choice(forced, "SUBULP_BACKEND is set")
     if device.type == "cpu":
         return Choice("cpu", "C++ kernels for CPU tensors")

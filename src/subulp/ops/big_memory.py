@@ -24,7 +24,7 @@ def zeros(
     TLB covers gigabytes.
     """
     made = torch.empty(shape, dtype=dtype, device=device)
-    if made.device.type != "cpu" or made.nbytes < 2 * HUGE_PAGE:
+    if type(made) is not Tensor or made.device.type != "cpu" or made.nbytes < 2 * HUGE_PAGE:
         return made.zero_()
     # The first write to a page chooses its size. Memory that the allocator reuses has been written
     # to before: its pages are collapsed afterwards, where Linux can (6.1 and later).

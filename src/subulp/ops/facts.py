@@ -27,12 +27,13 @@ RECIPE_CODES = {name: code for code, name in enumerate(RECIPES)}
 SCALINGS = {name: code for code, name in enumerate(get_args(Scaling))}
 
 # Negative results of the embedding kernels.
-BAD_OFFSETS, BAD_GRADIENT, BAD_WEIGHTS = -2, -2, -3
+BAD_OFFSETS, BAD_GRADIENT, BAD_WEIGHTS, BAD_TAGS = -2, -3, -4, -5
 
 _CONSTANTS = {
     "BAD_OFFSETS": BAD_OFFSETS,
     "BAD_GRADIENT": BAD_GRADIENT,
     "BAD_WEIGHTS": BAD_WEIGHTS,
+    "BAD_TAGS": BAD_TAGS,
     "E4M3_LOW_SCALE": low_scale(E4M3),
     "LANES": metrics.LANES,
     "PARAMETER_BYTES": int_rows.PARAMETER_BYTES,
@@ -51,7 +52,7 @@ def expected(sizes: dict[str, int]) -> list[str]:
     Args:
         sizes: Bytes of each structure.
     """
-    mixed = random_bits.mix(torch.tensor(_HASHED)).tolist()
+    mixed = random_bits.mix(torch.tensor(_HASHED, dtype=torch.int64, device="cpu")).tolist()
     tables = {
         "isa": ISAS,
         "format": FORMATS,

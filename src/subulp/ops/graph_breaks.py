@@ -15,12 +15,15 @@ T = TypeVar("T")
 def between_graphs(function: Callable[P, T]) -> Callable[P, T]:
     """``torch.compiler.disable``, applied at the first call instead of when a module is imported.
 
-    Applying it imports all of Dynamo, which takes longer than importing torch itself.
+    Applying it imports all of Dynamo, which takes longer than importing torch itself. An exported
+    program has one graph: ``torch.export`` goes through the function, which must suit it.
     """
     disabled: list[Callable[P, T]] = []
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_exporting():
+            return function(*args, **kwargs)
         if not disabled:
             disable = cast("Callable[[Callable[P, T]], Callable[P, T]]", torch.compiler.disable)
             disabled.append(disable(function))

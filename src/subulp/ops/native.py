@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from . import facts
 from .step.job import SCALARS
@@ -162,9 +161,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ),
     ),
     "subulp_embedding_pool": (c_int64, _LOOKED_UP),
-    "subulp_embedding_weight_grad": (c_int, _LOOKED_UP),
+    "subulp_embedding_weight_grad": (c_int64, _LOOKED_UP),
     "subulp_embedding_update": (
-        c_int,
+        c_int64,
         (
             *(c_void_p, c_int64, POINTER(Lookups), c_void_p, c_void_p),
             *(c_uint32, c_uint32, c_int32, c_int32),
@@ -241,13 +240,6 @@ def isa() -> int:
 @cache
 def _widest_isa() -> int:
     return int(library().subulp_best_isa())
-
-
-def pointers(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> np.ndarray | None:
-    """Addresses of a role's tensors, ``None`` for an absent role."""
-    if not tensors:
-        return None
-    return np.array([t.data_ptr() for t in tensors], dtype=np.uintp)
 
 
 def address(array: np.ndarray | None) -> int | None:

@@ -18,6 +18,9 @@ class RowRule(Protocol):
             rows: The table's stored rows.
         """
 
+    def unscaled(self, grad: Tensor) -> Tensor | None:
+        """The gradient of the loss from that of the scaled loss; ``None`` leaves the step out."""
+
     def accumulator(self, rows: Tensor) -> Tensor | None:
         """What is kept of a table's gradients: FP32 ``(rows,)`` or ``(rows, dim)``; or nothing."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..numerics import format_of, int_rows, round_to
 from ..numerics.random_bits import RandomAddress
 from . import backend, facts, native
+from .pointers import data_ptr
 
 # Integers that plain PyTorch converts at a time: each takes up to a hundred bytes on the way.
 _SLICE = 1 << 22
@@ -28,9 +29,16 @@ def decode(codes: Tensor, out: Tensor, scale: float = 1.0) -> Tensor:
 
     Returns:
         ``out``.
+
+    Raises:
+        ValueError: A shape, dtype or device does not fit.
     """
+    _check_place(codes, out)
     if backend.choose(codes.device).backend == "cpu":
-        _convert("subulp_decode", codes.dtype, codes, out, scale)
+        shape = codes.shape
+        source = data_ptr("codes", codes, codes.dtype)
+        target = data_ptr("out", out, torch.float32, shape)
+        _convert("subulp_decode", codes.dtype, source, target, shape.numel(), scale)
         return out
     return out.copy_(codes).mul_(scale)
 
@@ -45,27 +53,34 @@ def encode(values: Tensor, codes: Tensor, scale: float = 1.0) -> Tensor:
 
     Returns:
         ``codes``.
+
+    Raises:
+        ValueError: A shape, dtype or device does not fit.
     """
+    _check_place(codes, values)
     if backend.choose(codes.device).backend == "cpu":
-        _convert("subulp_encode", codes.dtype, values, codes, scale)
+        shape = codes.shape
+        target = data_ptr("codes", codes, codes.dtype)
+        source = data_ptr("values", values, torch.float32, shape)
+        _convert("subulp_encode", codes.dtype, source, target, shape.numel(), scale)
         return codes
     return codes.copy_(round_to(values * scale, format_of(codes.dtype)))
 
 
-def _convert(entry: str, dtype: torch.dtype, source: Tensor, target: Tensor, scale: float) -> None:
-    assert source.is_contiguous()
-    assert target.is_contiguous()
-    assert source.shape == target.shape
-    failed = getattr(native.library(), entry)(
-        facts.DTYPES[dtype],
-        source.data_ptr(),
-        target.data_ptr(),
-        source.numel(),
-        scale,
-        torch.get_num_threads(),
-        native.isa(),
-    )
-    if failed:
+def _check_place(stored: Tensor, values: Tensor) -> None:
+    if stored.device != values.device:
+        raise ValueError(
+            f"rows lie on {stored.device} and values on {values.device}: expected one device"
+        )
+
+
+def _convert(
+    entry: str, dtype: torch.dtype, source: int, target: int, count: int, scale: float
+) -> None:
+    format_of(dtype)
+    code = facts.DTYPES[dtype]
+    where = (torch.get_num_threads(), native.isa())
+    if getattr(native.library(), entry)(code, source, target, count, scale, *where):
         raise RuntimeError(f"{entry} has no kernel for {dtype}")
 
 
@@ -79,9 +94,14 @@ def decode_rows(stored: Tensor, out: Tensor, bits: int) -> Tensor:
 
     Returns:
         ``out``.
+
+    Raises:
+        ValueError: A shape, dtype or device does not fit.
     """
+    _check_place(stored, out)
     if backend.choose(stored.device).backend == "cpu":
-        _convert_rows("subulp_decode_rows", stored, out, bits, stored, out)
+        source, target = _row_addresses(stored, out, bits)
+        _convert_rows("subulp_decode_rows", bits, source, target, out.shape)
         return out
     for part in _slices(out):
         out[part] = int_rows.decode(int_rows.from_bytes(stored[part], bits, out.shape[1]))
@@ -102,14 +122,19 @@ def encode_rows(
 
     Returns:
         ``stored``.
+
+    Raises:
+        ValueError: A shape, dtype or device does not fit.
     """
+    _check_place(stored, values)
     if backend.choose(stored.device).backend == "cpu":
+        target, source = _row_addresses(stored, values, bits)
         if random is None:
-            _convert_rows("subulp_encode_rows", values, stored, bits, stored, values)
+            _convert_rows("subulp_encode_rows", bits, source, target, values.shape)
         else:
             address = (random.seed, random.stream, random.step, random.offset)
             entry = "subulp_encode_rows_randomly"
-            _convert_rows(entry, values, stored, bits, stored, values, *address)
+            _convert_rows(entry, bits, source, target, values.shape, *address)
         return stored
     for part in _slices(values):
         x = values[part]
@@ -129,28 +154,20 @@ def _slices(values: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + size, rows))
 
 
-def _convert_rows(
-    entry: str,
-    source: Tensor,
-    target: Tensor,
-    bits: int,
-    stored: Tensor,
-    values: Tensor,
-    *address: int,
-) -> None:
-    assert source.is_contiguous()
-    assert target.is_contiguous()
+def _row_addresses(stored: Tensor, values: Tensor, bits: int) -> tuple[int, int]:
+    if values.dim() != 2:
+        raise ValueError(f"values have shape {tuple(values.shape)}: expected (rows, dim)")
     rows, dim = values.shape
-    assert stored.shape == (rows, int_rows.row_bytes(dim, bits))
-    failed = getattr(native.library(), entry)(
-        bits,
-        source.data_ptr(),
-        target.data_ptr(),
-        rows,
-        dim,
-        *address,
-        torch.get_num_threads(),
-        native.isa(),
+    shape = (rows, int_rows.row_bytes(dim, bits))
+    return (
+        data_ptr("stored", stored, torch.uint8, shape),
+        data_ptr("values", values, torch.float32),
     )
-    if failed:
+
+
+def _convert_rows(
+    entry: str, bits: int, source: int, target: int, shape: torch.Size, *address: int
+) -> None:
+    where = (torch.get_num_threads(), native.isa())
+    if getattr(native.library(), entry)(bits, source, target, *shape, *address, *where):
         raise RuntimeError(f"{entry} has no kernel for integers of {bits} bits")

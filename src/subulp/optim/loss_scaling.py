@@ -62,7 +62,7 @@ class ScalerLink:
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self._scaler = scaler
-        self._witness = torch.nn.Parameter(torch.zeros(()))
+        self._witness = torch.nn.Parameter(torch.zeros((), dtype=torch.float32, device="cpu"))
         self._optimizer = torch.optim.SGD([self._witness])
 
     @property

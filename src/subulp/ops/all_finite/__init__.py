@@ -35,12 +35,16 @@ def all_finite(tensors: Sequence[Tensor]) -> Tensor:
         Bool tensor () on their device; true for an empty list (on the CPU).
 
     Raises:
-        ValueError: A dtype is not a format of subulp.
+        ValueError: A dtype is not a format of subulp, or the tensors are on several devices.
     """
     for t in tensors:
         format_of(t.dtype)
+        if t.device != tensors[0].device:
+            raise ValueError(
+                f"tensors lie on {tensors[0].device} and {t.device}: call once for each device"
+            )
     if not tensors:
-        return torch.tensor(True)
+        return torch.tensor(True, device="cpu")
     result: Tensor = backend.run("all_finite", FiniteJob(tensors))
     return result
 

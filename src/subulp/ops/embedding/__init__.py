@@ -97,7 +97,7 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     batch = (offsets.shape[0] - 1) // len(features)
     width = sum(caches[t].shape[1] for t in features)
-    out = torch.empty(batch, width, device=values.device)
+    out = torch.empty(batch, width, dtype=torch.float32, device=values.device)
     return out, torch.empty(len(codes), 2, dtype=torch.int64, device=values.device)
 
 
@@ -136,7 +136,8 @@ def embedding_weight_grad(
         FP32 tensor of the shape of ``values``.
 
     Raises:
-        ValueError: Shapes or dtypes do not fit.
+        ValueError: Shapes or dtypes do not fit, or offsets decrease or reach too far.
+        IndexError: A row number is out of range.
     """
     tables = make_tables(codes, caches, tags, bits, ways, mixed)
     return calls.weight_grad(tables, Lookups(features, values, offsets, None), grad)
@@ -155,7 +156,7 @@ def _(
     offsets: Tensor,
     grad: Tensor,
 ) -> Tensor:
-    return torch.empty(values.shape, device=values.device)
+    return torch.empty(values.shape, dtype=torch.float32, device=values.device)
 
 
 @torch.library.custom_op(
@@ -218,7 +219,7 @@ def embedding_update(
     Args:
         codes: Stored rows of each table. ``caches``, ``tags``, ``bits``, ``ways``, ``mixed``,
             ``features``, ``values``, ``offsets`` and ``weights`` too are those of
-            :func:`embedding_pool`; row numbers are not checked again.
+            :func:`embedding_pool`.
         caches: Cached rows.
         tags: Which rows are cached.
         counts: LFU's counts; for this and the next three see :class:`.job.TableUpdate`.
@@ -243,7 +244,9 @@ def embedding_update(
         grad: FP32 ``(batch, sum of the features' dims)``, contiguous.
 
     Raises:
-        ValueError: Shapes or dtypes do not fit.
+        ValueError: Shapes or dtypes do not fit, offsets decrease or reach too far, or a cache holds
+            rows that its table does not have.
+        IndexError: A row number is out of range.
         FloatingPointError: The gradient or the weights are not finite; nothing was updated.
     """
     tables = make_tables(codes, caches, tags, bits, ways, mixed)

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...numerics.int_rows import row_bytes
 from .. import backend
-from .job import Job, Lookups, Table, TableUpdate
+from .job import MAX_WAYS, Job, Lookups, Table, TableUpdate
+
+_WORD = 2**32
 
 
 def pool(tables: Sequence[Table], lookups: Lookups, statistics: Tensor) -> Tensor:
     """See :func:`subulp.ops.embedding.embedding_pool`; the statistics are added."""
     _check(tables, lookups)
+    _check_role("statistics", statistics, torch.int64, (len(tables), 2), lookups)
     job = Job("pool", tables, lookups, statistics=statistics)
     result: Tensor = backend.run("embedding", job)
     return result
@@ -41,26 +45,28 @@ def update(
 ) -> None:
     """See :func:`subulp.ops.embedding.embedding_update`."""
     _check(tables, lookups, grad)
+    _check_updates(tables, updates, lookups)
+    _check_role("evictions", evictions, torch.int64, (len(tables),), lookups)
+    if not (0 <= seed < _WORD and 0 < step < _WORD):
+        raise ValueError(
+            f"seed={seed} and step={step} are out of range: expected words of 32 bits, steps from 1"
+        )
     job = Job("update", tables, lookups, grad, None, updates, evictions, seed, step)
     backend.run("embedding", job)
 
 
 def _check(tables: Sequence[Table], lookups: Lookups, grad: Tensor | None = None) -> None:
-    for i, table in enumerate(tables):
-        if table.cache.dtype != torch.float32 or table.tags.dtype != torch.int32:
-            raise ValueError(
-                f"table {i} has a cache of {table.cache.dtype} and tags of {table.tags.dtype}: "
-                "expected FP32 and int32; leave the dtypes of the module as they are"
-            )
-        if table.cache.shape[0] != table.tags.shape[0] or table.tags.shape[0] % table.ways:
-            raise ValueError(
-                f"table {i} has {table.cache.shape[0]} cached rows and {table.tags.shape[0]} tags: "
-                f"expected whole sets of {table.ways}"
-            )
     values, offsets, weights = lookups.values, lookups.offsets, lookups.weights
+    for i, table in enumerate(tables):
+        _check_table(i, table, lookups)
     if values.dtype != torch.int64 or offsets.dtype != torch.int64:
         raise ValueError(
             f"values and offsets have the dtypes {values.dtype} and {offsets.dtype}: expected int64"
+        )
+    if values.dim() != 1 or offsets.dim() != 1 or offsets.device != values.device:
+        raise ValueError(
+            f"values and offsets have shapes {tuple(values.shape)} and {tuple(offsets.shape)} on "
+            f"{values.device} and {offsets.device}: expected (count,) and (bags + 1,) on one device"
         )
     features = len(lookups.features)
     if not features or (offsets.numel() - 1) % features or offsets.numel() < 1:
@@ -68,13 +74,83 @@ def _check(tables: Sequence[Table], lookups: Lookups, grad: Tensor | None = None
             f"{offsets.numel()} offsets do not divide into the bags of {features} features: "
             "expected features * batch + 1"
         )
-    if weights is not None and (weights.shape != values.shape or weights.dtype != torch.float32):
+    if not all(0 <= t < len(tables) for t in lookups.features):
         raise ValueError(
-            f"weights have shape {tuple(weights.shape)} and dtype {weights.dtype}: expected FP32 "
-            f"{tuple(values.shape)}"
+            f"features={list(lookups.features)} are out of range: tables from 0 to "
+            f"{len(tables) - 1}"
         )
-    expected = (lookups.batch, lookups.columns(tables)[-1])
-    if grad is not None and (grad.shape != expected or grad.dtype != torch.float32):
+    if weights is not None:
+        _check_role("weights", weights, torch.float32, values.shape, lookups)
+    if grad is not None:
+        expected = (lookups.batch, lookups.columns(tables)[-1])
+        _check_role("grad", grad, torch.float32, expected, lookups)
+
+
+def _check_table(i: int, table: Table, lookups: Lookups) -> None:
+    if table.cache.dtype != torch.float32 or table.tags.dtype != torch.int32:
         raise ValueError(
-            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype}: expected FP32 {expected}"
+            f"table {i} has a cache of {table.cache.dtype} and tags of {table.tags.dtype}: "
+            "expected FP32 and int32; leave the dtypes of the module as they are"
+        )
+    ways, places = table.ways, table.tags.shape
+    if not 1 <= ways <= MAX_WAYS or table.cache.dim() != 2 or len(places) != 1:
+        raise ValueError(
+            f"table {i} has ways={ways}, a cache of shape {tuple(table.cache.shape)} and tags of "
+            f"shape {tuple(places)}: expected 1 to {MAX_WAYS} ways, (places, dim) and (places,)"
+        )
+    if table.cache.shape[0] != places[0] or places[0] % ways:
+        raise ValueError(
+            f"table {i} has {table.cache.shape[0]} cached rows and {places[0]} tags: expected "
+            f"whole sets of {ways}"
+        )
+    width = row_bytes(table.dim, table.bits) if table.bits else table.dim
+    if (
+        table.codes.dim() != 2
+        or table.codes.shape[1] != width
+        or (table.bits and table.codes.dtype != torch.uint8)
+    ):
+        raise ValueError(
+            f"table {i} has codes of shape {tuple(table.codes.shape)} and {table.codes.dtype}: "
+            f"expected {width} numbers a row for {table.storage} and a cache of {table.dim}"
+        )
+    for tensor in (table.codes, table.cache, table.tags):
+        if tensor.device != lookups.values.device:
+            raise ValueError(
+                f"table {i} lies on {tensor.device} and the row numbers on "
+                f"{lookups.values.device}: move one to the other's device"
+            )
+
+
+def _check_updates(
+    tables: Sequence[Table], updates: Sequence[TableUpdate], lookups: Lookups
+) -> None:
+    if len(updates) != len(tables):
+        raise ValueError(f"there are {len(updates)} updates for {len(tables)} tables: one for each")
+    for i, (table, update) in enumerate(zip(tables, updates, strict=True)):
+        rows, places = table.rows, table.sets * table.ways
+        if not 0 <= update.stream < _WORD:
+            raise ValueError(f"stream={update.stream} of table {i} is no word of 32 bits")
+        for name, tensor, count in (
+            ("counts", update.counts, rows),
+            ("stamps", update.stamps, places),
+            ("floors", update.floors, table.sets),
+        ):
+            if tensor.numel():
+                _check_role(f"{name} of table {i}", tensor, torch.int32, (count,), lookups)
+        if update.counts.numel() and table.sets and not update.floors.numel():
+            raise ValueError(f"table {i} has counts and no floors: LFU keeps both")
+        total = update.accumulator
+        if total.numel():
+            shape = (rows,) if total.dim() == 1 else (rows, table.dim)
+            _check_role(f"accumulator of table {i}", total, torch.float32, shape, lookups)
+
+
+def _check_role(
+    name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int], lookups: Lookups
+) -> None:
+    device = lookups.values.device
+    if tensor.dtype != dtype or tensor.shape != torch.Size(shape) or tensor.device != device:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype} on {tensor.device}: "
+            f"expected {dtype} {tuple(shape)} on {device}"
         )

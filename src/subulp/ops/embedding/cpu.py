@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -12,14 +12,17 @@ from torch import Tensor
 
 from ...numerics.ieee import as_fp32
 from .. import facts, native
-from .job import Job, check_offsets, index_error, not_finite
+from ..pointers import data_ptr, run_ptrs
+from .job import Job, check_offsets, index_error, not_finite, unknown_resident
 
 
 def run(job: Job) -> Tensor | None:
     """Run ``job``.
 
     Raises:
-        ValueError: Offsets decrease or reach too far.
+        TypeError: A tensor wraps others, as DTensor does.
+        ValueError: Offsets decrease or reach too far, a tensor is not contiguous or not on the CPU,
+            or a cache holds rows that its table does not have.
         IndexError: A row number is out of range.
         FloatingPointError: The gradient of an update or its weights are not finite.
         RuntimeError: The library is missing or has no kernel for a storage.
@@ -45,7 +48,8 @@ class _Call:
             tuple(looked.features), tuple(job.tables[t].dim for t in looked.features)
         )
         self.values, self.offsets = looked.values.contiguous(), looked.offsets.contiguous()
-        self.weights = None if looked.weights is None else looked.weights.contiguous()
+        weights = looked.weights
+        self.weights = None if weights is None else weights.resolve_neg().contiguous()
         self.lookups = native.Lookups(
             len(looked.features),
             looked.batch,
@@ -53,28 +57,43 @@ class _Call:
             self.values.numel(),
             self.layout.features_at,
             self.layout.columns_at,
-            self.values.data_ptr(),
-            self.offsets.data_ptr(),
-            None if self.weights is None else self.weights.data_ptr(),
+            data_ptr("values", self.values, torch.int64),
+            data_ptr("offsets", self.offsets, torch.int64),
+            None if self.weights is None else data_ptr("weights", self.weights, torch.float32),
         )
         self.where = (torch.get_num_threads(), native.isa())
 
     def pool(self) -> Tensor:
-        out = torch.empty(self.job.lookups.batch, self.layout.width)
-        assert self.job.statistics is not None
-        result = self.lib.subulp_embedding_pool(
-            native.address(self.tables),
-            ctypes.byref(self.lookups),
-            out.data_ptr(),
-            self.job.statistics.data_ptr(),
-            *self.where,
+        job = self.job
+        shape = (job.lookups.batch, self.layout.width)
+        out = torch.empty(shape, dtype=torch.float32, device=job.device)
+        assert job.statistics is not None
+        self._call(
+            self.lib.subulp_embedding_pool,
+            data_ptr("out", out, torch.float32),
+            data_ptr("statistics", job.statistics, torch.int64),
         )
+        return out
+
+    def _call(self, function: Callable[..., int], *addresses: int) -> None:
+        tables, lookups = native.address(self.tables), ctypes.byref(self.lookups)
+        self._check(function(tables, lookups, *addresses, *self.where))
+
+    def _check(self, result: int) -> None:
         if result > 0:
             raise self._index_error(result - 1)
         if result == facts.BAD_OFFSETS:
             check_offsets(self.offsets, self.values.numel())
-        _check(result)
-        return out
+        if result == facts.BAD_GRADIENT:
+            assert self.job.grad is not None
+            raise not_finite("gradient", self.job.grad)
+        if result == facts.BAD_WEIGHTS:
+            assert self.weights is not None
+            raise not_finite("per_sample_weights", self.weights)
+        if result == facts.BAD_TAGS:
+            raise unknown_resident()
+        if result < 0:
+            raise RuntimeError("the C++ kernels have no tables of such rows")
 
     def _index_error(self, position: int) -> IndexError:
         looked = self.job.lookups
@@ -85,15 +104,11 @@ class _Call:
 
     def weight_grad(self) -> Tensor:
         grad = self._grad()
-        result = torch.zeros(self.values.shape)
-        _check(
-            self.lib.subulp_embedding_weight_grad(
-                native.address(self.tables),
-                ctypes.byref(self.lookups),
-                grad.data_ptr(),
-                result.data_ptr(),
-                *self.where,
-            )
+        result = torch.zeros(self.values.shape, dtype=torch.float32, device=self.job.device)
+        self._call(
+            self.lib.subulp_embedding_weight_grad,
+            data_ptr("grad", grad, torch.float32),
+            data_ptr("result", result, torch.float32),
         )
         return result
 
@@ -104,22 +119,17 @@ class _Call:
             native.address(self.tables),
             len(self.tables),
             ctypes.byref(self.lookups),
-            grad.data_ptr(),
-            job.evictions.data_ptr(),
+            data_ptr("grad", grad, torch.float32),
+            data_ptr("evictions", job.evictions, torch.int64),
             job.seed,
             job.step,
             *self.where,
         )
-        if result == facts.BAD_GRADIENT:
-            raise not_finite("gradient", grad)
-        if result == facts.BAD_WEIGHTS:
-            assert self.weights is not None
-            raise not_finite("per_sample_weights", self.weights)
-        _check(result)
+        self._check(result)
 
     def _grad(self) -> Tensor:
         assert self.job.grad is not None
-        return self.job.grad.contiguous()
+        return self.job.grad.resolve_neg().contiguous()
 
 
 class _Layout:
@@ -138,16 +148,20 @@ _layout = lru_cache(_Layout)
 
 
 def _tables(job: Job) -> np.ndarray:
+    tensors: list[Tensor] = []
+    for i, table in enumerate(job.tables):
+        tensors += (table.codes, table.cache, table.tags)
+        if job.updates:
+            update = job.updates[i]
+            tensors += (update.counts, update.stamps, update.floors, update.accumulator)
+    addresses = iter(run_ptrs("a table", tensors))
+    roles = 7 if job.updates else 3
     rows = []
     for i, table in enumerate(job.tables):
-        codes, update = table.codes, job.updates[i] if job.updates else None
-        roles = (update.counts, update.stamps, update.floors, update.accumulator) if update else ()
-        for tensor in (codes, table.cache, table.tags, *roles):
-            if not tensor.is_contiguous():
-                raise ValueError(f"table {i} has a tensor that is not contiguous")
-        addresses = [t.data_ptr() if t.numel() else 0 for t in roles] or [0] * 4
-        numbers = (
-            (
+        codes, numbers = table.codes, _NO_UPDATE
+        if job.updates:
+            update = job.updates[i]
+            numbers = (
                 update.stochastic and codes.dtype != torch.float32,
                 facts.RULES[update.rule],
                 update.stream,
@@ -155,13 +169,11 @@ def _tables(job: Job) -> np.ndarray:
                 as_fp32(update.weight_decay),
                 as_fp32(update.eps),
             )
-            if update
-            else (0, 0, 0, 0.0, 0.0, 0.0)
-        )
         rows.append(
             (
-                *(codes.data_ptr(), table.cache.data_ptr(), table.tags.data_ptr(), *addresses),
-                *(codes.shape[0], codes.stride(0) * codes.itemsize, table.dim, table.sets),
+                *(next(addresses) for _ in range(roles)),
+                *(0,) * (7 - roles),
+                *(codes.shape[0], codes.shape[1] * codes.itemsize, table.dim, table.sets),
                 facts.FORMATS[table.storage.name],
                 *(table.ways, table.mixed, *numbers, 0),
             )
@@ -169,6 +181,4 @@ def _tables(job: Job) -> np.ndarray:
     return np.array(rows, dtype=native.TABLE)
 
 
-def _check(result: int) -> None:
-    if result < 0:
-        raise RuntimeError("the C++ kernels have no tables of such rows")
+_NO_UPDATE: tuple[float, ...] = (0, 0, 0, 0.0, 0.0, 0.0)

@@ -18,6 +18,9 @@ Update = Literal["sgd", "adagrad", "rowwise-adagrad"]
 EMPTY = -1
 """Tag of a way that holds no row."""
 
+MAX_WAYS = 64
+"""Rows of a set, at most."""
+
 COUNT_LIMIT = 2**31 - 1
 """Access counts saturate here."""
 
@@ -197,7 +200,8 @@ def check_values(job: Job) -> None:
     check_offsets(looked.offsets, looked.values.numel())
     bounds = looked.offsets[::batch] if batch else looked.offsets.repeat(len(looked.features) + 1)
     lengths = bounds.diff()
-    limits = torch.tensor([job.tables[t].rows for t in looked.features], device=job.device)
+    sizes = [job.tables[t].rows for t in looked.features]
+    limits = torch.tensor(sizes, dtype=torch.int64, device=job.device)
     values = looked.values[: int(bounds[-1])]
     bad = (values < 0) | (values >= torch.repeat_interleave(limits, lengths))
     if bool(bad.any()):
@@ -205,6 +209,14 @@ def check_values(job: Job) -> None:
         feature = int((bounds <= position).sum()) - 1
         rows = job.tables[looked.features[feature]].rows
         raise index_error(position, int(values[position]), feature, rows)
+
+
+def unknown_resident() -> ValueError:
+    """The error for a cache whose tags are no rows of its table."""
+    return ValueError(
+        "tags of a cache name rows that its table does not have: what the cache holds is lost; "
+        "load a state dict"
+    )
 
 
 def not_finite(name: str, tensor: Tensor) -> FloatingPointError:
@@ -220,3 +232,10 @@ def check_finite(job: Job) -> None:
     for name, tensor in (("gradient", job.grad), ("per_sample_weights", weights)):
         if tensor is not None and not bool(tensor.isfinite().all()):
             raise not_finite(name, tensor)
+
+
+def check_tags(job: Job) -> None:
+    """Raise ValueError unless the caches hold rows of their tables."""
+    unknown = [(t.tags >= t.rows).any() | (t.tags < EMPTY).any() for t in job.tables]
+    if bool(torch.stack(unknown).any()):
+        raise unknown_resident()

@@ -19,18 +19,20 @@ from .job import (
     Table,
     TableUpdate,
     check_finite,
+    check_tags,
     check_values,
 )
 
 
 def run(job: Job) -> Tensor | None:
     """Run ``job``."""
+    check_values(job)
     if job.kind == "pool":
-        check_values(job)
         return _pool(job)
     if job.kind == "weight-grad":
         return _weight_grad(job)
     check_finite(job)
+    check_tags(job)
     for t in range(len(job.tables)):
         _update_table(job, t)
     return None
@@ -46,7 +48,7 @@ def _pool(job: Job) -> Tensor:
     looked = job.lookups
     assert job.statistics is not None
     batch, columns = looked.batch, looked.columns(job.tables)
-    out = torch.zeros(batch, columns[-1], device=job.device)
+    out = torch.zeros(batch, columns[-1], dtype=torch.float32, device=job.device)
     for feature, t in enumerate(looked.features):
         at = _positions(job, feature)
         rows = looked.values[at]
@@ -65,7 +67,7 @@ def _pool(job: Job) -> Tensor:
 
 def _sums(starts: Tensor, lengths: Tensor, terms: Callable[[Tensor], Tensor], dim: int) -> Tensor:
     """Sums of runs of terms, each in its order: FP32 ``(runs, dim)``."""
-    total = torch.zeros(len(starts), dim, device=starts.device)
+    total = torch.zeros(len(starts), dim, dtype=torch.float32, device=starts.device)
     for i in range(int(lengths.max()) if len(starts) else 0):
         longer = lengths > i
         total[longer] += terms(starts[longer] + i)
@@ -82,7 +84,7 @@ def _gradients(job: Job, feature: int, at: slice) -> Tensor:
 
 
 def _weight_grad(job: Job) -> Tensor:
-    result = torch.zeros(job.lookups.values.shape, device=job.device)
+    result = torch.zeros(job.lookups.values.shape, dtype=torch.float32, device=job.device)
     for feature, t in enumerate(job.lookups.features):
         at = _positions(job, feature)
         rows = job.lookups.values[at]
@@ -112,7 +114,9 @@ def _update_table(job: Job, t: int) -> None:
     starts = lengths.cumsum(0) - lengths
     merged = _sums(starts, lengths, lambda i: terms[order[i]], table.dim)
     # Rows of one set go one after the other; rows of different sets are independent.
-    turn = _turns(stored.set_of(table, unique)) if table.sets else torch.zeros_like(unique)
+    turn = torch.zeros_like(unique)
+    if table.sets:
+        turn = _turns(stored.set_of(unique, table.sets, mixed=table.mixed))
     for i in range(int(turn.max()) + 1):
         now = turn == i
         _update_rows(job, t, unique[now], lengths[now], merged[now])
@@ -176,7 +180,7 @@ def _place(
     job: Job, table: Table, update: TableUpdate, rows: Tensor, places: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The places of rows in the cache, which of them evict a row, and which bypass the cache."""
-    first = stored.set_of(table, rows) * table.ways
+    first = stored.set_of(rows, table.sets, mixed=table.mixed) * table.ways
     ways = first.unsqueeze(1) + torch.arange(table.ways, device=rows.device)
     free = table.tags[ways] == EMPTY
     if update.counts.numel():

@@ -10,16 +10,16 @@ from ...numerics.metrics import lane_sums
 from .job import Table
 
 
-def set_of(table: Table, rows: Tensor) -> Tensor:
-    """The set that each row belongs to."""
-    return (random_bits.mix(rows) if table.mixed else rows) % table.sets
+def set_of(rows: Tensor, sets: int, *, mixed: bool) -> Tensor:
+    """The set that each row belongs to, of so many; ``mixed``: as a mixing hash says."""
+    return (random_bits.mix(rows) if mixed else rows) % sets
 
 
 def find(table: Table, rows: Tensor) -> Tensor:
     """Where each row lies in the cache, -1 for those that do not: int64."""
     if not table.sets:
         return torch.full_like(rows, -1)
-    sets = set_of(table, rows)
+    sets = set_of(rows, table.sets, mixed=table.mixed)
     match = table.tags.view(table.sets, table.ways)[sets] == rows.unsqueeze(1)
     place = sets * table.ways + match.int().argmax(1)
     return torch.where(match.any(1), place, -1)
@@ -61,7 +61,9 @@ def encode(
     bits = None
     rounding = "stochastic" if stochastic and table.codes.dtype != torch.float32 else "nearest"
     if rounding == "stochastic":
-        index = rows.unsqueeze(1) * table.dim + torch.arange(table.dim, device=rows.device)
+        index = rows.unsqueeze(1) * table.dim + torch.arange(
+            table.dim, dtype=torch.int64, device=rows.device
+        )
         width = 32 if fmt is None else fmt.random_width
         bits = random_bits.draw_at(
             index, seed=seed, stream=stream, step=step, slot=slot, width=width

@@ -28,6 +28,7 @@ from .job import (
     Table,
     TableUpdate,
     check_finite,
+    check_tags,
     check_values,
 )
 
@@ -46,14 +47,17 @@ def run(job: Job) -> Tensor | None:
     """Run ``job``.
 
     Raises:
+        ValueError: Offsets do not fit, or a cache holds rows that its table does not have.
         IndexError: A row number is out of range.
         RuntimeError: The kernels do not run on the device of the tables.
     """
     launch.check_device(update_kernel, job.device)
     scope = torch.cuda.device(job.device) if job.device.type == "cuda" else contextlib.nullcontext()
     with scope:
+        check_values(job)
         if job.kind == "update":
             check_finite(job)
+            check_tags(job)
             for t in range(len(job.tables)):
                 _update_table(job, t)
             return None
@@ -73,11 +77,10 @@ def _look_up(job: Job) -> Tensor:
     if pools:
         assert job.statistics is not None
         statistics = job.statistics
-        check_values(job)
-        out = torch.empty(batch, columns[-1], device=device)
+        out = torch.empty(batch, columns[-1], dtype=torch.float32, device=device)
     else:
         assert job.grad is not None
-        out = torch.zeros(looked.values.shape, device=device)
+        out = torch.zeros(looked.values.shape, dtype=torch.float32, device=device)
     for feature, t in enumerate(looked.features if batch else ()):
         table = job.tables[t]
         place = [columns[feature], columns[-1], feature * batch]
@@ -146,7 +149,7 @@ def _update_table(job: Job, t: int) -> None:
         run_starts,
         segments,
         torch.tensor([*_shape(table), key, job.step], dtype=torch.int64, device=job.device),
-        torch.tensor(reals, device=job.device),
+        torch.tensor(reals, dtype=torch.float32, device=job.device),
         **update_options(table, update, weighted=looked.weights is not None),
         enable_fp_fusion=False,
     )
@@ -185,7 +188,7 @@ def _order(job: Job, t: int) -> tuple[Tensor, ...] | None:
         return None
     position, grad_at = torch.cat(positions), torch.cat(grads)
     rows = looked.values[position]
-    sets = stored.set_of(table, rows) if table.sets else rows
+    sets = stored.set_of(rows, table.sets, mixed=table.mixed) if table.sets else rows
     order = torch.argsort(sets * table.rows + rows, stable=True)
     rows, sets = rows[order], sets[order]
     run_rows, run_starts = _runs(rows)

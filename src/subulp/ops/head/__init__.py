@@ -44,6 +44,7 @@ class HeadJob:
         scale: A stored value times ``scale``, a power of two, is the weight; 1 for integers.
         dropout: Share of the weights that are left out of the products.
         train: Whether to update the rows and compute ``grad_x``.
+        gradient: Whether to compute ``grad_x`` also where the rows are not updated.
         loss: FP64 (); the chunk's sum of binary cross-entropies is added to it. ``None`` skips it.
         products: ``"fp32"``, or ``"fp8"`` for E4M3 rows.
     """
@@ -63,6 +64,7 @@ class HeadJob:
     scale: float = 1.0
     dropout: float = 0.0
     train: bool = True
+    gradient: bool = False
     loss: Tensor | None = None
     products: Products = "fp32"
 

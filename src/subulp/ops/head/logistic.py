@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...numerics.logistic import sigmoid, softplus
 from .. import backend, native
+from ..pointers import data_ptr
 
 
 def logistic_(logits: Tensor, gain: float, *, gradient: bool, loss: bool) -> Tensor | None:
@@ -31,16 +32,16 @@ def logistic_(logits: Tensor, gain: float, *, gradient: bool, loss: bool) -> Ten
         if sums is None:
             return None
         return sums.cumsum(1)[:, -1] if sums.shape[1] else empty
-    assert logits.is_contiguous()
     rows, columns = logits.shape
-    totals = torch.empty(rows, dtype=torch.float64) if loss else None
+    address = data_ptr("logits", logits, torch.float32)
+    totals = torch.empty(rows, dtype=torch.float64, device=logits.device) if loss else None
     native.library().subulp_logistic(
-        logits.data_ptr(),
+        address,
         rows,
         columns,
         gain,
         gradient,
-        None if totals is None else totals.data_ptr(),
+        None if totals is None else data_ptr("totals", totals, torch.float64),
         torch.get_num_threads(),
         native.isa(),
     )

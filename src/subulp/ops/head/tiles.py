@@ -63,17 +63,17 @@ def run(
     """
     labels, dim = job.rows.shape[0], job.dim
     size = min(tile_rows, labels)
-    weight = torch.empty(size, dim, device=job.device)
+    weight = torch.empty(size, dim, dtype=torch.float32, device=job.device)
     own = job.train and fused_update is None
     gradient = torch.empty_like(weight) if own else weight
-    logits = torch.empty(size, job.x.shape[0], device=job.device)
+    logits = torch.empty(size, job.x.shape[0], dtype=torch.float32, device=job.device)
     partial = torch.empty_like(job.x)
     narrow = None
     if job.products == "fp8":
         narrow = _Narrow(fp8.inputs(job.x), fp8_units)
         job = replace(job, x=job.x.bfloat16().float())
     # Positives are sorted by label: those of a tile are a run of them.
-    starts = torch.arange(0, labels + size, size, device=job.device)
+    starts = torch.arange(0, labels + size, size, dtype=torch.int64, device=job.device)
     bounds = torch.searchsorted(job.positive_labels, starts).tolist()
     for i, start in enumerate(range(0, labels, size)):
         stop = min(start + size, labels)
@@ -86,10 +86,11 @@ def run(
         _logit_gradient(job, tile, g, positives)
         if narrow is not None:
             fp8.to_bf16_(g)
+        if job.train or job.gradient:
+            # Not addmm: a product that starts from a large sum rounds each of its terms to it.
+            job.grad_x.add_(torch.mm(g.t(), tile.weight, out=partial))
         if not job.train:
             continue
-        # Not addmm: a product that starts from a large sum rounds every one of its terms to it.
-        job.grad_x.add_(torch.mm(g.t(), tile.weight, out=partial))
         if fused_update is not None:
             fused_update(job, start, job.rows[start:stop], g)
             continue
@@ -116,11 +117,12 @@ def _logit_gradient(job: HeadJob, tile: _Tile, out: Tensor, positives: slice) ->
     labels = job.positive_labels[positives] - tile.start
     instances = job.positive_instances[positives]
     positive = out[labels, instances]
-    sums = logistic_(out, job.gain, gradient=job.train, loss=job.loss is not None)
+    gradient = job.train or job.gradient
+    sums = logistic_(out, job.gain, gradient=gradient, loss=job.loss is not None)
     if job.loss is not None and sums is not None:
         job.loss.add_(sums.sum() - positive.sum(dtype=torch.float64))
     # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where the sigmoid is close to 1.
-    if job.train:
+    if gradient:
         out[labels, instances] = sigmoid(-positive) * -job.gain
 
 
@@ -183,7 +185,7 @@ def _update_plain(
 ) -> None:
     name = "fp32" if rows.dtype == torch.float32 else job.rounding
     scalars = new_scalars(
-        [torch.tensor(float(job.random.step))],
+        [torch.tensor(job.random.step, dtype=torch.int64, device="cpu")],
         [job.random.stream],
         [job.random.offset + first * job.dim],
     )

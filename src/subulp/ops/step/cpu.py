@@ -7,7 +7,7 @@ from array import array
 
 import torch
 
-from .. import facts, native
+from .. import facts, native, pointers
 from ..strategy import CODES
 from .job import StepJob
 
@@ -16,16 +16,19 @@ def run(entry: str, job: StepJob) -> None:
     """Call the kernel ``entry`` on a job's tensors, in place.
 
     Raises:
+        TypeError: A tensor wraps others, as DTensor does.
+        ValueError: A tensor has no memory.
         RuntimeError: The library is missing or has no such kernel.
     """
     lib = native.library()
     # Kernels see memory in storage order: any dense layout will do, as all roles share it.
     count = len(job.params)
     roles = (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
+    names = ("params", "grads", "the fast states", "the slow states", "extras", "the slow lows")
     # One table, row by row: an array for each takes longer to make than a small step takes.
     table = array("Q", [p.numel() for p in job.params])
-    for role in roles:
-        table.extend([t.data_ptr() for t in role] or [0] * count)
+    for name, role in zip(names, roles, strict=True):
+        table.extend(pointers.data_ptrs(name, role) or [0] * count)
     first = table.buffer_info()[0]
     addresses = [first + table.itemsize * count * (i + 1) for i in range(len(roles))]
     step = native.Step(

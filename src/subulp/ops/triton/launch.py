@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from ..pointers import data_ptrs
+
 ALIGNMENT = 16
 """Bytes of the widest load."""
 
@@ -52,7 +54,7 @@ def addresses(tensors: Sequence[Tensor], count: int) -> np.ndarray:
     """Addresses of a role's tensors, 0 for each of ``count`` tensors if the role is absent."""
     if not tensors:
         return np.zeros(count, dtype=np.int64)
-    return np.array([t.data_ptr() for t in tensors], dtype=np.int64)
+    return np.array(data_ptrs("tensors", tensors), dtype=np.int64)
 
 
 def plan(numel: np.ndarray, aligned: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:

@@ -27,6 +27,8 @@ class RowAdagrad(RowOptimizer):
         weight_decay: L2 penalty of the rows that are looked up (default: 0).
         rowwise: One sum per row (default: ``True``).
         initial_accumulator_value: Initial value of the sums (default: 0).
+        scaler: The ``torch.amp.GradScaler`` that scales the loss, if one does: the rows step by
+            unscaled gradients then (default: ``None``).
 
     Raises:
         ValueError: A number is out of range, or a module has no such rows or another optimizer.
@@ -40,6 +42,8 @@ class RowAdagrad(RowOptimizer):
         weight_decay: float = 0.0,
         rowwise: bool = True,
         initial_accumulator_value: float = 0.0,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         super().__init__(
             modules,
@@ -50,6 +54,7 @@ class RowAdagrad(RowOptimizer):
                 "rowwise": rowwise,
                 "initial_accumulator_value": initial_accumulator_value,
             },
+            scaler,
         )
         shapes = [shape for module in self._modules for shape in module.row_shapes]  # type: ignore[attr-defined]
         for rows, shape in zip(self._rows(), shapes, strict=True):

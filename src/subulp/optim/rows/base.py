@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from ...ops.row_protocols import RowModule
+from ..loss_scaling import ScalerLink, unscale
 
 Modules = RowModule | Sequence[RowModule] | Sequence[dict[str, Any]]
 """One module, several, or a list of groups ``{"modules": [...], "lr": ...}``."""
+
+
+class _RowScaler(ScalerLink):
+    """A scaler that a copy of its optimizer goes on with, and that a saved one does without."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+_NUMBERS = ("lr", "weight_decay", "eps", "initial_accumulator_value")
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -22,25 +38,43 @@ class RowOptimizer(torch.optim.Optimizer):
     Args:
         modules: One module, several, or a list of groups ``{"modules": [...], "lr": ...}``.
         defaults: Options of groups that do not set them.
+        scaler: The ``torch.amp.GradScaler`` that scales the loss. The rows step by gradients that
+            are unscaled in FP32; a gradient that is not finite steps nothing, and is reported to
+            the scaler (default: ``None``).
 
     Raises:
         ValueError: A number is out of range, or a module has no rows or another optimizer.
     """
 
+    #: So that a gradient scaler tells :meth:`step` that it scales.
+    _step_supports_amp_scaling: ClassVar[bool] = True
+
     # Not copied or pickled: of torch.optim's optimizers only groups and states are.
     _modules: Sequence[RowModule] = ()
+    _scaler: _RowScaler | None = None
 
-    def __init__(self, modules: Modules, defaults: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        modules: Modules,
+        defaults: dict[str, Any],
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise ValueError(
+                f"scaler is {type(scaler).__name__}: pass a torch.amp.GradScaler or None"
+            )
+        self._scaler = None if scaler is None else _RowScaler(scaler)
         self._modules = []
         given = list(modules) if isinstance(modules, Sequence) else [modules]
         groups = [g if isinstance(g, dict) else {"modules": [g]} for g in given]
         super().__init__([self._group(group) for group in groups], defaults)
         for group in self.param_groups:
-            for name in defaults:
-                if not group[name] >= 0:
-                    raise ValueError(f"{name}={group[name]} is out of range: use 0 or more")
+            self._check_options(group)
         for module in self._modules:
             module.row_optimizer = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_scaler": self._scaler}
 
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {name: value for name, value in group.items() if name != "modules"}
@@ -50,6 +84,11 @@ class RowOptimizer(torch.optim.Optimizer):
             self._modules = [*self._modules, module]
             parameters += module.row_parameters
         return {**options, "params": parameters}
+
+    def _check_options(self, group: dict[str, Any]) -> None:
+        for name in _NUMBERS:
+            if not 0 <= group.get(name, 0.0) < math.inf:
+                raise ValueError(f"{name}={group[name]} is out of range: use 0 or more")
 
     def _check_module(self, module: RowModule) -> None:
         if not hasattr(module, "row_parameters"):
@@ -94,15 +133,60 @@ class RowOptimizer(torch.optim.Optimizer):
         )
 
     def group_of(self, rows: Tensor) -> dict[str, Any]:
-        """The group that a table's stored rows belong to, as it is now."""
-        return next(g for g in self.param_groups if any(p is rows for p in g["params"]))
+        """The group that a table's stored rows belong to, as it is now.
+
+        Raises:
+            ValueError: They are none of this optimizer's, or an option was set out of range.
+        """
+        for group in self.param_groups:
+            if any(p is rows for p in group["params"]):
+                self._check_options(group)
+                return group
+        raise ValueError(
+            f"rows of shape {tuple(rows.shape)} belong to no group of this {type(self).__name__}: "
+            "make a new optimizer for the module (set module.row_optimizer = None first)"
+        )
+
+    def unscaled(self, grad: Tensor) -> Tensor | None:
+        """The gradient of the loss from that of the scaled loss, which a scaler may have made.
+
+        ``None`` if it is not finite: scalers provoke overflows, and the step is left out.
+        """
+        if self._scaler is None or not self._scaler.active:
+            return grad
+        if bool(grad.isfinite().all()):
+            return unscale(grad, self._scaler.factor())
+        self._report(finite=False)
+        return None
+
+    def _report(self, *, finite: bool) -> None:
+        """Tell the scaler, which listens once between its updates."""
+        assert self._scaler is not None
+        # It has heard of an overflow already: nothing to add.
+        with contextlib.suppress(RuntimeError):
+            self._scaler.report(finite)
 
     def accumulator(self, rows: Tensor) -> Tensor | None:
         """The state that the optimizer keeps for a table: here none."""
         return None
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Do nothing: the rows were updated in the forward or backward pass."""
+        """Do nothing: the rows were updated in the forward or backward pass.
+
+        Raises:
+            RuntimeError: A gradient scaler calls this, and the optimizer was made without it: the
+                rows may have stepped by gradients of the scaled loss.
+        """
+        if hasattr(self, "grad_scale"):
+            name = type(self).__name__
+            if self._scaler is not None:
+                self._report(finite=True)
+            # Classifiers step before the loss is scaled.
+            elif any(hasattr(module, "row_shapes") for module in self._modules):
+                raise RuntimeError(
+                    f"scaler.step() of a {name} that was made without scaler=: the backward pass "
+                    f"has updated embeddings by scaled gradients. Pass {name}(..., scaler=scaler)"
+                )
         if closure is None:
             return None
         with torch.enable_grad():

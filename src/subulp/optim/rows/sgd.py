@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .base import Modules, RowOptimizer
 
 
@@ -18,10 +20,19 @@ class RowSGD(RowOptimizer):
         lr: Learning rate (default: 0.05).
         weight_decay: Weight decay of the rows, times the learning rate; embeddings decay the rows
             that are looked up (default: 0).
+        scaler: The ``torch.amp.GradScaler`` that scales the loss, if one does: embeddings step by
+            unscaled gradients then (default: ``None``).
 
     Raises:
         ValueError: A number is out of range, or a module has no rows or another optimizer.
     """
 
-    def __init__(self, modules: Modules, lr: float = 0.05, weight_decay: float = 0.0) -> None:
-        super().__init__(modules, {"lr": lr, "weight_decay": weight_decay})
+    def __init__(
+        self,
+        modules: Modules,
+        lr: float = 0.05,
+        weight_decay: float = 0.0,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        super().__init__(modules, {"lr": lr, "weight_decay": weight_decay}, scaler)

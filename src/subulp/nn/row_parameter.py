@@ -1,0 +1,109 @@
+"""The parameter that a table's stored rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+
+class RowParameter(nn.Parameter):
+    """Stored rows: they update themselves and never have a gradient.
+
+    So ``requires_grad`` is always ``False``; but what is written to it counts.
+    ``requires_grad_(False)``, of the parameter or of any module around it, freezes the rows, and
+    ``requires_grad_(True)`` lets them train again.
+
+    Args:
+        data: The rows.
+        frozen: Whether updates leave them alone (default: ``False``).
+        numbers: Whether the rows are numbers that arithmetic makes sense of; else ``detach()``
+            refuses it, which protects them from averages of weights (default: ``True``).
+    """
+
+    frozen: bool
+    numbers: bool
+
+    def __new__(  # noqa: D102
+        cls, data: Tensor, *, frozen: bool = False, numbers: bool = True
+    ) -> Self:
+        made = super().__new__(cls, memory_of(data), False)
+        made.frozen, made.numbers = frozen, numbers
+        return made
+
+    def __init__(self, data: Tensor, *, frozen: bool = False, numbers: bool = True) -> None:
+        """Nothing: :meth:`__new__` has done all."""
+
+    @property
+    def requires_grad(self) -> bool:
+        """``False``; writing freezes the rows or lets them train."""
+        return False
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.frozen = not value
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Let the rows train, or freeze them."""
+        self.frozen = not requires_grad
+        return self
+
+    def detach(self) -> Tensor:
+        """The rows as a tensor; one that refuses arithmetic unless they are numbers."""
+        rows = memory_of(self)
+        return rows if self.numbers else rows.as_subclass(_Opaque)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if id(self) not in memo:
+            memo[id(self)] = self._like(memory_of(self).clone())
+        copy: Self = memo[id(self)]
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), memory_of(self), self.frozen, self.numbers)
+
+    def _like(self, data: Tensor) -> Self:
+        return type(self)(data, frozen=self.frozen, numbers=self.numbers)
+
+    def become(self, other: nn.Parameter) -> None:
+        """Take over the rows of ``other``, wherever they are: optimizers know this object."""
+        rows = self._like(memory_of(other).contiguous())
+        torch.utils.swap_tensors(self, rows)  # type: ignore[no-untyped-call]
+
+
+def memory_of(rows: Tensor) -> Tensor:
+    """A plain tensor with the memory of stored rows."""
+    return Tensor.detach(rows)
+
+
+def _rebuilt(kind: type[RowParameter], data: Tensor, frozen: bool, numbers: bool) -> RowParameter:
+    return kind(data, frozen=frozen, numbers=numbers)
+
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv")
+
+
+class _Opaque(Tensor):
+    """Stored rows for others to copy and to move; arithmetic would make garbage of them."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = getattr(func, "__name__", "").strip("_").removeprefix("foreach_")
+        if name.removeprefix("r") in _ARITHMETIC:
+            # Not a TypeError: operators would take it for a hint to try the other operand.
+            raise RuntimeError(
+                f"{func.__name__}() of a table's stored rows: rows of integers are bytes of "
+                "scales, biases and codes, and those of a table with a cache are out of date: "
+                "arithmetic on them means nothing. Leave the table out of averages of weights, "
+                "such as AveragedModel"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))

@@ -1,0 +1,124 @@
+"""Addresses of tensors for kernels: the one door, which nothing passes unchecked.
+
+A kernel believes the address it gets. So whatever is no plain memory of the expected kind is
+refused here by name: C++ and Triton would read or write somewhere else, or end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_CPU = torch.device("cpu")
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+def data_ptr(
+    name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int] | None = None
+) -> int:
+    """The address of a CPU tensor that a C++ kernel reads or writes as a run of ``dtype``.
+
+    Args:
+        name: What the caller calls it.
+        tensor: Plain, contiguous and on the CPU.
+        dtype: Its dtype.
+        shape: Its shape; ``None`` leaves it to the caller (default: ``None``).
+
+    Returns:
+        The address, 0 for a tensor without elements.
+
+    Raises:
+        TypeError: It is no tensor, or wraps others, as DTensor and FakeTensor do.
+        ValueError: It is of another dtype, shape or device, not contiguous, or has no memory.
+    """
+    check_plain(name, tensor)
+    if tensor.device != _CPU:
+        raise ValueError(f"{name} lies on {tensor.device}{_remedy(tensor)}")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} has the layout {tensor.layout}: expected a dense tensor")
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} has dtype {tensor.dtype}: expected {dtype}")
+    if shape is not None and tensor.shape != torch.Size(shape):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {tuple(shape)}")
+    (address,) = run_ptrs(name, (tensor,))
+    return address
+
+
+def run_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
+    """The addresses of a role's tensors, each of which is one run of memory.
+
+    Their dtypes, shapes and devices are checked already. See :func:`data_ptr` for what is returned
+    and raised.
+    """
+    addresses = data_ptrs(name, tensors)
+    if not all(map(Tensor.is_contiguous, tensors)):
+        strides = next(t.stride() for t in tensors if not t.is_contiguous())
+        raise ValueError(f"{name} has strides {strides}: expected a contiguous tensor")
+    for i, tensor in enumerate(tensors):
+        size, held = tensor.nbytes, tensor.untyped_storage().nbytes()
+        if not size:
+            addresses[i] = 0
+        elif size != held and tensor.storage_offset() * tensor.itemsize + size > held:
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)} reaches beyond its storage of {held} "
+                "bytes, which was resized"
+            )
+    return addresses
+
+
+def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
+    """The addresses of a role's tensors, whose dtypes, devices and layouts are checked already.
+
+    Args:
+        name: What the caller calls the role.
+        tensors: Plain tensors.
+
+    Raises:
+        TypeError: One wraps others, as DTensor and FakeTensor do.
+        ValueError: One has no memory, or stands for its negative.
+    """
+    if not all(map(_is_plain, set(map(type, tensors)))):
+        for tensor in tensors:
+            check_plain(name, tensor)
+    try:
+        addresses = [tensor.data_ptr() for tensor in tensors]
+    except RuntimeError as error:
+        raise TypeError(
+            f"{name} has a tensor without memory of its own ({error}): call this outside of "
+            "torch.func's transforms"
+        ) from error
+    if 0 in addresses:
+        for tensor, address in zip(tensors, addresses, strict=True):
+            if not address and tensor.numel():
+                raise ValueError(
+                    f"{name} has a tensor of shape {tuple(tensor.shape)} on {tensor.device} "
+                    f"without memory{_remedy(tensor)}"
+                )
+    if any(map(Tensor.is_neg, tensors)):
+        # A lazy negation: its memory holds the numbers with the other sign.
+        raise ValueError(f"{name} has a tensor that is a negated view: pass its resolve_neg()")
+    return addresses
+
+
+@cache
+def _is_plain(kind: type) -> bool:
+    """Whether instances are tensors with memory of their own, as Parameters are."""
+    return issubclass(kind, Tensor) and kind.__torch_dispatch__ is _NO_DISPATCH
+
+
+def check_plain(name: str, tensor: Tensor) -> None:
+    """Raise TypeError unless a tensor has memory of its own, on whatever device."""
+    if not _is_plain(type(tensor)):
+        raise TypeError(
+            f"{name} is a {type(tensor).__name__}: kernels take plain tensors, which have memory "
+            "of their own (of a DTensor, that is to_local())"
+        )
+
+
+def _remedy(tensor: Tensor) -> str:
+    if tensor.is_meta:
+        return ", where tensors hold no data: load a state dict with assign=True first"
+    return ": C++ kernels take CPU tensors" if tensor.device != _CPU else ": it was freed"
