@@ -25,7 +25,8 @@ struct Grid {
   int64_t bands, strips;             // rows of strips, and strips in each
   int64_t strip_blocks;              // blocks of a strip
 
-  explicit Grid(const subulp_mixture& m)
+  template <class Matrix>  // subulp_mixture or subulp_blocks
+  explicit Grid(const Matrix& m)
       : rows(m.rows), columns(m.columns), block_rows(m.block_rows), block_columns(m.block_columns) {
     down = parts(rows, block_rows);
     across = parts(columns, block_columns);

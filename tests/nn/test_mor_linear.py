@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -122,6 +124,25 @@ def test_narrow_activations(dtype):
         torch.testing.assert_close(mine, one.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wide_operands_keep_all_bits_of_their_dtype(dtype):
+    """What no FP8 format suits is multiplied as it is: FP16 is not cut to BF16."""
+    x, weight, _, _ = problem()
+    x = x.detach()[1:].to(dtype)
+    x[..., 0, 0] = torch.inf
+    weight = weight.detach().to(dtype)
+    weight[0, 0] = torch.inf
+    layer = MoRLinear(140, 132, bias=False, mor=MoR("tensor", "tensor"), dtype=dtype)
+    layer.weight = torch.nn.Parameter(weight)
+    with torch.no_grad():
+        y = layer(x)
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    assert layer.mix["input"].sole == layer.mix["weight"].sole == name
+    exact = F.linear(x.float(), weight.float()).to(dtype)
+    assert torch.equal(y.isfinite(), exact.isfinite())
+    torch.testing.assert_close(y, exact, equal_nan=True)
+
+
 def test_saved_activations_are_narrow():
     """A byte an element where FP32 activations take four, and two where BF16 is chosen."""
     saved = []
@@ -195,6 +216,11 @@ def model() -> torch.nn.Sequential:
     )
 
 
+def converted(m: torch.nn.Module, mor: MoR, **options) -> torch.nn.Module:
+    convert_to_mor(m, mor, quiet=True, **options)
+    return m
+
+
 def test_conversion_keeps_objects_parameters_and_ties():
     m = model()
     m.append(torch.nn.Linear(40, 20, bias=False))
@@ -207,7 +233,7 @@ def test_conversion_keeps_objects_parameters_and_ties():
     before = [*m], dict(m.named_parameters(remove_duplicate=False))
     called = []
     m[0].register_forward_hook(lambda *_: called.append(1))
-    assert convert_to_mor(m, MoR("subtensor-2way")) is m
+    convert_to_mor(m, MoR("subtensor-2way"), quiet=True)
     assert [*m] == before[0]
     after = dict(m.named_parameters(remove_duplicate=False))
     assert all(after[name] is p for name, p in before[1].items())
@@ -220,19 +246,47 @@ def test_conversion_keeps_objects_parameters_and_ties():
 
 
 def test_a_filter_chooses_layers():
-    m = convert_to_mor(model(), MoR(), filter=lambda name, module: module.out_features > 5)
+    m = converted(model(), MoR(), filter=lambda name, module: module.out_features > 5)
     assert [isinstance(layer, MoRLinear) for layer in m] == [True, False, True, False]
-    assert isinstance(convert_to_mor(torch.nn.Linear(3, 3), MoR()), MoRLinear)
+    assert isinstance(converted(torch.nn.Linear(3, 3), MoR()), MoRLinear)
 
 
-def test_converted_layers_have_one_state_dict():
+def test_a_state_dict_knows_that_it_is_of_a_mixture():
     m = model()
-    converted = convert_to_mor(copy.deepcopy(m), MoR())
-    assert converted.state_dict().keys() == m.state_dict().keys()
-    converted.load_state_dict(m.state_dict())
-    again = copy.deepcopy(converted)
+    c = converted(copy.deepcopy(m), MoR(threshold=0.03))
+    # Weights trained without mixtures can be loaded; not the other way round, unless it is said.
+    c.load_state_dict(m.state_dict())
+    buffer = io.BytesIO()
+    torch.save(c.state_dict(), buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    c.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*_extra_state"):
+        m.load_state_dict(saved)
+    m.load_state_dict(saved, strict=False)
+    with pytest.raises(ValueError, match=r"is of a layer with MoR\(.*threshold=0\.03"):
+        converted(model(), MoR()).load_state_dict(saved)
+    recipe = Recipe("mine", (Entry(simulated(3, 4), mixture.below_threshold(simulated(3, 4))),))
+    c[0].mor = MoR(recipe, (4, 8), scaling="amax", metric="underflow")
+    other = converted(model(), MoR(threshold=0.03))
+    other[0].mor = MoR(recipe, (4, 8), scaling="amax", metric="underflow")
+    other.load_state_dict(c.state_dict())
+
+
+def test_copies_are_layers_of_their_own():
+    m = converted(model(), MoR("subtensor-2way"))
+    m[0].observers = (lambda *_: None,)
     x = torch.randn(7, 20)
-    assert torch.equal(again(x), converted(x))
+    for again in (copy.deepcopy(m), pickle.loads(pickle.dumps(m))):
+        again.load_state_dict(m.state_dict())
+        assert again[0].mor == m[0].mor
+        assert again[0].observers == ()
+        before = m[0].mix
+        assert torch.equal(again(x), m(x))
+        again(2 * x)
+        assert m[0].mix is before
+        assert again[0].mix["input"].amax == 2 * m[0].mix["input"].amax
+    assert len(m[0].observers) == 1
 
 
 def run(m, x, forward=None):
@@ -243,7 +297,7 @@ def run(m, x, forward=None):
 
 
 def test_checkpointed_layers_decide_the_same():
-    m = convert_to_mor(model(), MoR("subtensor-3way", "subchannel-32"))
+    m = converted(model(), MoR("subtensor-3way", "subchannel-32"))
     x = torch.randn(9, 20, requires_grad=True)
     plain = run(m, x)
     mixes = [copy.copy(layer.mix) for layer in m if isinstance(layer, MoRLinear)]
@@ -254,12 +308,39 @@ def test_checkpointed_layers_decide_the_same():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compiled_models_compute_the_same_bits():
-    m = convert_to_mor(model(), MoR("subtensor-3way", "subchannel-32"))
+    m = converted(model(), MoR("subtensor-3way", "subchannel-32"))
     x = torch.randn(9, 20)
+    x[0, 3] = torch.inf
+    x[3] *= (30 * torch.randn(20)).exp2()
     torch._dynamo.reset()
-    compiled = run(m, x, torch.compile(m, backend="aot_eager"))
-    for a, b in zip(run(m, x), compiled, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    whole = torch.compile(m, backend="aot_eager", fullgraph=True)
+    for values in (torch.randn(9, 20), x, torch.randn(3, 20)):
+        compiled = run(m, values, whole)
+        mixes = [dict(layer.mix) for layer in m if isinstance(layer, MoRLinear)]
+        for layer in m:
+            if isinstance(layer, MoRLinear):
+                layer.mix.clear()
+        for a, b in zip(run(m, values), compiled, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
+        again = [layer.mix for layer in m if isinstance(layer, MoRLinear)]
+        assert mixes == again
+        assert "output gradient" in mixes[0]
+    with torch.no_grad():
+        assert torch.equal(whole(values), m(values))
+
+
+def test_a_copy_of_a_compiled_layer_notes_its_own_decisions():
+    m = converted(torch.nn.Sequential(torch.nn.Linear(8, 8)), MoR())
+    torch._dynamo.reset()
+    whole = torch.compile(m, backend="aot_eager", fullgraph=True)
+    x = torch.randn(4, 8)
+    whole(x)
+    again = copy.deepcopy(m)
+    torch.compile(again, backend="aot_eager", fullgraph=True)(2 * x)
+    assert again[0].mix["input"].amax == 2 * m[0].mix["input"].amax
+    m[0].mor = MoR("subtensor-3way")
+    whole(x)
+    assert len(m[0].mix["input"].names) == 3
 
 
 def test_autocast_casts_like_torch():
@@ -285,7 +366,7 @@ def loss_with_outliers(mor: MoR | None) -> float:
         layer.weight.copy_(0.1 * torch.randn(16, 32, generator=generator))
         layer.weight[:4] = wanted[:4]
     if mor is not None:
-        convert_to_mor(layer, mor)
+        convert_to_mor(layer, mor, quiet=True)
     # The layer after it, for which all outputs are of one size.
     scale = torch.ones(16)
     scale[:4] = 2.0**-20
@@ -327,7 +408,7 @@ def test_a_step_holds_a_byte_of_an_activation():
         torch.manual_seed(0)
         m = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
         if mor is not None:
-            convert_to_mor(m, mor)
+            convert_to_mor(m, mor, quiet=True)
         memory = track_memory(m, torch.optim.SGD(m.parameters(), lr=0.1))
         x = torch.randn(1024, 256)
         with memory:
@@ -397,7 +478,7 @@ def test_bad_configurations_are_named(arguments, message):
 
 def test_bad_conversions_are_named():
     m = model()
-    with pytest.raises(ValueError, match="filter matches none of the 3 linear layers: '0', '2'"):
+    with pytest.raises(ValueError, match="none of the 3 linear layers is to be converted: '0'"):
         convert_to_mor(m, MoR(), filter=lambda *_: False)
     with pytest.raises(ValueError, match="GELU has no linear layer to convert"):
         convert_to_mor(torch.nn.GELU(), MoR())
@@ -405,7 +486,7 @@ def test_bad_conversions_are_named():
         convert_to_mor(m, "subtensor-2way")
     with pytest.raises(ValueError, match=r"pass a subulp\.nn\.MoR"):
         MoRLinear(3, 3, True, "tensor")
-    convert_to_mor(m, MoR(), filter=lambda name, _: name == "2")
+    convert_to_mor(m, MoR(), filter=lambda name, _: name == "2", quiet=True)
     with pytest.raises(ValueError, match="layer '2' is converted already"):
         convert_to_mor(m, MoR())
     assert type(m[0]) is torch.nn.Linear

@@ -7,7 +7,8 @@ from .embedding import Embedding, narrow_embedding
 from .extreme_classifier import ExtremeClassifier
 from .linear import Linear, narrow_linear
 from .mor import MoR
-from .mor_linear import MoRLinear, convert_to_mor, mor_linear
+from .mor_convert import Conversion, convert_from_mor, convert_to_mor
+from .mor_linear import MoRLinear, mor_linear
 from .normalization import BatchNorm2d, LayerNorm
 from .refine import refine
 from .row_table import RowTable
@@ -18,6 +19,7 @@ __all__ = [
     "CachedEmbeddingBag",
     "CachedEmbeddingBags",
     "Conv2d",
+    "Conversion",
     "Embedding",
     "EmbeddingTable",
     "ExtremeClassifier",
@@ -26,6 +28,7 @@ __all__ = [
     "MoR",
     "MoRLinear",
     "RowTable",
+    "convert_from_mor",
     "convert_to_mor",
     "mor_linear",
     "narrow_conv2d",

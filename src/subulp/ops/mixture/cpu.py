@@ -1,15 +1,23 @@
-"""Mixtures in C++ (csrc/mixture.h)."""
+"""Mixtures in C++: the papers' recipes in one call (csrc/mixture.h), others in passes
+(csrc/mixture_any.h).
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.mixture import TENSOR, THREE_WAY, TWO_WAY
+from ...numerics import E4M3, E5M2, Format
+from ...numerics.mixture import TENSOR, THREE_WAY, TWO_WAY, Recipe, values_of
 from ...numerics.partition import grid_of
 from .. import facts, native
+from . import passes
 from .job import DecodeJob, EncodeJob, Job
 
 
@@ -19,25 +27,32 @@ def run(job: Job) -> tuple[Tensor, ...] | Tensor:
     Raises:
         RuntimeError: The library is missing.
     """
-    return _decode(job) if isinstance(job, DecodeJob) else _encode(job)
+    if isinstance(job, DecodeJob):
+        return _decode(job) if _has_pass(job.mixture.formats) else _decode_any(job)
+    known = job.fused
+    return passes.encode(job, _Passes(job)) if known is None else _encode(job, known)
 
 
-def _encode(job: EncodeJob) -> tuple[Tensor, ...]:
+def _has_pass(formats: tuple[Format, ...]) -> bool:
+    return formats in ((E4M3,), (E4M3, E5M2))
+
+
+def _encode(job: EncodeJob, recipe: Recipe) -> tuple[Tensor, ...]:
     x = job.x
     down, across = grid_of(x.shape, job.block)
-    whole = job.recipe.granularity == "tensor"
+    whole = recipe.granularity == "tensor"
     groups = (1, 1) if job.scaling == "e8m0" else grid_of((down, across), job.groups)
     codes = torch.empty(x.shape, dtype=torch.uint8)
     types = torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8)
     mantissa = torch.empty((1, *groups), dtype=torch.float32)
     exponents = torch.empty((down, across), dtype=torch.int8)
-    numbers = torch.empty(2 * len(job.recipe.formats) + 8, dtype=torch.float64)
+    numbers = torch.empty(2 * len(recipe.formats) + 8, dtype=torch.float64)
     call = native.Mixture(
         x.data_ptr(),
         *(*x.shape, *job.block, *job.groups),
         *(t.data_ptr() for t in (codes, types, mantissa, exponents, numbers)),
         facts.DTYPES[x.dtype],
-        facts.RECIPE_CODES[job.recipe.name],
+        facts.RECIPE_CODES[recipe.name],
         facts.SCALINGS[job.scaling],
         job.threshold,
         torch.get_num_threads(),
@@ -65,7 +80,7 @@ def _decode(job: DecodeJob) -> Tensor:
         *(*m.shape, *m.block, *m.blocks_of_group),
         *(t.data_ptr() for t in (codes, types, mantissa, exponents)),
         None,
-        0,
+        facts.FORMATS[m.wide_format.name],
         facts.RECIPE_CODES[recipe.name],
         # Mantissas lie by groups whatever they came from.
         facts.SCALINGS["gam"],
@@ -77,3 +92,105 @@ def _decode(job: DecodeJob) -> Tensor:
         ctypes.byref(call), wide.data_ptr() if wide.numel() else None, out.data_ptr()
     )
     return out
+
+
+class _Passes:
+    """The passes over one matrix."""
+
+    def __init__(self, job: EncodeJob) -> None:
+        self._x, self._block, self._metric = job.x, job.block, job.metric
+        self._grid = grid_of(job.x.shape, job.block)
+
+    def measure(self) -> tuple[Tensor, Tensor, Tensor]:
+        amax, smallest = (torch.empty(self._grid, dtype=torch.float32) for _ in range(2))
+        counts = torch.empty(self._grid, dtype=torch.int64)
+        self._call("measure", (), amax=amax, smallest=smallest, counts=counts)
+        return amax, smallest, counts
+
+    def errors(self, factors: Mapping[Format, Tensor]) -> Mapping[Format, Tensor]:
+        formats = tuple(factors)
+        scales = torch.stack([factors[fmt] for fmt in formats])
+        sums = torch.empty(scales.shape, dtype=torch.float32)
+        self._call("errors", formats, factors=scales, sums=sums)
+        return dict(zip(formats, sums, strict=True))
+
+    def write(self, choice: passes.Choice) -> tuple[Tensor, Tensor]:
+        codes = torch.empty(self._x.shape, dtype=torch.uint8)
+        wide = torch.empty(choice.count, dtype=torch.uint8)
+        self._call(
+            "encode",
+            choice.formats,
+            factors=torch.stack(choice.factors),
+            types=choice.types,
+            offsets=choice.offsets,
+            codes=codes,
+            wide=wide,
+        )
+        return codes, wide
+
+    def _call(self, name: str, formats: tuple[Format, ...], **tensors: Tensor) -> None:
+        x = self._x
+        call, kept = _blocks(x.shape, self._block, formats, x.dtype, **tensors)
+        call.x, call.metric = x.data_ptr(), facts.METRICS[self._metric]
+        result = getattr(native.library(), f"subulp_blocks_{name}")(ctypes.byref(call))
+        assert result == 0
+        del kept
+
+
+def _decode_any(job: DecodeJob) -> Tensor:
+    m = job.mixture
+    out = torch.empty(m.shape, dtype=torch.float32)
+    types = m.block_types().contiguous()
+    offsets, count = passes.wide_offsets(types, len(m.formats), m.shape, m.block)
+    assert count == m.wide.numel()
+    values = torch.stack([_values(fmt) for fmt in m.formats])
+    call, kept = _blocks(
+        m.shape,
+        m.block,
+        m.formats,
+        m.wide_format.dtype,
+        factors=passes.inverse_scales(m),
+        codes=m.codes.contiguous(),
+        types=types,
+        offsets=offsets,
+        wide=m.wide.contiguous(),
+    )
+    native.library().subulp_blocks_decode(ctypes.byref(call), values.data_ptr(), out.data_ptr())
+    del kept
+    return out
+
+
+@functools.cache
+def _values(fmt: Format) -> Tensor:
+    """FP32 values of all bytes."""
+    return values_of(torch.arange(256, dtype=torch.uint8), fmt)
+
+
+def _blocks(
+    shape: torch.Size,
+    block: tuple[int, int],
+    formats: tuple[Format, ...],
+    dtype: torch.dtype | None,
+    **tensors: Tensor,
+) -> tuple[native.Blocks, Any]:
+    """The arguments of a pass, and what must live as long as it needs their addresses."""
+    assert dtype is not None
+    places = [
+        (f.min_exponent + 127, f.mantissa_bits, f.exponent_bits + f.mantissa_bits) for f in formats
+    ]
+    narrow = np.array(places, dtype=native.NARROW)
+    call = native.Blocks(
+        rows=shape[0],
+        columns=shape[1],
+        block_rows=block[0],
+        block_columns=block[1],
+        formats=native.address(narrow),
+        count=len(formats),
+        dtype=facts.DTYPES[dtype],
+        threads=torch.get_num_threads(),
+        isa=native.isa(),
+    )
+    for name, tensor in tensors.items():
+        assert tensor.is_contiguous()
+        setattr(call, name, tensor.data_ptr())
+    return call, (narrow, tensors)
