@@ -23,6 +23,9 @@ from .mor_modules import (
 
 Filter = Callable[[str, torch.nn.Module], bool]
 
+HEAD_NAMES = ("lm_head", "head", "score", "classifier", "qa_outputs")
+"""The last part of the names that output heads go by."""
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -71,9 +74,9 @@ def convert_to_mor(
         mor: How operands are represented.
         filter: Called with the name and module of each layer; only those for which it returns true
             are converted (default: all).
-        heads: Whether output heads are converted too, which the paper's models leave out: what
-            ``model.get_output_embeddings()`` returns, and layers whose weight is that of an
-            embedding (default: ``False``).
+        heads: Whether output heads are converted too: what ``model.get_output_embeddings()``
+            returns, layers whose weight is that of an embedding, and those named as in
+            :data:`HEAD_NAMES`. Their errors would enter the loss directly (default: ``False``).
         first: How many blocks at the beginning of the model are left as they are. Blocks are the
             elements of the ``torch.nn.ModuleList`` or ``torch.nn.Sequential`` that has the most of
             the layers (default: 0).
@@ -97,7 +100,7 @@ def convert_to_mor(
         )
     left = dict(_not_layers(model, found))
     chosen: dict[str, torch.nn.Module] = {}
-    outputs = set() if heads else _heads(model)
+    outputs = set() if heads else _heads(model, found)
     ends = _ends(model, found, first, last)
     for name, module in found.items():
         if id(module) in outputs:
@@ -196,7 +199,7 @@ def _not_layers(
             yield name, f"{kind}: no linear layer"
 
 
-def _heads(model: torch.nn.Module) -> set[int]:
+def _heads(model: torch.nn.Module, layers: dict[str, torch.nn.Module]) -> set[int]:
     """Identities of the output heads."""
     embedded = {
         id(module.weight)
@@ -208,6 +211,7 @@ def _heads(model: torch.nn.Module) -> set[int]:
         for module in model.modules()
         if isinstance(module, torch.nn.Linear) and id(module.weight) in embedded
     }
+    found |= {id(m) for name, m in layers.items() if name.rpartition(".")[2] in HEAD_NAMES}
     for module in model.modules():
         get = getattr(module, "get_output_embeddings", None)
         if callable(get):
