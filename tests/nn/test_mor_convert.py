@@ -310,6 +310,17 @@ def test_the_report(capsys):
     assert "  Linear: body.0,2-3\n" in str(report)
 
 
+def test_layers_that_are_no_plain_ones_say_why():
+    model = torch.nn.ModuleDict({"lazy": torch.nn.LazyLinear(4), "normed": torch.nn.Linear(4, 4)})
+    torch.nn.utils.parametrizations.weight_norm(model["normed"])
+    with pytest.raises(ValueError, match="'normed' is ParametrizedLinear, whose weight is comp"):
+        convert_to_mor(model, MOR)
+    model["plain"] = torch.nn.Linear(4, 4)
+    report = convert_to_mor(model, MOR, quiet=True)
+    assert list(report.converted) == ["plain"]
+    assert report.left["lazy"] == "LazyLinear, which has no sizes yet: run the model once before"
+
+
 def test_bad_arguments_change_nothing():
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
     for arguments, message in (

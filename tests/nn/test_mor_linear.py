@@ -273,6 +273,16 @@ def test_a_state_dict_knows_that_it_is_of_a_mixture():
     other.load_state_dict(c.state_dict())
 
 
+@pytest.mark.parametrize(
+    "state", [{"a": 1}, torch.zeros(3, dtype=torch.uint8), torch.zeros(3), torch.tensor([255, 7])]
+)
+def test_what_is_no_representation_is_refused(state):
+    layer = MoRLinear(4, 3)
+    saved = layer.state_dict() | {"_extra_state": state}
+    with pytest.raises(ValueError, match=r"is no (configuration|representation)"):
+        layer.load_state_dict(saved)
+
+
 def test_copies_are_layers_of_their_own():
     m = converted(model(), MoR("subtensor-2way"))
     m[0].observers = (lambda *_: None,)
@@ -354,6 +364,54 @@ def test_autocast_casts_like_torch():
     narrow = [quantised(layer.mor, t.detach().bfloat16()) for t in (x, layer.weight)]
     torch.testing.assert_close(y, F.linear(*narrow, layer.bias.detach()).bfloat16())
     assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+
+
+def test_the_meta_device_has_shapes():
+    layer = MoRLinear(20, 5, device="meta")
+    assert layer(torch.empty(3, 20, device="meta")).shape == (3, 5)
+    with pytest.raises(ValueError, match="weight is on meta and x on cpu"):
+        layer(torch.zeros(3, 20))
+    with pytest.raises(ValueError, match="x is on the meta device"):
+        MoR().encode(layer.weight)
+    plain = MoRLinear(20, 5)
+    x = torch.randn(3, 20)
+    expected = run(plain, x)
+    with torch.device("meta"):
+        found = run(plain, x)
+        saved = plain.state_dict()
+    assert all(map(torch.equal, found, expected))
+    plain.load_state_dict(saved)
+
+
+def test_a_dtensor_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "device_mesh", "a mesh", raising=False)
+    with pytest.raises(ValueError, match=r"x is a DTensor.*full_tensor"):
+        MoRLinear(20, 5)(torch.randn(3, 20))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_default_dtype_changes_nothing(dtype):
+    x, weight, bias, grad_y = problem()
+    for mor in (MoR("subtensor-3way", "subchannel-32"), MoR("tensor", scaling="e8m0")):
+        results = []
+        for default in (torch.float32, dtype):
+            layer = MoRLinear(140, 132, mor=mor, dtype=torch.float32)
+            with torch.no_grad():
+                layer.weight.copy_(weight)
+                layer.bias.copy_(bias)
+            torch.set_default_dtype(default)
+            try:
+                y = layer(x)
+                y.backward(grad_y)
+                state = layer.get_extra_state()
+            finally:
+                torch.set_default_dtype(torch.float32)
+            grads = x.grad, layer.weight.grad, layer.bias.grad
+            results.append([y.detach(), *grads, state])
+            x.grad = None
+        for a, b in zip(*results, strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b)
 
 
 def loss_with_outliers(mor: MoR | None) -> float:

@@ -243,3 +243,16 @@ def test_stored_tensors_are_checked(place, tensor, message):
     stored[place] = tensor
     with pytest.raises(ValueError, match=message):
         mixture_decode(*stored[:5], "subtensor-3way", (1, 4), (2, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_default_dtype_changes_nothing(dtype):
+    x = list(matrices((40, 130)))[3]
+    for arguments in calls(x, ["subchannel-32"], 0):
+        for backend in ("cpu", "reference"):
+            expected = run(arguments, backend)
+            torch.set_default_dtype(dtype)
+            try:
+                check(arguments, backend, expected)
+            finally:
+                torch.set_default_dtype(torch.float32)

@@ -92,13 +92,14 @@ def convert_to_mor(
     """
     check_mor(mor)
     found = dict(_layers(model))
+    left = dict(_not_layers(model, found))
     if not found:
+        reasons = "".join(f"; {name!r} is {why}" for name, why in left.items())
         raise ValueError(
             f"{type(model).__name__} has no linear layer to convert: torch.nn.Linear, "
             "subulp.nn.Linear, torch.nn.MultiheadAttention and transformers' Conv1D can be, "
-            "subclasses cannot"
+            f"subclasses cannot{reasons}"
         )
-    left = dict(_not_layers(model, found))
     chosen: dict[str, torch.nn.Module] = {}
     outputs = set() if heads else _heads(model, found)
     ends = _ends(model, found, first, last)
@@ -185,11 +186,14 @@ def _not_layers(
 ) -> Iterator[tuple[str, str]]:
     parts = {id(part) for layer in layers.values() for part in layer.modules()}
     for name, module in model.named_modules():
-        matrices = [p for p in module.parameters(recurse=False) if p.dim() > 1]
-        if not matrices or id(module) in parts:
+        if id(module) in parts or not _has_matrix(module):
             continue
         kind = type(module).__name__
-        if isinstance(module, torch.nn.Linear):
+        if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin):
+            yield name, f"{kind}, which has no sizes yet: run the model once before"
+        elif torch.nn.utils.parametrize.is_parametrized(module):
+            yield name, f"{kind}, whose weight is computed: remove the parametrization before"
+        elif isinstance(module, torch.nn.Linear):
             yield name, f"{kind}, a subclass of Linear: it may compute something else"
         elif isinstance(module, torch.nn.MultiheadAttention):
             yield name, f"{kind}, a subclass of MultiheadAttention: it may compute something else"
@@ -197,6 +201,13 @@ def _not_layers(
             yield name, f"{kind}: it looks up, and multiplies nothing"
         else:
             yield name, f"{kind}: no linear layer"
+
+
+def _has_matrix(module: torch.nn.Module) -> bool:
+    own = module.parameters(recurse=False)
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        return True
+    return any(torch.nn.parameter.is_lazy(p) or p.dim() > 1 for p in own)
 
 
 def _heads(model: torch.nn.Module, layers: dict[str, torch.nn.Module]) -> set[int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -76,6 +77,14 @@ def eager_linear(
 ) -> Tensor:
     """:func:`mor_linear` outside of graphs."""
     check_linear(x, weight, bias)
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(
+                f"{name} is on {tensor.device} and x on {x.device}: move one to the other"
+            )
+    if x.is_meta:
+        # Shapes are all that there is.
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     if x.numel() == 0:
         return narrow_linear(x, weight, bias)
     x, weight = autocast_operands(x, weight)
@@ -135,7 +144,7 @@ class MixtureLayer(torch.nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The representation as part of a state dict: JSON in bytes, a tensor as all the rest."""
-        return torch.tensor(list(self.mor.text.encode()), dtype=torch.uint8)
+        return torch.tensor(list(self.mor.text.encode()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Check that a state dict is of this representation.
@@ -143,7 +152,9 @@ class MixtureLayer(torch.nn.Module):
         Raises:
             ValueError: It is of another one.
         """
-        saved = MoR.from_text(bytes(state.tolist()).decode())
+        if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.is_meta:
+            raise ValueError(f"_extra_state={state!r} is no representation: expected uint8 numbers")
+        saved = MoR.from_text(bytes(state.tolist()).decode(errors="replace"))
         if saved != self.mor:
             raise ValueError(
                 f"this state dict is of a layer with {saved}, and this layer has {self.mor}: "

@@ -108,9 +108,9 @@ def from_blocks(blocks: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def sizes_of_blocks(shape: Sequence[int], block: Sequence[int]) -> Tensor:
-    """Elements of each block, int64 ``(block rows, block columns)``."""
+    """Elements of each block, int64 ``(block rows, block columns)`` on the CPU."""
     sides = []
     for whole, part in zip(shape, block, strict=True):
-        starts = torch.arange(0, whole, part)
+        starts = torch.arange(0, whole, part, dtype=torch.int64, device="cpu")
         sides.append((whole - starts).clamp(max=part))
     return sides[0][:, None] * sides[1]

@@ -72,8 +72,16 @@ def encode(
 
     Raises:
         RuntimeError: The same where ``SUBULP_BACKEND`` asks for kernels.
+        ValueError: ``x`` is a DTensor, or has no values.
     """
     check_matrix(x)
+    if hasattr(x, "device_mesh"):
+        raise ValueError(
+            "x is a DTensor, whose blocks may lie on several devices: pass x.full_tensor(), or "
+            "x.to_local() where blocks of a shard are meant"
+        )
+    if x.is_meta:
+        raise ValueError("x is on the meta device and has no values: move it to a real one")
     block = block_of(partition, x.shape)
     groups = (1, 1) if scaling == "amax" else blocks_of_group(group, block, x.shape)
     if metric not in KNOWN:

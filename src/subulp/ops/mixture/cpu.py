@@ -20,13 +20,19 @@ from .. import facts, native
 from . import passes
 from .job import DecodeJob, EncodeJob, Job
 
+# Named in all that kernels write: torch's default may be another one.
+CPU = torch.device("cpu")
+
 
 def run(job: Job) -> tuple[Tensor, ...] | Tensor:
     """Run ``job``: return the stored tensors and the numbers of a summary, or the decoded matrix.
 
     Raises:
         RuntimeError: The library is missing.
+        ValueError: The tensors are on another device.
     """
+    if job.device.type != "cpu":
+        raise ValueError(f"x is on {job.device}: the C++ kernels read memory of the CPU; move x")
     if isinstance(job, DecodeJob):
         return _decode(job) if _has_pass(job.mixture.formats) else _decode_any(job)
     known = job.fused
@@ -42,11 +48,11 @@ def _encode(job: EncodeJob, recipe: Recipe) -> tuple[Tensor, ...]:
     down, across = grid_of(x.shape, job.block)
     whole = recipe.granularity == "tensor"
     groups = (1, 1) if job.scaling == "e8m0" else grid_of((down, across), job.groups)
-    codes = torch.empty(x.shape, dtype=torch.uint8)
-    types = torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8)
-    mantissa = torch.empty((1, *groups), dtype=torch.float32)
-    exponents = torch.empty((down, across), dtype=torch.int8)
-    numbers = torch.empty(2 * len(recipe.formats) + 8, dtype=torch.float64)
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=CPU)
+    types = torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8, device=CPU)
+    mantissa = torch.empty((1, *groups), dtype=torch.float32, device=CPU)
+    exponents = torch.empty((down, across), dtype=torch.int8, device=CPU)
+    numbers = torch.empty(2 * len(recipe.formats) + 8, dtype=torch.float64, device=CPU)
     call = native.Mixture(
         x.data_ptr(),
         *(*x.shape, *job.block, *job.groups),
@@ -61,7 +67,7 @@ def _encode(job: EncodeJob, recipe: Recipe) -> tuple[Tensor, ...]:
     library = native.library()
     count = library.subulp_mixture_encode(ctypes.byref(call))
     assert count >= 0
-    wide = torch.empty(count, dtype=torch.uint8)
+    wide = torch.empty(count, dtype=torch.uint8, device=CPU)
     if count:
         library.subulp_mixture_wide(ctypes.byref(call), wide.data_ptr())
     return codes, types, mantissa, exponents, wide, numbers
@@ -69,7 +75,7 @@ def _encode(job: EncodeJob, recipe: Recipe) -> tuple[Tensor, ...]:
 
 def _decode(job: DecodeJob) -> Tensor:
     m = job.mixture
-    out = torch.empty(m.shape, dtype=torch.float32)
+    out = torch.empty(m.shape, dtype=torch.float32, device=CPU)
     # A kept contiguous copy lives as long as the call needs its address.
     codes, types, mantissa, exponents, wide = (t.contiguous() for t in m.tensors)
     # What matters: how many formats there are, and whether there is one type for all blocks.
@@ -102,21 +108,23 @@ class _Passes:
         self._grid = grid_of(job.x.shape, job.block)
 
     def measure(self) -> tuple[Tensor, Tensor, Tensor]:
-        amax, smallest = (torch.empty(self._grid, dtype=torch.float32) for _ in range(2))
-        counts = torch.empty(self._grid, dtype=torch.int64)
+        amax, smallest = (
+            torch.empty(self._grid, dtype=torch.float32, device=CPU) for _ in range(2)
+        )
+        counts = torch.empty(self._grid, dtype=torch.int64, device=CPU)
         self._call("measure", (), amax=amax, smallest=smallest, counts=counts)
         return amax, smallest, counts
 
     def errors(self, factors: Mapping[Format, Tensor]) -> Mapping[Format, Tensor]:
         formats = tuple(factors)
         scales = torch.stack([factors[fmt] for fmt in formats])
-        sums = torch.empty(scales.shape, dtype=torch.float32)
+        sums = torch.empty(scales.shape, dtype=torch.float32, device=CPU)
         self._call("errors", formats, factors=scales, sums=sums)
         return dict(zip(formats, sums, strict=True))
 
     def write(self, choice: passes.Choice) -> tuple[Tensor, Tensor]:
-        codes = torch.empty(self._x.shape, dtype=torch.uint8)
-        wide = torch.empty(choice.count, dtype=torch.uint8)
+        codes = torch.empty(self._x.shape, dtype=torch.uint8, device=CPU)
+        wide = torch.empty(choice.count, dtype=torch.uint8, device=CPU)
         self._call(
             "encode",
             choice.formats,
@@ -139,7 +147,7 @@ class _Passes:
 
 def _decode_any(job: DecodeJob) -> Tensor:
     m = job.mixture
-    out = torch.empty(m.shape, dtype=torch.float32)
+    out = torch.empty(m.shape, dtype=torch.float32, device=CPU)
     types = m.block_types().contiguous()
     offsets, count = passes.wide_offsets(types, len(m.formats), m.shape, m.block)
     assert count == m.wide.numel()
@@ -163,7 +171,7 @@ def _decode_any(job: DecodeJob) -> Tensor:
 @functools.cache
 def _values(fmt: Format) -> Tensor:
     """FP32 values of all bytes."""
-    return values_of(torch.arange(256, dtype=torch.uint8), fmt)
+    return values_of(torch.arange(256, dtype=torch.uint8, device=CPU), fmt)
 
 
 def _blocks(
