@@ -112,6 +112,7 @@ def test_llama():
     check_model(model, torch.randint(0, 64, (2, 8)), products)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_experts():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -125,7 +126,13 @@ def test_experts():
     products |= {f"{experts}.{p}_proj_product" for p in ("gate_up", "down")}
     report = convert_to_mor(copy.deepcopy(model), MOR, quiet=True)
     assert report.converted[experts] == "MixtralExperts"
-    check_model(model, torch.randint(0, 64, (2, 12)), products)
+    ids = torch.randint(0, 64, (2, 12))
+    check_model(model, ids, products)
+    convert_to_mor(model, MOR, quiet=True)
+    block = model.model.layers[0].mlp
+    x = torch.randn(2, 12, 32)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(block, backend="aot_eager")(x), block(x))
 
 
 def attention(options, state=None) -> torch.nn.MultiheadAttention:

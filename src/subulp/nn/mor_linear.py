@@ -1,7 +1,7 @@
 """Linear layers whose matrix products take operands in a mixture of representations.
 
-"MoR", section 3: the operands of all three products of a linear layer are quantised, each along the
-dimension that the product contracts, and decided on anew at every step.
+The operands of all three products of a linear layer are quantised, each along the dimension that
+the product contracts ("MoR", section 3), and decided on anew at every step.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..ops.graph_breaks import between_graphs
 from .mor import MoR
 from .mor_linear import MixtureLayer, MoRProduct
 
@@ -237,6 +238,7 @@ class Experts(Converted):
         for name in expert_parameters(self):
             delattr(self, f"{name}_product")
 
+    @between_graphs
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Arguments and results of the module."""
         with _ExpertProducts(self) as products:

@@ -1,7 +1,8 @@
 """How far rounded numbers are from what they stand for: means, summed in one order everywhere.
 
-"MoR", section 3, decides by the mean of ``|x - q(x)| / |x|``. A kernel adds in an order that suits
-it; for equal bits there is one order for all:
+"MoR", section 1, decides by the relative error; its formula, which our copy lacks, is taken to be
+the mean of ``|x - q(x)| / |x|``. A kernel adds in an order that suits it; for equal bits there is
+one order for all:
 
 1. A block is cut into tiles of 128 rows and 4,096 columns from its first element on.
 2. A row of a tile: lane ``l`` of 16 adds the elements ``l``, ``l + 16``, ... in turn. Then the

@@ -1,8 +1,9 @@
 """A matrix whose blocks are each in the narrowest format that represents them well enough.
 
-"MoR: Mixture of Representations", section 3. The framework goes through an ordered list of formats,
+"MoR: Mixture of Representations", section 3: the framework goes through an ordered list of formats,
 the most aggressive one first; a block, or the whole tensor, takes the first whose acceptance test
-it passes, and BF16 if there is none. What the paper's text in our copy leaves open:
+it passes, and BF16 if there is none. There our copy of the paper ends: the tests and what follows
+are not read in it.
 
 * A tensor or block of zeros takes the first format; one with an infinity or a NaN takes BF16.
 * Errors are means over the non-zero values of blocks without infinities and NaN.
@@ -345,7 +346,8 @@ THREE_WAY = Recipe(
     (Entry(E4M3, no_worse_than(E4M3, E5M2)), Entry(E5M2, fits_range(E5M2))),
 )
 RECIPES = {recipe.name: recipe for recipe in (TENSOR, TWO_WAY, THREE_WAY)}
-"""The recipes of "MoR", section 3.1 and, by blocks, section 3.2, Algorithms 2 and 1."""
+"""By the titles of "MoR", sections 3.1 (tensor) and 3.2 (blocks, in two ways or three), whose text
+our copy lacks."""
 
 ALWAYS_E4M3 = Recipe("e4m3", (Entry(E4M3, always),), "tensor")
 """What the recipes are compared with: FP8 for all. Only a tensor that is not finite is in BF16."""
