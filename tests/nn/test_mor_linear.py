@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from subulp import nn
 from subulp.diagnostics import track_memory
 from subulp.nn import MoR, MoRLinear, convert_to_mor, mor_linear
+from subulp.nn.mor_linear import mor_linear_op
 from subulp.numerics import E4M3, E5M2, mixture, simulated
 from subulp.numerics.mixture import RECIPES, Entry, Recipe
 
@@ -364,6 +365,23 @@ def test_autocast_casts_like_torch():
     narrow = [quantised(layer.mor, t.detach().bfloat16()) for t in (x, layer.weight)]
     torch.testing.assert_close(y, F.linear(*narrow, layer.bias.detach()).bfloat16())
     assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize(
+    "mor", [MoR("subtensor-3way", "subchannel-32"), MoR("tensor", scaling="amax")], ids=name_of
+)
+def test_opcheck(mor, save):
+    x, weight, bias, _ = problem(rows=(2, 9))
+    arguments = x, weight if save else weight.detach(), bias, mor.text, "", save
+    torch.library.opcheck(mor_linear_op, arguments)
+
+
+def test_a_layer_with_something_else_for_its_representation():
+    layer = MoRLinear(4, 3)
+    layer.mor = "tensor"
+    with pytest.raises(ValueError, match="mor='tensor' is not a configuration"):
+        layer(torch.zeros(2, 4))
 
 
 def test_the_meta_device_has_shapes():

@@ -132,6 +132,7 @@ class MixtureLayer(torch.nn.Module):
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """:func:`mor_linear` of this layer, its decisions noted."""
+        check_mor(self.mor)
         if torch.compiler.is_compiling():
             return graph_linear(x, weight, bias, self.mor.text, self.ticket)
         return eager_linear(x, weight, bias, mor=self.mor, note=self.note)
@@ -525,6 +526,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     weight, *stored = ctx.saved_tensors
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    if needs_weight and not ctx.save:
+        raise RuntimeError("the weight needs a gradient, and nothing was saved for it: save=True")
     grad_x = grad_weight = grad_bias = None
     if needs_x or needs_weight:
         of_x, of_weight = mor_linear_backward(
