@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from subulp import nn
+from subulp import nn, optim
 from subulp.diagnostics import track_memory
 from subulp.nn import MoR, MoRLinear, convert_to_mor, mor_linear
 from subulp.nn.mor_linear import mor_linear_op
@@ -579,3 +579,16 @@ def test_bad_conversions_are_named():
 def test_bad_inputs_are_named(x, message):
     with pytest.raises(ValueError, match=message):
         MoRLinear(4, 3)(x)
+
+
+def test_full_precision_weights_of_a_plain_model_can_be_loaded():
+    plain, mixed = model().to(torch.bfloat16), converted(model().to(torch.bfloat16), MoR())
+    first, second = (optim.AdamW(m.parameters(), precision="collage-plus") for m in (plain, mixed))
+    weights = first.full_precision_state_dict(plain)
+    second.load_full_precision_state_dict(mixed, weights)
+    found = second.full_precision_state_dict(mixed)
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+    # Those of a mixture know it.
+    assert "0._extra_state" in found
+    with pytest.raises(ValueError, match=r"has unexpected \['0\._extra_state'"):
+        first.load_full_precision_state_dict(plain, found)
