@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 import warnings
@@ -113,19 +114,22 @@ def test_llama():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_experts():
+@pytest.mark.parametrize("kind", ["Mixtral", "GptOss"])
+def test_experts(kind):
+    """Of matrices (out, in) in a linear layer, and (in, out) in a product."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.MixtralConfig(
+    config = getattr(transformers, f"{kind}Config")(
         num_hidden_layers=1, hidden_size=32, intermediate_size=48, num_attention_heads=2,
-        num_key_value_heads=1, vocab_size=64, num_local_experts=3,
+        num_key_value_heads=1, vocab_size=64, num_local_experts=3, num_experts_per_tok=2,
+        head_dim=16,
     )  # fmt: skip
-    model = transformers.MixtralForCausalLM(config).eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     products = {f"model.layers.0.self_attn.{p}_proj" for p in "qkvo"}
     experts = "model.layers.0.mlp.experts"
     products |= {f"{experts}.{p}_proj_product" for p in ("gate_up", "down")}
     report = convert_to_mor(copy.deepcopy(model), MOR, quiet=True)
-    assert report.converted[experts] == "MixtralExperts"
+    assert report.converted[experts] == f"{kind}Experts"
     ids = torch.randint(0, 64, (2, 12))
     check_model(model, ids, products)
     convert_to_mor(model, MOR, quiet=True)
@@ -133,6 +137,29 @@ def test_experts():
     x = torch.randn(2, 12, 32)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(block, backend="aot_eager")(x), block(x))
+
+
+class CopiedExperts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up_proj = torch.nn.Parameter(torch.randn(3, 4, 4))
+
+    def plain(self, x):
+        return F.linear(x, self.up_proj[0].clone())
+
+    # As Transformers chooses between definitions.
+    @functools.wraps(plain)
+    def forward(self, x):
+        return self.plain(x)
+
+
+def test_experts_that_go_another_way_are_refused():
+    module = CopiedExperts()
+    convert_to_mor(module, MOR, quiet=True)
+    with pytest.raises(RuntimeError, match="takes its experts' matrices to clone"):
+        module(torch.randn(2, 4))
+    convert_from_mor(module)
+    assert module(torch.randn(2, 4)).shape == (2, 4)
 
 
 def attention(options, state=None) -> torch.nn.MultiheadAttention:

@@ -245,8 +245,8 @@ class Experts(Converted):
             result = inspect.unwrap(self.original.forward)(self, *args, **kwargs)
         if products.others:
             raise RuntimeError(
-                f"{self.original.__name__} multiplies its experts by {products.others[0]}, which "
-                "is no linear layer: leave it out by filter="
+                f"{self.original.__name__} takes its experts' matrices to {products.others[0]}, "
+                "which no mixture replaces: leave it out of convert_to_mor by filter="
             )
         return result
 
@@ -272,7 +272,7 @@ class _ExpertProducts(TorchFunctionMode):
             found = self._product(args[1])
             if found is not None:
                 return found(args[0], args[1].transpose(-2, -1))
-        elif func in _PRODUCTS and any(self._product(x) is not None for x in args):
+        if func.__name__ not in _VIEWS and any(self._product(x) is not None for x in args):
             self.others.append(func.__name__)
         return func(*args, **kwargs)
 
@@ -282,6 +282,11 @@ class _ExpertProducts(TorchFunctionMode):
         return self._of.get(weight.untyped_storage().data_ptr())
 
 
-_PRODUCTS = (torch.bmm, Tensor.bmm, torch.einsum, torch.addmm, torch.baddbmm)
+# What may be done with an expert's matrix on the way to its product.
+_VIEWS = frozenset(
+    {"__get__", "__getitem__", "__len__", "chunk", "dim", "narrow", "numel", "permute", "select"}
+    | {"size", "split", "squeeze", "stride", "t", "transpose", "unbind", "unsqueeze", "view"}
+    | {"untyped_storage"}
+)
 
 KINDS: tuple[type[Converted], ...] = (Conv1DProduct, Attention, Experts)
