@@ -221,9 +221,14 @@ def test_bad_input(change, message):
 
 def test_a_huge_block_is_the_whole_matrix():
     x = next(matrices((3, 5)))
-    found = mixture_encode(x, "tensor", (1 << 40, 1 << 40), (1 << 40, 1), "gam", 0.045)
-    expected = mixture_encode(x, "tensor", (3, 5), (1, 1), "gam", 0.045)
-    assert all(map(torch.equal, found, expected))
+    huge = (1 << 63) - 1
+    for recipe in ("tensor", to_text(OWN[0])):
+        expected = mixture_encode(x, recipe, (3, 5), (1, 1), "gam", 0.045)
+        values = mixture_decode(*expected[:5], recipe, (3, 5), (1, 1))
+        for sizes in ((1 << 40, 1 << 40), (huge, huge)):
+            found = mixture_encode(x, recipe, sizes, sizes, "gam", 0.045)
+            assert all(map(torch.equal, found, expected))
+            assert torch.equal(mixture_decode(*found[:5], recipe, sizes, sizes), values)
 
 
 @pytest.mark.parametrize(

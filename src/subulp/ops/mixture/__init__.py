@@ -171,7 +171,7 @@ def mixture_encode(
         raise ValueError(f"groups={tuple(groups)} cannot apply to scaling='amax': use (1, 1)")
     if metric not in KNOWN:
         raise ValueError(f"metric={metric!r} is unknown: use one of {', '.join(KNOWN)}")
-    job = EncodeJob(x, found, _block(block, x), _pair(groups), _scaling(scaling), threshold, metric)
+    job = EncodeJob(x, found, *_sizes(x.shape, block, groups), _scaling(scaling), threshold, metric)
     result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = backend.run("mixture", job)
     return result
 
@@ -249,8 +249,7 @@ def mixture_decode(
         exponents,
         wide,
         known.formats,
-        _block(block, codes),
-        _pair(groups),
+        *_sizes(codes.shape, block, groups),
         wide_formats[wide_format],
     )
     _check_stored(found)
@@ -346,10 +345,10 @@ def _scaling(name: str) -> Scaling:
     raise ValueError(f"scaling={name!r} is unknown: use one of {', '.join(get_args(Scaling))}")
 
 
-def _block(sizes: Sequence[int], x: Tensor) -> tuple[int, int]:
-    """No more than the matrix has: kernels have room for every tile of a block."""
-    return min(sizes[0], x.shape[0]), min(sizes[1], x.shape[1])
-
-
-def _pair(sizes: Sequence[int]) -> tuple[int, int]:
-    return sizes[0], sizes[1]
+def _sizes(
+    shape: torch.Size, block: Sequence[int], groups: Sequence[int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Sizes no larger than the matrix and its blocks: kernels have room for all of a block."""
+    of_block = min(block[0], shape[0]), min(block[1], shape[1])
+    grid = grid_of(shape, of_block)
+    return of_block, (min(groups[0], grid[0]), min(groups[1], grid[1]))
