@@ -237,6 +237,11 @@ def test_attention_alone():
         module(x, x, x, key_padding_mask=torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"attn_mask has dtype torch\.int64"):
         module(x, x, x, attn_mask=torch.zeros(10, 10).long())
+    with pytest.raises(ValueError, match=r"query, key and value are .* one batch size"):
+        module(x, x[:1], x[:1])
+    with torch.autocast("cpu", torch.bfloat16):
+        y, shares = module(x, x, x, attn_mask=torch.zeros(10, 10))
+        assert y.dtype == shares.dtype == torch.bfloat16
     with pytest.raises(ValueError, match="is_causal=True needs attn_mask"):
         module(x, x, x, is_causal=True)
     assert convert_from_mor(module) == [""]

@@ -126,11 +126,19 @@ class Attention(Converted):
                 key_padding_mask = key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        weight = self._attention_mask(query, key, attn_mask, key_padding_mask)
+        if len(query) != len(key) or key.shape[:2] != value.shape[:2]:
+            raise ValueError(
+                f"query, key and value are (batch, length, size) of {tuple(query.shape)}, "
+                f"{tuple(key.shape)} and {tuple(value.shape)}: expected one batch size, and one "
+                "length of key and value"
+            )
+        lengths = query.shape[1], key.shape[1]
         q, k, v = (
             x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             for x in self._projected(query, key, value)
         )
+        # In the dtype of the scores, which is another one under autocast.
+        weight = self._attention_mask(q, lengths, attn_mask, key_padding_mask)
         dropout = self.dropout if self.training else 0.0
         shares = None
         if need_weights:
@@ -168,10 +176,10 @@ class Attention(Converted):
         return q, k, v
 
     def _attention_mask(
-        self, query: Tensor, key: Tensor, attn_mask: Tensor | None, padding: Tensor | None
+        self, q: Tensor, lengths: tuple[int, int], attn_mask: Tensor | None, padding: Tensor | None
     ) -> Tensor | None:
         """What is added to the scores (batch or 1, heads or 1, queries or 1, keys)."""
-        batch, queries, keys = len(query), query.shape[1], key.shape[1]
+        batch, (queries, keys) = len(q), lengths
         found: Tensor | None = None
         if attn_mask is not None:
             shapes = (queries, keys), (batch * self.num_heads, queries, keys)
@@ -180,7 +188,7 @@ class Attention(Converted):
                     f"attn_mask has shape {tuple(attn_mask.shape)}: expected {shapes[0]} or "
                     f"{shapes[1]}"
                 )
-            found = _added(attn_mask, "attn_mask", query.dtype)
+            found = _added(attn_mask, "attn_mask", q.dtype)
             found = (
                 found[None, None]
                 if found.dim() == 2
@@ -191,7 +199,7 @@ class Attention(Converted):
                 raise ValueError(
                     f"key_padding_mask has shape {tuple(padding.shape)}: expected {(batch, keys)}"
                 )
-            of_keys = _added(padding, "key_padding_mask", query.dtype)[:, None, None]
+            of_keys = _added(padding, "key_padding_mask", q.dtype)[:, None, None]
             found = of_keys if found is None else found + of_keys
         more = int(self.bias_k is not None) + int(self.add_zero_attn)
         return found if found is None or not more else F.pad(found, (0, more))
