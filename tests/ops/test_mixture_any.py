@@ -261,3 +261,16 @@ def test_the_default_dtype_changes_nothing(dtype):
                 check(arguments, backend, expected)
             finally:
                 torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("rows", [33, 48, 65, 75, 127, 200])
+def test_sums_of_any_number_of_rows_have_their_room(rows):
+    """They are added up by halves, of a power of two: many narrow blocks beside each other."""
+    x = next(matrices((rows, 520)))
+    for recipe, columns in itertools.product((*RECIPES.values(), OWN[0]), (1, 2, 32)):
+        block = (min(rows, 127), columns)
+        arguments = x, to_text(recipe), block, (1, 1), "gam", 0.045
+        expected = run(arguments, "reference")
+        for isa in isas():
+            with environment(SUBULP_ISA=isa):
+                check(arguments, "cpu", expected)
