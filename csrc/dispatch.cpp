@@ -110,5 +110,21 @@ int subulp_mixture_decode(const subulp_mixture* mixture, const uint8_t* wide, fl
   const subulp_kernels* k = kernels(mixture->isa);
   return k ? k->mixture_decode(*mixture, wide, to, mixture->threads) : -1;
 }
+int subulp_blocks_measure(const subulp_blocks* blocks) {
+  const subulp_kernels* k = kernels(blocks->isa);
+  return k ? k->blocks_measure(*blocks, blocks->threads) : -1;
+}
+int subulp_blocks_errors(const subulp_blocks* blocks) {
+  const subulp_kernels* k = kernels(blocks->isa);
+  return k ? k->blocks_errors(*blocks, blocks->threads) : -1;
+}
+int subulp_blocks_encode(const subulp_blocks* blocks) {
+  const subulp_kernels* k = kernels(blocks->isa);
+  return k ? k->blocks_encode(*blocks, blocks->threads) : -1;
+}
+int subulp_blocks_decode(const subulp_blocks* blocks, const float* values, float* to) {
+  const subulp_kernels* k = kernels(blocks->isa);
+  return k ? k->blocks_decode(*blocks, values, to, blocks->threads) : -1;
+}
 
 }  // extern "C"

@@ -15,6 +15,7 @@ extern "C" const char* subulp_facts(void) {
 #define NAME_RULE(code, name) t += "rule " name "\n";
 #define NAME_RECIPE(code, name) t += "recipe " name "\n";
 #define NAME_SCALING(code, name) t += "scaling " name "\n";
+#define NAME_METRIC(code, name) t += "metric " name "\n";
 #define NAME_STRATEGY(code, name, weight, slow, wide, random, dtypes) \
   t += "strategy " name " " #weight " " #slow " " #wide " " #random " " #dtypes "\n";
 #define NAME_CONSTANT(name, value) number("constant " #name, value);
@@ -25,6 +26,7 @@ extern "C" const char* subulp_facts(void) {
     SUBULP_RULES(NAME_RULE)
     SUBULP_RECIPES(NAME_RECIPE)
     SUBULP_SCALINGS(NAME_SCALING)
+    SUBULP_METRICS(NAME_METRIC)
     SUBULP_STRATEGIES(NAME_STRATEGY)
     SUBULP_CONSTANTS(NAME_CONSTANT)
     SUBULP_SCALARS(NAME_SCALAR)
@@ -33,6 +35,8 @@ extern "C" const char* subulp_facts(void) {
     number("size table", sizeof(subulp_table));
     number("size lookups", sizeof(subulp_lookups));
     number("size mixture", sizeof(subulp_mixture));
+    number("size blocks", sizeof(subulp_blocks));
+    number("size narrow", sizeof(subulp_narrow));
     for (const uint32_t row : {0u, 1u, 0x12345678u, 0x7FFFFFFFu}) number("mix", subulp_mix(row));
     return t;
   }();

@@ -14,6 +14,7 @@
 #include "kernels.h"
 #include "logistic.h"
 #include "mixture.h"
+#include "mixture_any.h"
 #include "step.h"
 
 extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = {
@@ -32,4 +33,8 @@ extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = 
     simd::run_mixture_encode,
     simd::run_mixture_wide,
     simd::run_mixture_decode,
+    simd::run_blocks_measure,
+    simd::run_blocks_errors,
+    simd::run_blocks_encode,
+    simd::run_blocks_decode,
 };

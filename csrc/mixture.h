@@ -99,14 +99,18 @@ inline void encode_e5m2(const Strip& s, int b, const char* x, uint8_t* codes, fl
   }
 }
 
-// The upper bytes of BF16 numbers to `codes`, the lower ones to `low`.
+// What a wide block keeps: FP16 numbers as they are, others in BF16.
 template <class Format>
-inline void encode_bf16(const Strip& s, int b, const char* x, uint8_t* codes, uint8_t* low) {
+using WideOf = std::conditional_t<std::is_same<Format, Fp16>::value, Fp16, Bf16>;
+
+// The upper bytes of wide numbers to `codes`, the lower ones to `low`.
+template <class Format>
+inline void encode_wide_tile(const Strip& s, int b, const char* x, uint8_t* codes, uint8_t* low) {
   const Tile t = s.tile_of(b);
   for (int64_t r = 0; r < t.rows; ++r) {
     const int64_t at = s.offset(r, b);
     each_vector<Format>(x + at * Format::bytes, t.columns, [&](int64_t i, F value, int n) {
-      const U code = Bf16::nearest(value);
+      const U code = WideOf<Format>::nearest(value);
       store_each_u8(codes + at + i, shr<8>(code), n);
       store_each_u8(low + t.place + r * t.block_width + i, code, n);
     });
@@ -264,7 +268,7 @@ inline int encode_wide(const subulp_mixture& m, uint8_t* wide, int threads) {
   each_strip(g, threads, [&](const Strip& s) {
     for (int b = 0; b < s.n; ++b)
       if (m.types[m.recipe == SUBULP_TENSOR ? 0 : s.block + b] == wide_type(m.recipe))
-        encode_bf16<Format>(s, b, static_cast<const char*>(m.x), m.codes, wide + offsets[s.block + b]);
+        encode_wide_tile<Format>(s, b, static_cast<const char*>(m.x), m.codes, wide + offsets[s.block + b]);
   });
   return 0;
 }
@@ -298,6 +302,24 @@ inline void decode_tile(const Strip& s, const Tile& t, const uint8_t* codes, flo
   }
 }
 
+// Values of a tile of wide numbers, whose lower bytes begin at `low`.
+template <class Format>
+inline void decode_wide_tile(const Strip& s, const Tile& t, const uint8_t* codes, const uint8_t* low, float* to) {
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const int64_t at = (t.row + r) * s.matrix_columns + t.column;
+    for (int64_t i = 0; i < t.columns; i += W) {
+      const int n = static_cast<int>(std::min<int64_t>(W, t.columns - i));
+      const U high = load_each(codes + at + i, n), lower = load_each(low + r * t.block_width + i, n);
+      store_part(to + at + i, Format::value(or_(shl<8>(high), lower)), n);
+    }
+  }
+}
+inline void decode_wide_tile(const Strip& s, const Tile& t, const uint8_t* codes, const uint8_t* low, int dtype,
+                             float* to) {
+  if (dtype == SUBULP_FP16) decode_wide_tile<Fp16>(s, t, codes, low, to);
+  else decode_wide_tile<Bf16>(s, t, codes, low, to);
+}
+
 inline int run_mixture_decode(const subulp_mixture& m, const uint8_t* wide, float* to, int threads) {
   const Grid g(m);
   const bool whole = m.recipe == SUBULP_TENSOR;
@@ -321,12 +343,7 @@ inline int run_mixture_decode(const subulp_mixture& m, const uint8_t* wide, floa
       } else if (type != last) {
         decode_tile<E5m2>(s, t, m.codes, to, inverse[b]);
       } else {
-        const uint8_t* const low = wide + offsets[s.block + b] + t.place;
-        for (int64_t r = 0; r < t.rows; ++r) {
-          const int64_t at = (t.row + r) * s.matrix_columns + t.column;
-          for (int64_t i = 0; i < t.columns; ++i)
-            to[at + i] = float_of(static_cast<uint32_t>(m.codes[at + i] << 8 | low[r * t.block_width + i]) << 16);
-        }
+        decode_wide_tile(s, t, m.codes, wide + offsets[s.block + b] + t.place, m.dtype, to);
       }
     }
   });

@@ -147,6 +147,16 @@ SUBULP_FLAT F sum_each(const F (&parts)[W][PARTS]) {
   return fold_each(of, add);
 }
 
+// Adds up rows of sums by halves; what is missing counts as zero.
+inline void add_rows(float* of_rows, int64_t rows, int64_t stride) {
+  int64_t size = 1;
+  while (size < rows) size *= 2;
+  for (int64_t i = rows * stride; i < size * stride; i += W) store_f32(of_rows + i, f32(0.0f));
+  for (; size > 1; size /= 2)
+    for (int64_t i = 0; i < size / 2 * stride; i += W)
+      store_f32(of_rows + i, simd::add(load_f32(of_rows + i), load_f32(of_rows + size / 2 * stride + i)));
+}
+
 // Codes of a strip's tiles in E4M3, and their sums of errors.
 template <class Format, bool both>
 inline void quantise_strip(const Strip& s, const char* x, uint8_t* codes, const Scaled& scaled, Sums* sums) {
@@ -184,17 +194,8 @@ inline void quantise_strip(const Strip& s, const char* x, uint8_t* codes, const 
     for (int64_t r = 0; r < s.rows; ++r)
       for (int first = 0; first < s.n; first += W) quantise_group(r, first, columns);
   });
-  const auto add_rows = [&](float* of_rows) {
-    int64_t size = 1;
-    while (size < s.rows) size *= 2;
-    // What is missing counts as zero.
-    for (int64_t i = s.rows * stride; i < size * stride; i += W) store_f32(of_rows + i, zero);
-    for (; size > 1; size /= 2)
-      for (int64_t i = 0; i < size / 2 * stride; i += W)
-        store_f32(of_rows + i, simd::add(load_f32(of_rows + i), load_f32(of_rows + size / 2 * stride + i)));
-  };
-  add_rows(sums->e4m3);
-  if constexpr (both) add_rows(sums->e5m2);
+  add_rows(sums->e4m3, s.rows, stride);
+  if constexpr (both) add_rows(sums->e5m2, s.rows, stride);
 }
 
 // Sum of numbers that lie in a row, by lanes.

@@ -25,15 +25,18 @@ struct Grid {
   int64_t bands, strips;             // rows of strips, and strips in each
   int64_t strip_blocks;              // blocks of a strip
 
-  explicit Grid(const subulp_mixture& m)
+  template <class Matrix>  // subulp_mixture or subulp_blocks
+  explicit Grid(const Matrix& m)
       : rows(m.rows), columns(m.columns), block_rows(m.block_rows), block_columns(m.block_columns) {
     down = parts(rows, block_rows);
     across = parts(columns, block_columns);
     tiles_down = parts(block_rows, TILE_ROWS);
     tiles_across = parts(block_columns, TILE_COLUMNS);
     bands = down * tiles_down;
-    // Rows of memory that are long, and sums that fit a fast cache.
-    const int64_t room = STRIP_SUMS / std::min(block_rows, TILE_ROWS);
+    // Rows of memory that are long, and sums that fit a fast cache: of as many rows as are halved.
+    int64_t halved = 1;
+    while (halved < std::min(block_rows, TILE_ROWS)) halved *= 2;
+    const int64_t room = STRIP_SUMS / halved;
     const int64_t wanted = std::min({STRIP_COLUMNS / block_columns, room, block_rows == 1 ? 4 * W : MAX_TILES});
     strip_blocks = tiles_across > 1 ? 1 : std::max<int64_t>(1, wanted / W) * W;
     strips = tiles_across > 1 ? across * tiles_across : parts(across, strip_blocks);

@@ -42,6 +42,10 @@ enum subulp_recipe { SUBULP_RECIPES(SUBULP_CODE) };
 #define SUBULP_SCALINGS(X) X(GAM, "gam") X(AMAX, "amax") X(E8M0, "e8m0")
 enum subulp_scaling { SUBULP_SCALINGS(SUBULP_CODE) };
 
+#define SUBULP_METRICS(X) \
+  X(RELATIVE, "relative-error") X(SQUARED, "squared-relative-error") X(UNDERFLOW, "underflow")
+enum subulp_metric { SUBULP_METRICS(SUBULP_CODE) };
+
 /* How a step stores what it updates, the table of src/subulp/ops/strategy.py: code, name, how the parameter is
  * kept, how the slow state is kept, whether states are FP32, whether random bits are drawn, parameter dtypes. */
 #define SUBULP_STRATEGIES(X)                                                            \
@@ -162,13 +166,43 @@ typedef struct {
   float* mantissa;
   int8_t* exponents;
   double* numbers; /* of a summary */
-  int32_t dtype;
+  int32_t dtype; /* of x; when decoding, the wide format */
   int32_t recipe;
   int32_t scaling;
   float threshold;
   int32_t threads;
   int32_t isa;
 } subulp_mixture;
+
+/* A narrow format that blocks may be in. */
+typedef struct {
+  int32_t first_normal; /* FP32 exponent field of the smallest normal value */
+  int32_t mantissa_bits;
+  int32_t sign_bit; /* its place */
+} subulp_narrow;
+
+/* A matrix in passes over its blocks, in any formats; see src/subulp/ops/mixture/passes.py. */
+typedef struct {
+  const void* x; /* (rows, columns), not read when decoding */
+  int64_t rows, columns;
+  int64_t block_rows, block_columns;
+  const subulp_narrow* formats;
+  float* amax;          /* of blocks, like all that follow but codes and wide */
+  float* smallest;
+  int64_t* counts;
+  const float* factors; /* format after format; when decoding, of each block's own */
+  float* sums;          /* format after format */
+  uint8_t* codes;
+  const uint8_t* types;
+  const int64_t* offsets; /* of wide blocks in wide */
+  uint8_t* wide;
+  int32_t count; /* of formats */
+  int32_t metric;
+  int32_t dtype; /* of x; when decoding, the wide format */
+  int32_t threads;
+  int32_t isa;
+  int32_t reserved;
+} subulp_blocks;
 
 SUBULP_EXPORT int subulp_abi(void);
 /* The tables above, the sizes of the structures and samples of the row hash, a line each. */
@@ -231,6 +265,11 @@ SUBULP_EXPORT int64_t subulp_mixture_encode(const subulp_mixture* mixture);
 SUBULP_EXPORT int subulp_mixture_wide(const subulp_mixture* mixture, uint8_t* wide);
 /* FP32 (rows, columns); `wide` is null where there are no BF16 numbers; -1 as above. */
 SUBULP_EXPORT int subulp_mixture_decode(const subulp_mixture* mixture, const uint8_t* wide, float* to);
+SUBULP_EXPORT int subulp_blocks_measure(const subulp_blocks* blocks);
+SUBULP_EXPORT int subulp_blocks_errors(const subulp_blocks* blocks);
+SUBULP_EXPORT int subulp_blocks_encode(const subulp_blocks* blocks);
+/* The 256 values of each format are given. */
+SUBULP_EXPORT int subulp_blocks_decode(const subulp_blocks* blocks, const float* values, float* to);
 
 #ifdef __cplusplus
 }

@@ -35,7 +35,7 @@ WRITTEN: dict[str, Callable[[Any, Any], Tensor]] = {
     "all_finite": lambda _, result: result,
     "head": lambda job, _: job.rows,
     "embedding": lambda job, result: job.tables[0].codes if result is None else result,
-    "mixture": lambda _, result: result[0],
+    "mixture": lambda _, result: result[0] if isinstance(result, tuple) else result,
 }
 
 
@@ -52,6 +52,73 @@ def test_a_kernel_that_differs_is_found(op: str, monkeypatch: pytest.MonkeyPatch
     assert self_check(op, "cpu").error is None
     monkeypatch.setattr(kernel, "run", spoilt)
     assert "differs from its reference" in str(self_check(op, "cpu").error)
+
+
+@pytest.mark.parametrize(
+    ("op", "error"),
+    zip(OPS, [RuntimeError, ValueError, TypeError, OSError, AssertionError, KeyError], strict=True),
+)
+def test_a_kernel_that_raises_is_found(
+    op: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = importlib.import_module(f"subulp.ops.{op}.cpu")
+
+    def broken(job: Any) -> Any:
+        raise error("broken")
+
+    monkeypatch.setattr(kernel, "run", broken)
+    assert "broken" in str(self_check(op, "cpu").error)
+
+
+def test_broken_kernels_fail_the_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(job: Any) -> Any:
+        raise KeyError("broken")
+
+    for op in ("head", "embedding"):
+        monkeypatch.setattr(importlib.import_module(f"subulp.ops.{op}.cpu"), "run", broken)
+    code, lines = doctor.run(), capsys.readouterr().out.splitlines()
+    assert code == 1
+    verdicts = {op: next(line for line in lines if line.split()[:1] == [op]) for op in OPS}
+    assert {op for op, line in verdicts.items() if "FAILED: KeyError" in line} == {
+        "head",
+        "embedding",
+    }
+    assert all("ok: same bits" in verdicts[op] for op in OPS if op not in ("head", "embedding"))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_each_op_is_compared_with_its_own_reference(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often by the kernel as by the reference, in every case that is counted."""
+    runs = {"cpu": 0, "reference": 0}
+
+    def counted(name: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(job: Any) -> Any:
+            runs[name] += 1
+            return run(job)
+
+        return call
+
+    for name in runs:
+        module = importlib.import_module(f"subulp.ops.{op}.{name}")
+        monkeypatch.setattr(module, "run", counted(name, module.run))
+    check = self_check(op, "cpu")
+    assert check.error is None
+    assert runs["cpu"] == runs["reference"] >= check.cases > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
+    expected = [self_check(op, "cpu") for op in ("mixture", "all_finite", "adam", "sgd")]
+    torch.set_default_dtype(dtype)
+    try:
+        found = [self_check(check.name, "cpu") for check in expected]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == expected
 
 
 def test_what_differs_is_a_failure(

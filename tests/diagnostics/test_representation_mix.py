@@ -14,7 +14,9 @@ from subulp.nn import MoR, MoRLinear, convert_to_mor
 def model(mor: MoR) -> torch.nn.Sequential:
     torch.manual_seed(0)
     layers = torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32)
-    return convert_to_mor(torch.nn.Sequential(*layers), mor)
+    found = torch.nn.Sequential(*layers)
+    convert_to_mor(found, mor, quiet=True)
+    return found
 
 
 def step(m: torch.nn.Module, x: torch.Tensor) -> None:

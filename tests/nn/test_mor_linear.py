@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
+import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from subulp import nn
+from subulp import nn, optim
 from subulp.diagnostics import track_memory
 from subulp.nn import MoR, MoRLinear, convert_to_mor, mor_linear
+from subulp.nn.mor_linear import mor_linear_op
 from subulp.numerics import E4M3, E5M2, mixture, simulated
 from subulp.numerics.mixture import RECIPES, Entry, Recipe
 
@@ -122,6 +125,25 @@ def test_narrow_activations(dtype):
         torch.testing.assert_close(mine, one.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wide_operands_keep_all_bits_of_their_dtype(dtype):
+    """What no FP8 format suits is multiplied as it is: FP16 is not cut to BF16."""
+    x, weight, _, _ = problem()
+    x = x.detach()[1:].to(dtype)
+    x[..., 0, 0] = torch.inf
+    weight = weight.detach().to(dtype)
+    weight[0, 0] = torch.inf
+    layer = MoRLinear(140, 132, bias=False, mor=MoR("tensor", "tensor"), dtype=dtype)
+    layer.weight = torch.nn.Parameter(weight)
+    with torch.no_grad():
+        y = layer(x)
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    assert layer.mix["input"].sole == layer.mix["weight"].sole == name
+    exact = F.linear(x.float(), weight.float()).to(dtype)
+    assert torch.equal(y.isfinite(), exact.isfinite())
+    torch.testing.assert_close(y, exact, equal_nan=True)
+
+
 def test_saved_activations_are_narrow():
     """A byte an element where FP32 activations take four, and two where BF16 is chosen."""
     saved = []
@@ -195,6 +217,11 @@ def model() -> torch.nn.Sequential:
     )
 
 
+def converted(m: torch.nn.Module, mor: MoR, **options) -> torch.nn.Module:
+    convert_to_mor(m, mor, quiet=True, **options)
+    return m
+
+
 def test_conversion_keeps_objects_parameters_and_ties():
     m = model()
     m.append(torch.nn.Linear(40, 20, bias=False))
@@ -207,7 +234,7 @@ def test_conversion_keeps_objects_parameters_and_ties():
     before = [*m], dict(m.named_parameters(remove_duplicate=False))
     called = []
     m[0].register_forward_hook(lambda *_: called.append(1))
-    assert convert_to_mor(m, MoR("subtensor-2way")) is m
+    convert_to_mor(m, MoR("subtensor-2way"), quiet=True)
     assert [*m] == before[0]
     after = dict(m.named_parameters(remove_duplicate=False))
     assert all(after[name] is p for name, p in before[1].items())
@@ -220,19 +247,57 @@ def test_conversion_keeps_objects_parameters_and_ties():
 
 
 def test_a_filter_chooses_layers():
-    m = convert_to_mor(model(), MoR(), filter=lambda name, module: module.out_features > 5)
+    m = converted(model(), MoR(), filter=lambda name, module: module.out_features > 5)
     assert [isinstance(layer, MoRLinear) for layer in m] == [True, False, True, False]
-    assert isinstance(convert_to_mor(torch.nn.Linear(3, 3), MoR()), MoRLinear)
+    assert isinstance(converted(torch.nn.Linear(3, 3), MoR()), MoRLinear)
 
 
-def test_converted_layers_have_one_state_dict():
+def test_a_state_dict_knows_that_it_is_of_a_mixture():
     m = model()
-    converted = convert_to_mor(copy.deepcopy(m), MoR())
-    assert converted.state_dict().keys() == m.state_dict().keys()
-    converted.load_state_dict(m.state_dict())
-    again = copy.deepcopy(converted)
+    c = converted(copy.deepcopy(m), MoR(threshold=0.03))
+    # Weights trained without mixtures can be loaded; not the other way round, unless it is said.
+    c.load_state_dict(m.state_dict())
+    buffer = io.BytesIO()
+    torch.save(c.state_dict(), buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    c.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*_extra_state"):
+        m.load_state_dict(saved)
+    m.load_state_dict(saved, strict=False)
+    with pytest.raises(ValueError, match=r"is of a layer with MoR\(.*threshold=0\.03"):
+        converted(model(), MoR()).load_state_dict(saved)
+    recipe = Recipe("mine", (Entry(simulated(3, 4), mixture.below_threshold(simulated(3, 4))),))
+    c[0].mor = MoR(recipe, (4, 8), scaling="amax", metric="underflow")
+    other = converted(model(), MoR(threshold=0.03))
+    other[0].mor = MoR(recipe, (4, 8), scaling="amax", metric="underflow")
+    other.load_state_dict(c.state_dict())
+
+
+@pytest.mark.parametrize(
+    "state", [{"a": 1}, torch.zeros(3, dtype=torch.uint8), torch.zeros(3), torch.tensor([255, 7])]
+)
+def test_what_is_no_representation_is_refused(state):
+    layer = MoRLinear(4, 3)
+    saved = layer.state_dict() | {"_extra_state": state}
+    with pytest.raises(ValueError, match=r"is no (configuration|representation)"):
+        layer.load_state_dict(saved)
+
+
+def test_copies_are_layers_of_their_own():
+    m = converted(model(), MoR("subtensor-2way"))
+    m[0].observers = (lambda *_: None,)
     x = torch.randn(7, 20)
-    assert torch.equal(again(x), converted(x))
+    for again in (copy.deepcopy(m), pickle.loads(pickle.dumps(m))):
+        again.load_state_dict(m.state_dict())
+        assert again[0].mor == m[0].mor
+        assert again[0].observers == ()
+        before = m[0].mix
+        assert torch.equal(again(x), m(x))
+        again(2 * x)
+        assert m[0].mix is before
+        assert again[0].mix["input"].amax == 2 * m[0].mix["input"].amax
+    assert len(m[0].observers) == 1
 
 
 def run(m, x, forward=None):
@@ -243,7 +308,7 @@ def run(m, x, forward=None):
 
 
 def test_checkpointed_layers_decide_the_same():
-    m = convert_to_mor(model(), MoR("subtensor-3way", "subchannel-32"))
+    m = converted(model(), MoR("subtensor-3way", "subchannel-32"))
     x = torch.randn(9, 20, requires_grad=True)
     plain = run(m, x)
     mixes = [copy.copy(layer.mix) for layer in m if isinstance(layer, MoRLinear)]
@@ -254,12 +319,39 @@ def test_checkpointed_layers_decide_the_same():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compiled_models_compute_the_same_bits():
-    m = convert_to_mor(model(), MoR("subtensor-3way", "subchannel-32"))
+    m = converted(model(), MoR("subtensor-3way", "subchannel-32"))
     x = torch.randn(9, 20)
+    x[0, 3] = torch.inf
+    x[3] *= (30 * torch.randn(20)).exp2()
     torch._dynamo.reset()
-    compiled = run(m, x, torch.compile(m, backend="aot_eager"))
-    for a, b in zip(run(m, x), compiled, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    whole = torch.compile(m, backend="aot_eager", fullgraph=True)
+    for values in (torch.randn(9, 20), x, torch.randn(3, 20)):
+        compiled = run(m, values, whole)
+        mixes = [dict(layer.mix) for layer in m if isinstance(layer, MoRLinear)]
+        for layer in m:
+            if isinstance(layer, MoRLinear):
+                layer.mix.clear()
+        for a, b in zip(run(m, values), compiled, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
+        again = [layer.mix for layer in m if isinstance(layer, MoRLinear)]
+        assert mixes == again
+        assert "output gradient transposed" in mixes[0]
+    with torch.no_grad():
+        assert torch.equal(whole(values), m(values))
+
+
+def test_a_copy_of_a_compiled_layer_notes_its_own_decisions():
+    m = converted(torch.nn.Sequential(torch.nn.Linear(8, 8)), MoR())
+    torch._dynamo.reset()
+    whole = torch.compile(m, backend="aot_eager", fullgraph=True)
+    x = torch.randn(4, 8)
+    whole(x)
+    again = copy.deepcopy(m)
+    torch.compile(again, backend="aot_eager", fullgraph=True)(2 * x)
+    assert again[0].mix["input"].amax == 2 * m[0].mix["input"].amax
+    m[0].mor = MoR("subtensor-3way")
+    whole(x)
+    assert len(m[0].mix["input"].names) == 3
 
 
 def test_autocast_casts_like_torch():
@@ -275,6 +367,71 @@ def test_autocast_casts_like_torch():
     assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize(
+    "mor", [MoR("subtensor-3way", "subchannel-32"), MoR("tensor", scaling="amax")], ids=name_of
+)
+def test_opcheck(mor, save):
+    x, weight, bias, _ = problem(rows=(2, 9))
+    arguments = x, weight if save else weight.detach(), bias, mor.text, "", save
+    torch.library.opcheck(mor_linear_op, arguments)
+
+
+def test_a_layer_with_something_else_for_its_representation():
+    layer = MoRLinear(4, 3)
+    layer.mor = "tensor"
+    with pytest.raises(ValueError, match="mor='tensor' is not a configuration"):
+        layer(torch.zeros(2, 4))
+
+
+def test_the_meta_device_has_shapes():
+    layer = MoRLinear(20, 5, device="meta")
+    assert layer(torch.empty(3, 20, device="meta")).shape == (3, 5)
+    with pytest.raises(ValueError, match="weight is on meta and x on cpu"):
+        layer(torch.zeros(3, 20))
+    with pytest.raises(ValueError, match="x is on the meta device"):
+        MoR().encode(layer.weight)
+    plain = MoRLinear(20, 5)
+    x = torch.randn(3, 20)
+    expected = run(plain, x)
+    with torch.device("meta"):
+        found = run(plain, x)
+        saved = plain.state_dict()
+    assert all(map(torch.equal, found, expected))
+    plain.load_state_dict(saved)
+
+
+def test_a_dtensor_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "device_mesh", "a mesh", raising=False)
+    with pytest.raises(ValueError, match=r"x is a DTensor.*full_tensor"):
+        MoRLinear(20, 5)(torch.randn(3, 20))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_default_dtype_changes_nothing(dtype):
+    x, weight, bias, grad_y = problem()
+    for mor in (MoR("subtensor-3way", "subchannel-32"), MoR("tensor", scaling="e8m0")):
+        results = []
+        for default in (torch.float32, dtype):
+            layer = MoRLinear(140, 132, mor=mor, dtype=torch.float32)
+            with torch.no_grad():
+                layer.weight.copy_(weight)
+                layer.bias.copy_(bias)
+            torch.set_default_dtype(default)
+            try:
+                y = layer(x)
+                y.backward(grad_y)
+                state = layer.get_extra_state()
+            finally:
+                torch.set_default_dtype(torch.float32)
+            grads = x.grad, layer.weight.grad, layer.bias.grad
+            results.append([y.detach(), *grads, state])
+            x.grad = None
+        for a, b in zip(*results, strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b)
+
+
 def loss_with_outliers(mor: MoR | None) -> float:
     """Of the other rows after 150 steps, over the first one, where some rows span 2^20."""
     generator = torch.Generator().manual_seed(0)
@@ -285,7 +442,7 @@ def loss_with_outliers(mor: MoR | None) -> float:
         layer.weight.copy_(0.1 * torch.randn(16, 32, generator=generator))
         layer.weight[:4] = wanted[:4]
     if mor is not None:
-        convert_to_mor(layer, mor)
+        convert_to_mor(layer, mor, quiet=True)
     # The layer after it, for which all outputs are of one size.
     scale = torch.ones(16)
     scale[:4] = 2.0**-20
@@ -327,7 +484,7 @@ def test_a_step_holds_a_byte_of_an_activation():
         torch.manual_seed(0)
         m = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
         if mor is not None:
-            convert_to_mor(m, mor)
+            convert_to_mor(m, mor, quiet=True)
         memory = track_memory(m, torch.optim.SGD(m.parameters(), lr=0.1))
         x = torch.randn(1024, 256)
         with memory:
@@ -397,7 +554,7 @@ def test_bad_configurations_are_named(arguments, message):
 
 def test_bad_conversions_are_named():
     m = model()
-    with pytest.raises(ValueError, match="filter matches none of the 3 linear layers: '0', '2'"):
+    with pytest.raises(ValueError, match="none of the 3 linear layers is to be converted: '0'"):
         convert_to_mor(m, MoR(), filter=lambda *_: False)
     with pytest.raises(ValueError, match="GELU has no linear layer to convert"):
         convert_to_mor(torch.nn.GELU(), MoR())
@@ -405,7 +562,7 @@ def test_bad_conversions_are_named():
         convert_to_mor(m, "subtensor-2way")
     with pytest.raises(ValueError, match=r"pass a subulp\.nn\.MoR"):
         MoRLinear(3, 3, True, "tensor")
-    convert_to_mor(m, MoR(), filter=lambda name, _: name == "2")
+    convert_to_mor(m, MoR(), filter=lambda name, _: name == "2", quiet=True)
     with pytest.raises(ValueError, match="layer '2' is converted already"):
         convert_to_mor(m, MoR())
     assert type(m[0]) is torch.nn.Linear
@@ -422,3 +579,16 @@ def test_bad_conversions_are_named():
 def test_bad_inputs_are_named(x, message):
     with pytest.raises(ValueError, match=message):
         MoRLinear(4, 3)(x)
+
+
+def test_full_precision_weights_of_a_plain_model_can_be_loaded():
+    plain, mixed = model().to(torch.bfloat16), converted(model().to(torch.bfloat16), MoR())
+    first, second = (optim.AdamW(m.parameters(), precision="collage-plus") for m in (plain, mixed))
+    weights = first.full_precision_state_dict(plain)
+    second.load_full_precision_state_dict(mixed, weights)
+    found = second.full_precision_state_dict(mixed)
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+    # Those of a mixture know it.
+    assert "0._extra_state" in found
+    with pytest.raises(ValueError, match=r"has unexpected \['0\._extra_state'"):
+        first.load_full_precision_state_dict(plain, found)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
+import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -13,6 +16,7 @@ from subulp.numerics import (
     BF16,
     E4M3,
     E5M2,
+    Format,
     metrics,
     mixture,
     partition,
@@ -193,7 +197,7 @@ def test_a_registered_metric_decides():
         with pytest.raises(ValueError, match="is taken"):
             metrics.register("underflows", underflows)
     finally:
-        del metrics._METRICS["underflows"]
+        metrics.unregister("underflows")
     with pytest.raises(ValueError, match="metric='underflows' is unknown"):
         mixture.encode(x, RECIPES["tensor"], metric="underflows")
 
@@ -262,3 +266,98 @@ def test_bad_input(make, message):
 
 def test_scale_marker_is_in_int8():
     assert torch.iinfo(torch.int8).min == scaling.NO_SCALE
+
+
+OWN = Recipe(
+    "mine",
+    (
+        Entry(simulated(3, 4), (mixture.below_threshold(E4M3, 0.1), mixture.fits_range(E4M3))),
+        Entry(E5M2, mixture.better_than(E5M2, E4M3)),
+    ),
+)
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), mixture.ALWAYS_E4M3, OWN])
+def test_a_recipe_is_data(recipe):
+    again = [
+        copy.deepcopy(recipe),
+        pickle.loads(pickle.dumps(recipe)),
+        mixture.from_text(mixture.to_text(recipe)),
+    ]
+    for other in again:
+        assert other == recipe
+        assert hash(other) == hash(recipe)
+    assert recipe != Recipe(
+        recipe.name, recipe.entries, "block" if recipe.granularity == "tensor" else "tensor"
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.name = "other"
+
+
+def test_all_tests_of_an_entry_must_hold():
+    x = matrix(spread=1.0)
+    either = mixture.below_threshold(E4M3, 1.0), mixture.below_threshold(E4M3, 1e-9)
+    for tests, narrow in ((either[:1], True), (either, False), (either[::-1], False)):
+        _, summary = mixture.encode(x, Recipe("r", (Entry(E4M3, tests),)))
+        assert (summary.sole == "e4m3") == narrow
+
+
+@pytest.mark.parametrize("metric", metrics.KNOWN)
+def test_metrics_are_their_formulas(metric):
+    x = matrix(spread=1.0)
+    x[3, :7] = 2.0**-60
+    found, summary = mixture.encode(x, mixture.ALWAYS_E4M3, metric=metric)
+    counted = x != 0
+    error = ((mixture.decode(found) - x).abs() / x.abs())[counted].double()
+    exact = {
+        "relative-error": error.mean(),
+        "squared-relative-error": (error**2).mean(),
+        "underflow": (error == 1).double().mean(),
+    }[metric]
+    assert exact > 0
+    assert summary.error == pytest.approx(float(exact), rel=1e-4)
+
+
+def test_fp16_matrices_keep_fp16():
+    x = matrix(spread=1.0).half()
+    x[0, 0], x[1, 1] = torch.inf, torch.nan
+    found, summary = mixture.encode(x, RECIPES["tensor"])
+    assert summary.sole == "fp16"
+    assert torch.equal(mixture.decode(found).nan_to_num(7.0), x.float().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Entry(E4M3, lambda evidence: evidence.amax > 0), "recipe is data"),
+        (lambda: Entry(E4M3, ()), "is empty"),
+        (lambda: Entry("e4m3", mixture.always), "is no subulp.numerics.Format"),
+        (lambda: Recipe("r", (E4M3,)), r"use a mixture\.Entry"),
+        (lambda: Recipe(7, OWN.entries), "name=7 is no string"),
+        (lambda: Recipe("r", OWN.entries, "blok"), "granularity='blok' is unknown"),
+        (lambda: Recipe("r", OWN.entries * 2), "names a format twice"),
+        (
+            lambda: Recipe(
+                "r", (Entry(E4M3, mixture.always), Entry(simulated(4, 3), mixture.always))
+            ),
+            "names a format twice",
+        ),
+        (
+            lambda: Recipe("r", (Entry(Format("bf16", 4, 3), mixture.always),)),
+            "has the name of what remains",
+        ),
+        (lambda: mixture.below_threshold(E4M3, 0.0), r"threshold=0\.0 is out of range"),
+        (lambda: mixture.below_threshold(E4M3, float("nan")), "threshold=nan is out of range"),
+        (lambda: mixture.below_threshold("e4m3"), "takes a subulp.numerics.Format"),
+        (lambda: mixture.better_than(E4M3, None), "other=None cannot apply"),
+        (lambda: mixture.no_worse_than(E4M3, BF16), "cannot be scaled to"),
+        (lambda: mixture.Acceptance("always", E4M3), "'always' takes nothing"),
+        (lambda: mixture.Acceptance("sometimes"), "kind='sometimes' is unknown"),
+        (lambda: metrics.register("underflow", abs), "is taken"),
+        (lambda: metrics.register("mine", 3), "is not a function"),
+        (lambda: metrics.unregister("underflow"), "is not registered"),
+    ],
+)
+def test_bad_recipes(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

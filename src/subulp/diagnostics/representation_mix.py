@@ -10,11 +10,10 @@ from typing import Any, Self
 
 from torch import nn
 
-from ..nn import MoRLinear
-from ..nn.mor_linear import ROLES
-from ..numerics import BF16
-from ..numerics.mixture import Summary
+from ..nn.mor_linear import ROLES, MixtureLayer
+from ..numerics.mixture import WIDE_FORMATS, Summary
 
+_WIDE = tuple(fmt.name for fmt in WIDE_FORMATS)
 OPERAND_ROLES = [name for role in ROLES for name in (role, f"{role} transposed")]
 
 
@@ -47,8 +46,8 @@ class OperandMix:
 
     @property
     def narrow(self) -> float:
-        """Share of the elements that are not in BF16."""
-        return 1.0 - self.elements[BF16.name]
+        """Share of the elements that are neither in BF16 nor in FP16."""
+        return 1.0 - sum(self.elements.get(name, 0.0) for name in _WIDE)
 
 
 @dataclass(frozen=True)
@@ -78,20 +77,22 @@ class RepresentationMix:
 
     @property
     def narrow(self) -> float:
-        """Share of the operands of which most elements are not in BF16."""
-        return 1.0 - self.tensors[BF16.name]
+        """Share of the operands of which most elements are neither in BF16 nor in FP16."""
+        return 1.0 - sum(self.tensors.get(name, 0.0) for name in _WIDE)
 
     @property
     def _names(self) -> list[str]:
         found = dict.fromkeys(name for o in self.operands for name in o.elements)
-        return [*(name for name in found if name != BF16.name), BF16.name]
+        wide = [name for name in _WIDE if name in found]
+        return [*(name for name in found if name not in _WIDE), *wide]
 
 
 def representation_mix(model: nn.Module) -> RepresentationMix:
     """The decisions of the last step.
 
     Args:
-        model: A module with :class:`subulp.nn.MoRLinear` layers that have computed something.
+        model: A module with converted layers, see :func:`subulp.nn.convert_to_mor`, that have
+            computed something.
 
     Raises:
         ValueError: There is no such layer, or none has computed anything.
@@ -118,7 +119,7 @@ class MixRecord:
             fields of :class:`OperandMix`.
     """
 
-    def __init__(self, layers: dict[str, MoRLinear], every: int) -> None:
+    def __init__(self, layers: dict[str, MixtureLayer], every: int) -> None:
         self._layers, self._every = layers, every
         self._seen: dict[tuple[str, str], int] = {}
         self._observers: dict[str, Any] = {}
@@ -157,7 +158,7 @@ def record_mix(model: nn.Module, every: int = 1) -> MixRecord:
     on one layer's one role, so a forward pass that activation checkpointing repeats counts twice.
 
     Args:
-        model: A module with :class:`subulp.nn.MoRLinear` layers.
+        model: A module with converted layers (:func:`subulp.nn.convert_to_mor`).
         every: Record every so many steps, the first included (default: 1).
 
     Raises:
@@ -255,8 +256,8 @@ class _Sums:
         )
 
 
-def _layers(model: nn.Module) -> dict[str, MoRLinear]:
-    found = {name: m for name, m in model.named_modules() if isinstance(m, MoRLinear)}
+def _layers(model: nn.Module) -> dict[str, MixtureLayer]:
+    found = {name: m for name, m in model.named_modules() if isinstance(m, MixtureLayer)}
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no layer with a mixture of representations: see "

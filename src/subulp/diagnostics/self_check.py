@@ -9,14 +9,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..numerics import int_rows, round_to
+from ..numerics import E4M3, int_rows, round_to, simulated
 from ..numerics.int_rows import ROW_FORMATS, IntFormat, RowFormat
-from ..numerics.mixture import RECIPES
+from ..numerics.metrics import KNOWN, RELATIVE_ERROR
+from ..numerics.mixture import (
+    RECIPES,
+    Entry,
+    Recipe,
+    below_threshold,
+    better_than,
+    to_text,
+    wide_format_of,
+)
 from ..numerics.random_bits import RandomAddress
 from ..ops import adam, all_finite, sgd
 from ..ops.embedding import Lookups, Table, TableUpdate, calls
 from ..ops.head import HeadJob, head_step
-from ..ops.mixture import mixture_encode
+from ..ops.mixture import mixture_decode, mixture_encode
 from ..ops.step import storage
 from ..ops.strategy import Strategy, all_names, parse_strategy
 
@@ -58,8 +67,9 @@ def self_check(op: str, device: str) -> Check:
             if not agrees:
                 return Check(op, cases, f"{name} differs from its reference")
             cases += 1
-    except (RuntimeError, ValueError) as error:
-        return Check(op, cases, str(error))
+    except Exception as error:
+        what = "" if type(error) in (RuntimeError, ValueError) else f"{type(error).__name__}: "
+        return Check(op, cases, f"{what}{error or 'no reason given'}")
     return Check(op, cases, None)
 
 
@@ -76,7 +86,7 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 def _normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
 
 
 # ------------------------------------------------------------------------------------------- steps
@@ -118,7 +128,7 @@ def _fresh(strategy: Strategy, dtype: torch.dtype, device: str, *, has_fast: boo
         "slow": [slow],
         "extras": [] if extra is None else [extra],
         "lows": [torch.zeros_like(slow)] if strategy.slow_state == "expansion" else [],
-        "amaxes": [torch.zeros((), device=device)] if scaled else [],
+        "amaxes": [torch.zeros((), dtype=torch.float32, device=device)] if scaled else [],
     }
 
 
@@ -131,7 +141,7 @@ def _adam(strategy: Strategy, state: State, t: int) -> None:
         extras=state["extras"],
         exp_avg_sq_lows=state["lows"],
         amaxes=state["amaxes"],
-        steps=[torch.tensor(float(t))],
+        steps=[torch.tensor(float(t), dtype=torch.float32)],
         lr=torch.tensor(1e-2, dtype=torch.float64),
         beta1=0.9,
         beta2=0.999,
@@ -155,7 +165,7 @@ def _sgd(strategy: Strategy, state: State, t: int) -> None:
         extras=state["extras"],
         momentum_lows=state["lows"],
         amaxes=state["amaxes"],
-        steps=[torch.tensor(float(t))],
+        steps=[torch.tensor(float(t), dtype=torch.float32)],
         lr=torch.tensor(1e-2, dtype=torch.float64),
         momentum=0.9,
         dampening=0.0,
@@ -175,10 +185,19 @@ def _sgd(strategy: Strategy, state: State, t: int) -> None:
 
 def _finite_cases(device: str) -> Iterator[Case]:
     for bad in (None, float("nan"), float("inf")):
-        x = torch.randn(_NUMEL, device=device)
-        if bad is not None:
-            x[_NUMEL // 2] = bad
-        yield f"all_finite with {bad}", bool(all_finite([x])) == (bad is None)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn):
+            if dtype == torch.float8_e4m3fn and bad == float("inf"):
+                # It has none.
+                continue
+            values = _normal(_NUMEL)
+            if bad is not None:
+                values[_NUMEL // 2] = bad
+            x = values.to(dtype).to(device)
+            found = all_finite([x])
+            with _forced("reference"):
+                expected = all_finite([x])
+            agrees = bool(found) == bool(expected) == (bad is None)
+            yield f"all_finite of {dtype} with {bad}", agrees
 
 
 # ------------------------------------------------------------------------------- tables of rows
@@ -213,7 +232,7 @@ def _head_job(fmt: RowFormat, precise: int, device: str) -> HeadJob:
     labels, dim = 70, 24
     weights = _normal(labels, dim) * 0.1
     # One instance of two powers of two: a product has two terms, and one order.
-    x = torch.zeros(1, dim)
+    x = torch.zeros(1, dim, dtype=torch.float32)
     x[0, 1], x[0, dim - 2] = 1.0, -0.5
     positive = torch.arange(0, labels, 9, device=device)
     return HeadJob(
@@ -223,7 +242,7 @@ def _head_job(fmt: RowFormat, precise: int, device: str) -> HeadJob:
         if precise
         else None,
         x=x.to(device),
-        grad_x=torch.zeros(1, dim, device=device),
+        grad_x=torch.zeros(1, dim, dtype=torch.float32, device=device),
         positive_instances=torch.zeros_like(positive),
         positive_labels=positive,
         gain=1.0,
@@ -262,7 +281,7 @@ def _train_table(fmt: RowFormat, policy: str, device: str) -> State:
     counts, floors = (rows, sets) if policy == "lfu" else (0, 0)
     table = Table(
         codes=_stored(_normal(rows, dim), fmt).to(device),
-        cache=torch.zeros(sets * ways, dim, device=device),
+        cache=torch.zeros(sets * ways, dim, dtype=torch.float32, device=device),
         tags=torch.full((sets * ways,), -1, dtype=kept, device=device),
         bits=fmt.bits if isinstance(fmt, IntFormat) else 0,
         ways=ways,
@@ -272,7 +291,7 @@ def _train_table(fmt: RowFormat, policy: str, device: str) -> State:
         counts=torch.zeros(counts, dtype=kept, device=device),
         stamps=torch.zeros(0 if counts else sets * ways, dtype=kept, device=device),
         floors=torch.zeros(floors, dtype=kept, device=device),
-        accumulator=torch.zeros(rows if counts else 0, device=device),
+        accumulator=torch.zeros(rows if counts else 0, dtype=torch.float32, device=device),
         stochastic=True,
         stream=3,
         lr=0.1,
@@ -298,16 +317,32 @@ def _train_table(fmt: RowFormat, policy: str, device: str) -> State:
 
 
 def _mixture_cases(device: str) -> Iterator[Case]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(40, 70, generator=generator)
-    x[:, ::2] *= torch.empty(40, 35).uniform_(-14, 0, generator=generator).exp2()
-    for recipe in RECIPES:
+    x = _normal(40, 70)
+    x[:, ::2] *= (5 * _normal(40, 35) - 7).exp2()
+    for recipe in (*RECIPES.values(), _SIMULATED):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            arguments = (x.to(dtype).to(device), recipe, (1, 32), (40, 3), "gam", 0.045)
-            *found, _ = mixture_encode(*arguments)
-            with _forced("reference"):
-                *expected, _ = mixture_encode(*arguments)
-            yield f"{recipe} of {dtype}", _same({"stored": found}, {"stored": expected})
+            matrix = x.to(dtype).to(device)
+            for metric in KNOWN if recipe is _SIMULATED else (RELATIVE_ERROR,):
+                found = _mixed(matrix, recipe, metric)
+                with _forced("reference"):
+                    expected = _mixed(matrix, recipe, metric)
+                yield f"{recipe.name} of {dtype} by {metric}", _same(found, expected)
+
+
+_E3M4 = simulated(3, 4)
+_SIMULATED = Recipe(
+    "a recipe with e3m4",
+    (Entry(_E3M4, better_than(_E3M4, E4M3)), Entry(E4M3, below_threshold(E4M3))),
+)
+
+
+def _mixed(x: Tensor, recipe: Recipe, metric: str) -> State:
+    """What is stored, and what that decodes to."""
+    block, groups = (1, 32), (40, 3)
+    *stored, _ = mixture_encode(x, to_text(recipe), block, groups, "gam", 0.045, metric)
+    wide = wide_format_of(x.dtype).name
+    values = mixture_decode(*stored, to_text(recipe), block, groups, wide)
+    return {"stored": stored, "values": [values]}
 
 
 _CASES: dict[str, Callable[[str], Iterator[Case]]] = {

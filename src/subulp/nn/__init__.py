@@ -8,7 +8,8 @@ from .extreme_classifier import ExtremeClassifier
 from .head_operators import classifier_loss, classifier_topk
 from .linear import Linear, narrow_linear
 from .mor import MoR
-from .mor_linear import MoRLinear, convert_to_mor, mor_linear
+from .mor_convert import Conversion, convert_from_mor, convert_to_mor
+from .mor_linear import MoRLinear, mor_linear
 from .normalization import BatchNorm2d, LayerNorm
 from .refine import refine
 from .row_table import RowTable
@@ -19,6 +20,7 @@ __all__ = [
     "CachedEmbeddingBag",
     "CachedEmbeddingBags",
     "Conv2d",
+    "Conversion",
     "Embedding",
     "EmbeddingTable",
     "ExtremeClassifier",
@@ -29,6 +31,7 @@ __all__ = [
     "RowTable",
     "classifier_loss",
     "classifier_topk",
+    "convert_from_mor",
     "convert_to_mor",
     "mor_linear",
     "narrow_conv2d",

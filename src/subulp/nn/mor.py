@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import get_args
+import functools
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from ..numerics import metrics, partition
 from ..numerics.mixture import (
-    ALWAYS_E4M3,
     DEFAULT_THRESHOLD,
     RECIPES,
-    THREE_WAY,
-    TWO_WAY,
     Mixture,
     Recipe,
     Summary,
+    from_text,
+    to_text,
 )
 from ..numerics.partition import Partition
 from ..numerics.scaling import Scaling
-from ..ops.mixture import encode
-
-_WITHOUT_THRESHOLD = (TWO_WAY, THREE_WAY, ALWAYS_E4M3)
+from ..ops.mixture import encode, stored_like
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,22 @@ class MoR:
             ``"channel"``, ``"subchannel-128"``, ``"subchannel-32"``, ``"block-128x128"`` or the
             size (rows, columns) of a block, the contraction dimension last
             (default: ``"block-128x128"``).
-        threshold: For ``"tensor"``: the mean relative error from which on BF16 is used
-            (default: 0.045).
+        threshold: For ``"tensor"``, and where a recipe has ``below_threshold`` without a number:
+            the mean error from which on BF16 is used (default: 0.045).
         scaling: ``"gam"``: a mantissa for each group, an exponent for each block. ``"amax"``: an
             FP32 scale for each block. ``"e8m0"``: a power of two for each block
             (default: ``"gam"``).
         group: For ``"gam"``: what shares a mantissa, named or sized like a partition
             (default: ``"tensor"``).
-        metric: The error's name, see :func:`subulp.numerics.metrics.register`
-            (default: ``"relative-error"``).
+        metric: The error: ``"relative-error"`` (the paper's), ``"squared-relative-error"``,
+            ``"underflow"`` (the share of the values that become zero), or one of your own, slowly:
+            :func:`subulp.numerics.metrics.register` (default: ``"relative-error"``).
+
+    Attributes:
+        text: All of it as JSON, see :meth:`to_dict`.
+
+    All of it is data: configurations can be compared, copied, pickled and kept in a state dict
+    (:meth:`to_dict`).
 
     Raises:
         ValueError: An argument is unknown, out of range, or would be ignored.
@@ -60,20 +66,25 @@ class MoR:
     scaling: Scaling = "gam"
     group: Partition = "tensor"
     metric: str = metrics.RELATIVE_ERROR
+    text: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.granularity, Recipe) and self.granularity not in RECIPES:
+        if isinstance(self.granularity, Recipe):
+            # A recipe of the paper's is the same configuration by its name.
+            object.__setattr__(self, "granularity", _named(self.granularity))
+        elif not isinstance(self.granularity, str) or self.granularity not in RECIPES:
             choices = ", ".join(map(repr, RECIPES))
             raise ValueError(
                 f"granularity={self.granularity!r} is unknown: use one of {choices}, or a "
                 "numerics.mixture.Recipe"
             )
-        if not isinstance(self.threshold, (int, float)) or not 0 < self.threshold < 1:
+        number = isinstance(self.threshold, (int, float)) and not isinstance(self.threshold, bool)
+        if not number or not 0 < self.threshold < 1:
             raise ValueError(
                 f"threshold={self.threshold} is out of range: a relative error between 0 and 1, "
                 "both excluded"
             )
-        if self.recipe in _WITHOUT_THRESHOLD and self.threshold != DEFAULT_THRESHOLD:
+        if not self.recipe.uses_threshold and self.threshold != DEFAULT_THRESHOLD:
             raise ValueError(
                 f"threshold={self.threshold} has no effect on granularity={self.recipe.name!r}, "
                 "which compares no error with it: leave it out"
@@ -87,7 +98,12 @@ class MoR:
                 "groups; leave it out"
             )
         metrics.terms_of(self.metric)
+        for name in ("partition", "group"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_sizes()
+        # Once: compiled graphs pass it as a constant.
+        object.__setattr__(self, "text", json.dumps(self.to_dict()))
 
     def _check_sizes(self) -> None:
         block, group = partition.parse(self.partition), partition.parse(self.group, "group")
@@ -109,6 +125,49 @@ class MoR:
         """Whether a matrix and its transpose are represented alike."""
         return partition.is_symmetric(self.partition) and partition.is_symmetric(self.group)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as plain JSON."""
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return found | {"granularity": to_text(self.recipe)}
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> MoR:
+        """The configuration that :meth:`to_dict` spelled out.
+
+        Raises:
+            ValueError: It is none.
+        """
+        names = [each.name for each in fields(cls) if each.init]
+        if not isinstance(plain, dict) or not set(plain) <= set(names):
+            raise ValueError(f"{plain!r} is no configuration of MoR: expected {', '.join(names)}")
+        spelled = plain.get("granularity", "tensor")
+        return cls(**plain | {"granularity": _named(from_text(spelled))})
+
+    @classmethod
+    def from_text(cls, text: str) -> MoR:
+        """The configuration whose :attr:`text` this is.
+
+        Raises:
+            ValueError: It is none.
+        """
+        return _from_text(text)
+
+    def sizes(self, shape: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns of a block, and those of blocks in a group, of a matrix."""
+        block = partition.block_of(self.partition, shape)
+        if self.scaling == "amax":
+            return block, (1, 1)
+        if self.scaling == "e8m0":
+            return block, partition.grid_of(shape, block)
+        return block, partition.blocks_of_group(self.group, block, shape)
+
+    def stored_like(
+        self, shape: tuple[int, int], device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Tensors like those of a mixture of a matrix, for graphs that are traced."""
+        block, groups = self.sizes(shape)
+        return stored_like(shape, self.recipe, block, groups, device)
+
     def encode(self, x: Tensor) -> tuple[Mixture, Summary]:
         """Represent a matrix ``(rows, k)``, contraction dimension last, as a mixture.
 
@@ -125,3 +184,17 @@ class MoR:
                 threshold=self.threshold,
                 metric=self.metric,
             )
+
+
+@functools.lru_cache(maxsize=256)
+def _from_text(text: str) -> MoR:
+    try:
+        plain = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{text!r} is no configuration of MoR: {error}") from None
+    return MoR.from_dict(plain)
+
+
+def _named(recipe: Recipe) -> str | Recipe:
+    text = to_text(recipe)
+    return text if text in RECIPES else recipe

@@ -1,19 +1,22 @@
 """Linear layers whose matrix products take operands in a mixture of representations.
 
-"MoR", section 3: the operands of all three products of a linear layer are quantised, each along the
-dimension that the product contracts, and decided on anew at every step.
+The operands of all three products of a linear layer are quantised, each along the dimension that
+the product contracts ("MoR", section 3), and decided on anew at every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..numerics.mixture import Mixture, Summary
+from ..numerics.mixture import Mixture, Summary, wide_format_of
 from ..ops.graph_breaks import between_graphs
 from ..ops.mixture.product import Operand, product
 from .linear import Linear, check_linear, narrow_linear
@@ -24,11 +27,8 @@ ROLES = ("input", "weight", "output gradient")
 """The operands; the name of a transposed one ends in " transposed" where it has other blocks."""
 
 Note = Callable[[str, Summary], None]
-Filter = Callable[[str, torch.nn.Module], bool]
-_Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
-@between_graphs
 def mor_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, mor: MoR, note: Note | None = None
 ) -> Tensor:
@@ -48,8 +48,8 @@ def mor_linear(
     On GPUs of sm_89 and later, products whose operands are wholly in FP8 run on FP8 units if each
     tensor or channel has a scale, and on Hopper also if 128 values along the contraction share one;
     all others use the decoded values. Under ``torch.autocast``, FP32 operands are first cast to its
-    dtype, as in ``F.linear``. ``torch.compile`` leaves the call out of its graph, because what is
-    computed depends on the decisions.
+    dtype, as in ``F.linear``. In a graph of ``torch.compile`` the call is one operation, because
+    what is computed depends on the decisions; with ``note`` the graph breaks here.
 
     Args:
         x: ``(..., in_features)``, FP32, BF16 or FP16.
@@ -65,7 +65,26 @@ def mor_linear(
         ValueError: A dtype or a shape does not fit.
         RuntimeError: A gradient is differentiated again: quantising has no derivative.
     """
+    check_mor(mor)
+    if torch.compiler.is_compiling() and note is None:
+        return graph_linear(x, weight, bias, mor.text, "")
+    return eager_linear(x, weight, bias, mor=mor, note=note)
+
+
+@between_graphs
+def eager_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, mor: MoR, note: Note | None
+) -> Tensor:
+    """:func:`mor_linear` outside of graphs."""
     check_linear(x, weight, bias)
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(
+                f"{name} is on {tensor.device} and x on {x.device}: move one to the other"
+            )
+    if x.is_meta:
+        # Shapes are all that there is.
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     if x.numel() == 0:
         return narrow_linear(x, weight, bias)
     x, weight = autocast_operands(x, weight)
@@ -73,8 +92,102 @@ def mor_linear(
     return y
 
 
-class MoRLinear(Linear):
+class MixtureLayer(torch.nn.Module):
+    """What layers with operands in a mixture share: how they are represented, and what was decided.
+
+    Attributes:
+        mor: How the operands are represented; may be replaced between steps.
+        mix: The last decision on each operand, see :func:`subulp.diagnostics.representation_mix`.
+        observers: Called with each role and its summary.
+    """
+
+    mor: MoR
+    mix: dict[str, Summary]
+    observers: tuple[Note, ...]
+    original_class: type[torch.nn.Module] | None
+    ticket: str
+
+    def become(self, mor: MoR, original: type[torch.nn.Module] | None = None) -> None:
+        """Begin with this representation: what a module does that turns into this kind of layer.
+
+        Args:
+            mor: The representation.
+            original: The module's class before; ``None`` if it was made like this (default:
+                ``None``).
+
+        Raises:
+            ValueError: ``mor`` is no configuration.
+        """
+        check_mor(mor)
+        self.mor = mor
+        self.mix = {}
+        self.observers = ()
+        self.original_class = original
+        self.ticket = issue(self)
+
+    def leave(self) -> None:
+        """Forget all that :meth:`become` added."""
+        for name in ("mor", "mix", "observers", "original_class", "ticket"):
+            delattr(self, name)
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """:func:`mor_linear` of this layer, its decisions noted."""
+        check_mor(self.mor)
+        if torch.compiler.is_compiling():
+            return graph_linear(x, weight, bias, self.mor.text, self.ticket)
+        return eager_linear(x, weight, bias, mor=self.mor, note=self.note)
+
+    def note(self, role: str, summary: Summary) -> None:
+        """Remember a decision, and tell the observers."""
+        self.mix[role] = summary
+        for observer in self.observers:
+            observer(role, summary)
+
+    def get_extra_state(self) -> Tensor:
+        """The representation as part of a state dict: JSON in bytes, a tensor as all the rest."""
+        return torch.tensor(list(self.mor.text.encode()), dtype=torch.uint8, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Check that a state dict is of this representation.
+
+        Raises:
+            ValueError: It is of another one.
+        """
+        if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.is_meta:
+            raise ValueError(f"_extra_state={state!r} is no representation: expected uint8 numbers")
+        saved = MoR.from_text(bytes(state.tolist()).decode(errors="replace"))
+        if saved != self.mor:
+            raise ValueError(
+                f"this state dict is of a layer with {saved}, and this layer has {self.mor}: "
+                "convert the model with the same one, or assign .mor first"
+            )
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        # Weights that were trained without mixtures may be loaded into a converted layer: whoever
+        # converted it said what it multiplies.
+        state_dict.setdefault(f"{prefix}_extra_state", self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Observers belong to this layer: a copy's decisions are not what they watch.
+        return self.__dict__ | {"observers": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.ticket = issue(self)
+
+
+def check_mor(mor: MoR) -> None:
+    """Raise ValueError unless ``mor`` is a configuration."""
+    if not isinstance(mor, MoR):
+        raise ValueError(f"mor={mor!r} is not a configuration: pass a subulp.nn.MoR")
+
+
+class MoRLinear(MixtureLayer, Linear):
     """``torch.nn.Linear`` with operands in a mixture of representations; see :func:`mor_linear`.
+
+    Its state dict holds the representation too: a plain layer refuses it as an unexpected key, and
+    a layer with another representation by name. The state dict of a plain layer can be loaded.
 
     Args:
         in_features: Size of an input.
@@ -99,25 +212,12 @@ class MoRLinear(Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._become(mor or MoR())
-
-    def _become(self, mor: MoR) -> None:
-        if not isinstance(mor, MoR):
-            raise ValueError(f"mor={mor!r} is not a configuration: pass a subulp.nn.MoR")
-        self.mor = mor
-        self.mix: dict[str, Summary] = {}
-        self.observers: tuple[Note, ...] = ()
+        Linear.__init__(self, in_features, out_features, bias, device=device, dtype=dtype)
+        self.become(mor or MoR())
 
     def forward(self, input: Tensor) -> Tensor:
         """``(..., in_features)`` to ``(..., out_features)``, in the dtype of the input."""
-        y: Tensor = mor_linear(input, self.weight, self.bias, mor=self.mor, note=self._note)
-        return y
-
-    def _note(self, role: str, summary: Summary) -> None:
-        self.mix[role] = summary
-        for observer in self.observers:
-            observer(role, summary)
+        return self.multiply(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
@@ -125,54 +225,27 @@ class MoRLinear(Linear):
         return f"{super().extra_repr()}, granularity={recipe}, partition={self.mor.partition}"
 
 
-def convert_to_mor(model: _Module, mor: MoR, *, filter: Filter | None = None) -> _Module:
-    """Make linear layers :class:`MoRLinear`, in place.
-
-    A layer stays the same object with the same parameters, hooks and names, so tied weights stay
-    tied and optimizers go on updating them. Only ``torch.nn.Linear`` and ``subulp.nn.Linear`` are
-    converted, not their subclasses: those compute something else or, as in
-    ``torch.nn.MultiheadAttention``, are never called.
+class MoRProduct(MixtureLayer):
+    """A product with a weight that belongs to another module, such as a projection of attention.
 
     Args:
-        model: A module that is or contains linear layers.
         mor: How operands are represented.
-        filter: Called with the name and module of each linear layer; only those for which it
-            returns true are converted (default: all).
-
-    Returns:
-        ``model``.
-
-    Raises:
-        ValueError: There is nothing to convert, the filter matches nothing, or it matches a layer
-            that is already converted.
     """
-    if not isinstance(mor, MoR):
-        raise ValueError(f"mor={mor!r} is not a configuration: pass a subulp.nn.MoR")
-    found = {
-        name: module
-        for name, module in model.named_modules()
-        if type(module) in (torch.nn.Linear, Linear, MoRLinear)
-    }
-    if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no linear layer to convert: torch.nn.Linear and "
-            "subulp.nn.Linear can be, subclasses cannot"
-        )
-    chosen = {n: m for n, m in found.items() if filter is None or filter(n, m)}
-    if not chosen:
-        raise ValueError(
-            f"filter matches none of the {len(found)} linear layers: {', '.join(map(repr, found))}"
-        )
-    for name, module in chosen.items():
-        if isinstance(module, MoRLinear):
-            raise ValueError(
-                f"layer {name!r} is converted already: exclude it by filter=, or assign its .mor"
-            )
-    for module in chosen.values():
-        module.__class__ = MoRLinear
-        assert isinstance(module, MoRLinear)
-        module._become(mor)
-    return model
+
+    def __init__(self, mor: MoR) -> None:
+        super().__init__()
+        self.become(mor)
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``F.linear(input, weight, bias)``, in the dtype of the input."""
+        return self.multiply(input, weight, bias)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return f"granularity={self.mor.recipe.name}, partition={self.mor.partition}"
+
+
+# ------------------------------------------------------------------------------------ the products
 
 
 class _MoRLinear(torch.autograd.Function):
@@ -181,47 +254,83 @@ class _MoRLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mor: MoR, note: Note | None
     ) -> Tensor:
         needs_weight = ctx.needs_input_grad[1]
-        rows = x.reshape(-1, x.shape[-1])
-        with without_autocast(x):
-            quantise = _Quantiser(mor, note)
-            q = quantise(rows, "input")
-            y = product(q, quantise(weight, "weight"), x.dtype)
-            if bias is not None:
-                y = y + bias.to(y.dtype)
-            if needs_weight:
-                saved = quantise.transposed(rows, "input", q)
-                ctx.save_for_backward(weight, *saved.mixture.tensors)
-                ctx.saved_input = _without_tensors(saved)
-            else:
-                ctx.save_for_backward(weight)
+        y, saved = forward_product(x, weight, bias, mor, note, save=needs_weight)
+        if saved is None:
+            ctx.save_for_backward(weight)
+        else:
+            ctx.save_for_backward(weight, *saved.mixture.tensors)
+            ctx.saved_input = _without_tensors(saved)
         ctx.mor, ctx.note, ctx.x_shape, ctx.x_dtype = mor, note, x.shape, x.dtype
         ctx.weight_grad_dtype = gradient_dtype(weight)
         ctx.bias_grad_dtype = None if bias is None else gradient_dtype(bias)
-        return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         weight, *stored = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        rows = grad_y.reshape(-1, weight.shape[0])
-        grad_x = grad_weight = grad_bias = None
-        with without_autocast(grad_y):
-            quantise = _Quantiser(ctx.mor, ctx.note)
-            q: Operand | None = None
-            if needs_x or (needs_weight and ctx.mor.is_symmetric):
-                q = quantise(rows, "output gradient")
-            if needs_x:
-                assert q is not None
-                of_weight = quantise.transposed(weight, "weight")
-                grad_x = product(q, of_weight, ctx.x_dtype).to(ctx.x_dtype).view(ctx.x_shape)
-            if needs_weight:
-                saved = _with_tensors(ctx.saved_input, stored)
-                of_grad = quantise.transposed(rows, "output gradient", q)
-                grad_weight = product(of_grad, saved, ctx.x_dtype).to(ctx.weight_grad_dtype)
-            if needs_bias:
-                grad_bias = rows.float().sum(0).to(ctx.bias_grad_dtype)
+        saved = _with_tensors(ctx.saved_input, stored) if needs_weight else None
+        grad_x, grad_weight = backward_products(
+            grad_y, weight, saved, ctx.mor, ctx.note, ctx.x_dtype, needs_x=needs_x
+        )
+        if grad_x is not None:
+            grad_x = grad_x.view(ctx.x_shape)
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(ctx.weight_grad_dtype)
+        grad_bias = None
+        if needs_bias:
+            rows = grad_y.reshape(-1, weight.shape[0])
+            grad_bias = rows.float().sum(0).to(ctx.bias_grad_dtype)
         return grad_x, grad_weight, grad_bias, None, None
+
+
+def forward_product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mor: MoR,
+    note: Note | None,
+    *,
+    save: bool,
+) -> tuple[Tensor, Operand | None]:
+    """The layer's output in the dtype of ``x``, and ``x`` as the weight's gradient needs it."""
+    rows = x.reshape(-1, x.shape[-1])
+    with without_autocast(x):
+        quantise = _Quantiser(mor, note)
+        q = quantise(rows, "input")
+        y = product(q, quantise(weight, "weight"), x.dtype)
+        if bias is not None:
+            y = y + bias.to(y.dtype)
+        saved = quantise.transposed(rows, "input", q) if save else None
+    return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype), saved
+
+
+def backward_products(
+    grad_y: Tensor,
+    weight: Tensor,
+    saved: Operand | None,
+    mor: MoR,
+    note: Note | None,
+    dtype: torch.dtype,
+    *,
+    needs_x: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the input ``(rows, in_features)``, and of the weight if ``saved`` is given."""
+    rows = grad_y.reshape(-1, weight.shape[0])
+    grad_x = grad_weight = None
+    with without_autocast(grad_y):
+        quantise = _Quantiser(mor, note)
+        q: Operand | None = None
+        if needs_x or (saved is not None and mor.is_symmetric):
+            q = quantise(rows, "output gradient")
+        if needs_x:
+            assert q is not None
+            grad_x = product(q, quantise.transposed(weight, "weight"), dtype).to(dtype)
+        if saved is not None:
+            of_grad = quantise.transposed(rows, "output gradient", q)
+            grad_weight = product(of_grad, saved, dtype)
+    return grad_x, grad_weight
 
 
 class _Quantiser:
@@ -257,7 +366,7 @@ _Saved = tuple[tuple[Any, ...], str | None, bool]
 
 def _without_tensors(operand: Operand) -> _Saved:
     mixture = operand.mixture
-    what = mixture.formats, mixture.block, mixture.blocks_of_group
+    what = mixture.formats, mixture.block, mixture.blocks_of_group, mixture.wide_format
     return what, operand.sole, operand.transposed
 
 
@@ -265,3 +374,170 @@ def _with_tensors(saved: _Saved, tensors: list[Tensor]) -> Operand:
     what, sole, transposed = saved
     codes, types, mantissa, exponents, wide = tensors
     return Operand(Mixture(codes, types, mantissa, exponents, wide, *what), sole, transposed)
+
+
+# -------------------------------------------------------------------------------------- in a graph
+
+_layers: weakref.WeakValueDictionary[str, MixtureLayer] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def issue(layer: MixtureLayer) -> str:
+    """A name of the layer for operations in graphs, which take no Python objects."""
+    ticket = str(next(_numbers))
+    _layers[ticket] = layer
+    return ticket
+
+
+def _note_of(ticket: str) -> Note | None:
+    layer = _layers.get(ticket)
+    return None if layer is None else layer.note
+
+
+def graph_linear(x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str) -> Tensor:
+    """:func:`mor_linear` as one operation of a graph; ``mor`` is its text."""
+    check_linear(x, weight, bias)
+    if x.numel() == 0:
+        return narrow_linear(x, weight, bias)
+    x, weight = autocast_operands(x, weight)
+    save = torch.is_grad_enabled() and weight.requires_grad
+    y: Tensor = mor_linear_op(x, weight, bias, mor, ticket, save)[0]
+    return y
+
+
+_Stored = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@torch.library.custom_op("subulp::mor_linear", mutates_args=())
+def mor_linear_op(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str, save: bool
+) -> _Stored:
+    """:func:`mor_linear`, and what it saves for the backward pass.
+
+    Args:
+        x: ``(..., in_features)``.
+        weight: ``(out_features, in_features)``.
+        bias: ``(out_features,)`` or ``None``.
+        mor: :attr:`MoR.text`.
+        ticket: Which layer's decisions these are.
+        save: Whether the weight needs a gradient; if not, all but the output is empty.
+
+    Returns:
+        The output; the five tensors of the saved mixture, and the place of its sole format.
+    """
+    config = MoR.from_text(mor)
+    y, saved = forward_product(x, weight, bias, config, _note_of(ticket), save=save)
+    if saved is None:
+        return y, *_nothing(x)
+    names = [fmt.name for fmt in saved.mixture.formats] + [saved.mixture.wide_format.name]
+    sole = -1 if saved.sole is None else names.index(saved.sole)
+    # On the host, where it is asked for.
+    place = torch.tensor(sole, dtype=torch.int64, device="cpu")
+    codes, types, mantissa, exponents, wide = saved.mixture.tensors
+    return y, codes, types, mantissa, exponents, wide, place
+
+
+@mor_linear_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str, save: bool) -> _Stored:
+    y = x.new_empty(*x.shape[:-1], weight.shape[0])
+    if not save:
+        return y, *_nothing(x)
+    config = MoR.from_text(mor)
+    rows, columns = x.numel() // x.shape[-1], x.shape[-1]
+    shape = (rows, columns) if config.is_symmetric else (columns, rows)
+    place = torch.empty((), dtype=torch.int64, device="cpu")
+    return y, *config.stored_like(shape, x.device), place
+
+
+def _nothing(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dtypes = torch.uint8, torch.uint8, torch.float32, torch.int8, torch.uint8
+    codes, types, mantissa, exponents, wide = (
+        torch.empty(0, dtype=dtype, device=x.device) for dtype in dtypes
+    )
+    return codes, types, mantissa, exponents, wide, torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+@torch.library.custom_op("subulp::mor_linear_backward", mutates_args=())
+def mor_linear_backward(
+    grad_y: Tensor,
+    weight: Tensor,
+    stored: Sequence[Tensor],
+    mor: str,
+    ticket: str,
+    x_dtype: torch.dtype,
+    needs_x: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the input's rows and of the weight; empty where they are not needed."""
+    config = MoR.from_text(mor)
+    saved = _restored(stored, config, x_dtype) if needs_weight else None
+    grad_x, grad_weight = backward_products(
+        grad_y, weight, saved, config, _note_of(ticket), x_dtype, needs_x=needs_x
+    )
+    none = grad_y.new_empty(0)
+    return (
+        none.to(x_dtype) if grad_x is None else grad_x,
+        none.to(weight.dtype).clone() if grad_weight is None else grad_weight.to(weight.dtype),
+    )
+
+
+@mor_linear_backward.register_fake
+def _(
+    grad_y: Tensor,
+    weight: Tensor,
+    stored: Sequence[Tensor],
+    mor: str,
+    ticket: str,
+    x_dtype: torch.dtype,
+    needs_x: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    rows = grad_y.numel() // weight.shape[0]
+    return (
+        grad_y.new_empty((rows, weight.shape[1]) if needs_x else 0, dtype=x_dtype),
+        weight.new_empty(weight.shape if needs_weight else 0),
+    )
+
+
+def _restored(stored: Sequence[Tensor], mor: MoR, x_dtype: torch.dtype) -> Operand:
+    *tensors, place = stored
+    names = [*mor.recipe.formats, wide_format_of(x_dtype)]
+    sole = None if int(place) < 0 else names[int(place)].name
+    codes, types, mantissa, exponents, wide = tensors
+    block, groups = mor.sizes((codes.shape[0], codes.shape[1]))
+    mixture = Mixture(
+        *(codes, types, mantissa, exponents, wide),
+        mor.recipe.formats,
+        block,
+        groups,
+        wide_format_of(x_dtype),
+    )
+    return Operand(mixture, sole, transposed=mor.is_symmetric)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, ctx.mor, ctx.ticket, ctx.save = inputs
+    ctx.save_for_backward(weight, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.x_shape, ctx.x_dtype = x.shape, x.dtype
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _differentiate(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    weight, *stored = ctx.saved_tensors
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    if needs_weight and not ctx.save:
+        raise RuntimeError("the weight needs a gradient, and nothing was saved for it: save=True")
+    grad_x = grad_weight = grad_bias = None
+    if needs_x or needs_weight:
+        of_x, of_weight = mor_linear_backward(
+            grad_y, weight, stored, ctx.mor, ctx.ticket, ctx.x_dtype, needs_x, needs_weight
+        )
+        grad_x = of_x.view(ctx.x_shape) if needs_x else None
+        grad_weight = of_weight if needs_weight else None
+    if needs_bias:
+        grad_bias = grad_y.reshape(-1, weight.shape[0]).float().sum(0).to(ctx.bias_dtype)
+    return grad_x, grad_weight, grad_bias, None, None, None
+
+
+mor_linear_op.register_autograd(_differentiate, setup_context=_save)

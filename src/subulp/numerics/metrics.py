@@ -1,7 +1,8 @@
 """How far rounded numbers are from what they stand for: means, summed in one order everywhere.
 
-"MoR", section 3, decides by the mean of ``|x - q(x)| / |x|``. A kernel adds in an order that suits
-it; for equal bits there is one order for all:
+"MoR", section 1, decides by the relative error; its formula, which our copy lacks, is taken to be
+the mean of ``|x - q(x)| / |x|``. A kernel adds in an order that suits it; for equal bits there is
+one order for all:
 
 1. A block is cut into tiles of 128 rows and 4,096 columns from its first element on.
 2. A row of a tile: lane ``l`` of 16 adds the elements ``l``, ``l + 16``, ... in turn. Then the
@@ -38,14 +39,37 @@ def relative_error(scaled: Tensor, rounded: Tensor) -> Tensor:
     return torch.where(rounded == 0, 1.0, error)
 
 
+def squared_relative_error(scaled: Tensor, rounded: Tensor) -> Tensor:
+    """``relative_error`` squared: few large errors count more than many small ones."""
+    error = relative_error(scaled, rounded)
+    return error * error
+
+
+def underflow(scaled: Tensor, rounded: Tensor) -> Tensor:
+    """1 where a value is rounded to zero, so that the mean is the share of the values lost."""
+    del scaled
+    return (rounded == 0).to(torch.float32)
+
+
 RELATIVE_ERROR = "relative-error"
 """The name of the paper's metric."""
 
-_METRICS: dict[str, Terms] = {RELATIVE_ERROR: relative_error}
+KNOWN: dict[str, Terms] = {
+    RELATIVE_ERROR: relative_error,
+    "squared-relative-error": squared_relative_error,
+    "underflow": underflow,
+}
+"""The metrics that every backend computes at full speed; none depends on a scale."""
+
+_registered: dict[str, Terms] = {}
 
 
 def register(name: str, terms: Terms) -> None:
-    """Make a metric available to every recipe by its name.
+    """Make a Python function available as a metric, for experiments.
+
+    Kernels cannot run it: operands that it judges are encoded in plain PyTorch, 30 to 1,000 times
+    slower, with a warning that names it. It is known to this process only: a configuration that
+    names it can be pickled, and used wherever it is registered.
 
     Args:
         name: What ``metric=`` calls it.
@@ -54,11 +78,24 @@ def register(name: str, terms: Terms) -> None:
             mean, whatever it returns for them.
 
     Raises:
-        ValueError: The name is taken.
+        ValueError: The name is taken, or ``terms`` cannot be called.
     """
-    if name in _METRICS:
+    if name in KNOWN or name in _registered:
         raise ValueError(f"name={name!r} is taken: choose another one for this metric")
-    _METRICS[name] = terms
+    if not callable(terms):
+        raise ValueError(f"terms={terms!r} is not a function: see numerics.metrics.relative_error")
+    _registered[name] = terms
+
+
+def unregister(name: str) -> None:
+    """Forget a registered metric.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    if name not in _registered:
+        raise ValueError(f"name={name!r} is not registered: use one of {list(_registered)}")
+    del _registered[name]
 
 
 def terms_of(metric: str) -> Terms:
@@ -67,10 +104,11 @@ def terms_of(metric: str) -> Terms:
     Raises:
         ValueError: There is none of this name.
     """
-    if metric not in _METRICS:
-        choices = ", ".join(map(repr, _METRICS))
+    found = {**KNOWN, **_registered}
+    if not isinstance(metric, str) or metric not in found:
+        choices = ", ".join(map(repr, found))
         raise ValueError(f"metric={metric!r} is unknown: use one of {choices}, or register it")
-    return _METRICS[metric]
+    return found[metric]
 
 
 def block_sums(terms: Tensor) -> Tensor:

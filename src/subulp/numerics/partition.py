@@ -108,7 +108,7 @@ def from_blocks(blocks: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def sizes_of_blocks(shape: Sequence[int], block: Sequence[int]) -> Tensor:
-    """Elements of each block, int64 ``(block rows, block columns)``."""
+    """Elements of each block, int64 ``(block rows, block columns)`` on the CPU."""
     sides = []
     for whole, part in zip(shape, block, strict=True):
         starts = torch.arange(0, whole, part, dtype=torch.int64, device="cpu")

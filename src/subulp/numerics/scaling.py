@@ -183,6 +183,8 @@ def check_matrix(x: Tensor) -> None:
     """Raise ValueError unless ``x`` is a matrix of floating-point numbers."""
     if x.dtype not in FLOATS:
         raise ValueError(f"x has dtype {x.dtype}: expected FP32, BF16 or FP16 numbers; cast x")
+    if x.layout != torch.strided:
+        raise ValueError(f"x has layout {x.layout}: expected a dense matrix; call x.to_dense()")
     if x.dim() != 2 or x.numel() == 0:
         raise ValueError(
             f"x has shape {tuple(x.shape)}: expected (rows, k), both at least 1; reshape x"

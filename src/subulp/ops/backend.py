@@ -50,6 +50,11 @@ def choose(device: torch.device) -> Choice:
     return Choice("reference", f"no kernels for {device.type} tensors: plain PyTorch")
 
 
+def is_forced() -> bool:
+    """Whether ``SUBULP_BACKEND`` overrides the choice."""
+    return bool(os.environ.get("SUBULP_BACKEND"))
+
+
 def run(op: str, job: Any) -> Any:
     """Run an op on the tensors of ``job`` with the backend of its device.
 

@@ -24,6 +24,7 @@ DTYPES = {f.dtype: FORMATS[f.name] for f in STORED if f.dtype}
 """Codes of the formats that dtypes store."""
 RULES = {name: code for code, name in enumerate(get_args(embedding.Update))}
 RECIPE_CODES = {name: code for code, name in enumerate(RECIPES)}
+METRICS = {name: code for code, name in enumerate(metrics.KNOWN)}
 SCALINGS = {name: code for code, name in enumerate(get_args(Scaling))}
 
 # Negative results of the embedding kernels.
@@ -59,6 +60,7 @@ def expected(sizes: dict[str, int]) -> list[str]:
         "rule": RULES,
         "recipe": RECIPE_CODES,
         "scaling": SCALINGS,
+        "metric": METRICS,
     }
     return [
         *(f"{table} {name}" for table, codes in tables.items() for name in codes),

@@ -96,6 +96,37 @@ class Mixture(ctypes.Structure):
     )
 
 
+class Blocks(ctypes.Structure):
+    """``subulp_blocks`` of csrc/subulp.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("block_rows", c_int64),
+        ("block_columns", c_int64),
+        ("formats", c_void_p),
+        ("amax", c_void_p),
+        ("smallest", c_void_p),
+        ("counts", c_void_p),
+        ("factors", c_void_p),
+        ("sums", c_void_p),
+        ("codes", c_void_p),
+        ("types", c_void_p),
+        ("offsets", c_void_p),
+        ("wide", c_void_p),
+        ("count", c_int32),
+        ("metric", c_int32),
+        ("dtype", c_int32),
+        ("threads", c_int32),
+        ("isa", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+NARROW = np.dtype([("first_normal", "i4"), ("mantissa_bits", "i4"), ("sign_bit", "i4")])
+"""``subulp_narrow`` of csrc/subulp.h."""
+
 TABLE = np.dtype(
     [
         ("codes", "u8"),
@@ -172,6 +203,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "subulp_mixture_encode": (c_int64, (POINTER(Mixture),)),
     "subulp_mixture_wide": (c_int, (POINTER(Mixture), c_void_p)),
     "subulp_mixture_decode": (c_int, (POINTER(Mixture), c_void_p, c_void_p)),
+    "subulp_blocks_measure": (c_int, (POINTER(Blocks),)),
+    "subulp_blocks_errors": (c_int, (POINTER(Blocks),)),
+    "subulp_blocks_encode": (c_int, (POINTER(Blocks),)),
+    "subulp_blocks_decode": (c_int, (POINTER(Blocks), c_void_p, c_void_p)),
 }
 _SIZES = {
     "step": ctypes.sizeof(Step),
@@ -179,6 +214,8 @@ _SIZES = {
     "table": TABLE.itemsize,
     "lookups": ctypes.sizeof(Lookups),
     "mixture": ctypes.sizeof(Mixture),
+    "blocks": ctypes.sizeof(Blocks),
+    "narrow": NARROW.itemsize,
 }
 
 

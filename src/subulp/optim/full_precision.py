@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from .state_dict import kind
 
+EXTRA_STATE = "_extra_state"
+"""How the names of what ``Module.get_extra_state`` returns end."""
+
 
 @torch.no_grad()
 def state_dict(
@@ -52,6 +55,8 @@ def load_state_dict(
         store: Writes the FP32 value of such a parameter into its components.
     """
     own = model.state_dict()
+    # Weights that were trained without mixtures have none; the layers' own loading accepts that.
+    own = {n: v for n, v in own.items() if n in given or not n.endswith(EXTRA_STATE)}
     missing, unexpected = sorted(set(own) - set(given)), sorted(set(given) - set(own))
     if missing or unexpected:
         raise ValueError(

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from ...diagnostics.representation_mix import MeanMix, operand_mix
-from ...nn import MoR, MoRLinear, convert_to_mor
-from ...nn.mor_linear import Filter
+from ...nn import MoR, convert_to_mor
+from ...nn.mor_convert import Filter
+from ...nn.mor_linear import MixtureLayer
 from ...numerics import E4M3, E5M2
 from ...numerics.mixture import ALWAYS_E4M3, DEFAULT_THRESHOLD, Recipe, Summary
 from .linear_operands import Variant
@@ -56,7 +57,7 @@ def convert(model: nn.Module, variant: Variant, filter: Filter | None = None) ->
         variant.partition or "block-128x128",
         variant.threshold or DEFAULT_THRESHOLD,
     )
-    convert_to_mor(model, mor, filter=filter)
+    convert_to_mor(model, mor, filter=filter, quiet=True)
     return MixtureLog(model)
 
 
@@ -64,16 +65,16 @@ class MixtureLog:
     """What the mixtures of a model decide in training steps; evaluations do not count.
 
     Args:
-        model: A module with :class:`subulp.nn.MoRLinear` layers, observed from now on.
+        model: A module with converted layers, observed from now on.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._all, self._recent = MeanMix(), MeanMix()
         for name, layer in model.named_modules():
-            if isinstance(layer, MoRLinear):
+            if isinstance(layer, MixtureLayer):
                 self._observe(name, layer)
 
-    def _observe(self, name: str, layer: MoRLinear) -> None:
+    def _observe(self, name: str, layer: MixtureLayer) -> None:
         def observe(role: str, summary: Summary) -> None:
             if layer.training:
                 operand = operand_mix(name, role, summary)

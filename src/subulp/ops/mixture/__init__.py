@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Sequence
 from typing import get_args
 
 import torch
 from torch import Tensor
 
+from ...numerics import Format
 from ...numerics import mixture as definition
-from ...numerics.metrics import RELATIVE_ERROR
+from ...numerics.metrics import KNOWN, RELATIVE_ERROR, terms_of
 from ...numerics.mixture import (
     ALWAYS_E4M3,
     DEFAULT_THRESHOLD,
-    RECIPES,
     TENSOR,
+    WIDE_FORMATS,
+    Entry,
     Mixture,
     Recipe,
     Summary,
+    always,
+    from_text,
+    mantissa_rows,
+    to_text,
+    wide_format_of,
 )
-from ...numerics.partition import Partition, block_of, blocks_of_group, grid_of
+from ...numerics.partition import (
+    Partition,
+    block_of,
+    blocks_of_group,
+    grid_of,
+    sizes_of_blocks,
+)
 from ...numerics.scaling import Scaling, check_matrix
 from .. import backend
 from .job import DecodeJob, EncodeJob
@@ -32,6 +47,7 @@ __all__ = [
     "encode",
     "mixture_decode",
     "mixture_encode",
+    "stored_like",
 ]
 
 
@@ -47,12 +63,30 @@ def encode(
 ) -> tuple[Mixture, Summary]:
     """:func:`subulp.numerics.mixture.encode` at the speed of the device.
 
-    The paper's recipes and E4M3 for all, with the relative error, run in one fused pass; others
-    run in plain PyTorch. Arguments and errors are those of the definition.
+    Recipes are data, and the metrics of ``numerics.metrics.KNOWN`` are compiled: whatever is made
+    of them runs in the device's kernels, the paper's recipes with its metric in one fused pass.
+    Arguments and errors are those of the definition.
+
+    Warns:
+        UserWarning: The metric is a registered Python function, which runs in plain PyTorch.
+
+    Raises:
+        RuntimeError: The same where ``SUBULP_BACKEND`` asks for kernels.
+        ValueError: ``x`` is a DTensor, or has no values.
     """
-    if recipe is ALWAYS_E4M3:
-        recipe, threshold = TENSOR, math.inf
-    if metric != RELATIVE_ERROR or RECIPES.get(recipe.name) is not recipe:
+    check_matrix(x)
+    if hasattr(x, "device_mesh"):
+        raise ValueError(
+            "x is a DTensor, whose blocks may lie on several devices: pass x.full_tensor(), or "
+            "x.to_local() where blocks of a shard are meant"
+        )
+    if x.is_meta:
+        raise ValueError("x is on the meta device and has no values: move it to a real one")
+    block = block_of(partition, x.shape)
+    groups = (1, 1) if scaling == "amax" else blocks_of_group(group, block, x.shape)
+    if metric not in KNOWN:
+        terms_of(metric)
+        _warn_of_python(metric, x.device)
         return definition.encode(
             x,
             recipe,
@@ -62,25 +96,45 @@ def encode(
             threshold=threshold,
             metric=metric,
         )
-    check_matrix(x)
-    block = block_of(partition, x.shape)
-    groups = (1, 1) if scaling == "amax" else blocks_of_group(group, block, x.shape)
+    if recipe.rules == ALWAYS_E4M3.rules and metric == RELATIVE_ERROR:
+        # For which there is a fused pass.
+        recipe, threshold = TENSOR, math.inf
     *stored, numbers = mixture_encode(
-        x.contiguous(), recipe.name, block, groups, scaling, threshold
+        x.contiguous(), to_text(recipe), block, groups, scaling, threshold, metric
     )
-    found = _mixture(stored, recipe, block, groups, scaling)
-    return found, definition.summarise(recipe, numbers)
+    found = _mixture(stored, recipe, block, groups, scaling, wide_format_of(x.dtype))
+    return found, definition.summarise(recipe, numbers, found.wide_format)
 
 
 def decode(mixture: Mixture) -> Tensor:
     """:func:`subulp.numerics.mixture.decode` at the speed of the device: FP32 (rows, k)."""
-    for recipe in RECIPES.values():
-        if recipe.formats == mixture.formats:
-            values: Tensor = mixture_decode(
-                *mixture.tensors, recipe.name, mixture.block, mixture.blocks_of_group
-            )
-            return values
-    return definition.decode(mixture)
+    values: Tensor = mixture_decode(
+        *mixture.tensors,
+        _spelled(mixture.formats),
+        mixture.block,
+        mixture.blocks_of_group,
+        mixture.wide_format.name,
+    )
+    return values
+
+
+@functools.cache
+def _spelled(formats: tuple[Format, ...]) -> str:
+    """A recipe of these formats: what chose among them does not matter any more."""
+    return to_text(Recipe("decoded", tuple(Entry(fmt, always) for fmt in formats)))
+
+
+def _warn_of_python(metric: str, device: torch.device) -> None:
+    choice = backend.choose(device)
+    if choice.backend == "reference":
+        return
+    what = (
+        f"metric={metric!r} is a registered Python function, which no kernel can run: use one of "
+        f"{', '.join(map(repr, KNOWN))}"
+    )
+    if backend.is_forced():
+        raise RuntimeError(f"{what}, or leave SUBULP_BACKEND unset to run it in plain PyTorch")
+    warnings.warn(f"{what}; it runs in plain PyTorch, 30 to 1,000 times slower", stacklevel=3)
 
 
 @torch.library.custom_op("subulp::mixture_encode", mutates_args=())
@@ -91,26 +145,33 @@ def mixture_encode(
     groups: Sequence[int],
     scaling: str,
     threshold: float,
+    metric: str = RELATIVE_ERROR,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The stored tensors of :class:`subulp.numerics.mixture.Mixture`, and its summary's numbers.
 
     Args:
         x: FP32, BF16 or FP16 (rows, k), contiguous.
-        recipe: ``"tensor"``, ``"subtensor-2way"`` or ``"subtensor-3way"``.
+        recipe: ``"tensor"``, ``"subtensor-2way"``, ``"subtensor-3way"``, or any other as
+            :func:`subulp.numerics.mixture.to_text` spells it.
         block: Rows and columns of a block.
         groups: Rows and columns of blocks in a group.
         scaling: ``"gam"``, ``"amax"`` or ``"e8m0"``.
         threshold: The tensor's error must stay below it, for ``"tensor"``.
+        metric: One of ``numerics.metrics.KNOWN`` (default: ``"relative-error"``).
 
     Returns:
-        Codes, types, mantissas, exponents, lower bytes of BF16 numbers; FP64 numbers.
+        Codes, types, mantissas, exponents, lower bytes of wide numbers; FP64 numbers.
 
     Raises:
         ValueError: ``x`` is no contiguous matrix, or an argument is unknown or cannot apply.
     """
     check_matrix(x)
-    _check(x, recipe, block, groups, scaling)
-    job = EncodeJob(x, RECIPES[recipe], _pair(block), _pair(groups), _scaling(scaling), threshold)
+    found = _check(x, recipe, block, groups, scaling)
+    if scaling == "amax" and tuple(groups) != (1, 1):
+        raise ValueError(f"groups={tuple(groups)} cannot apply to scaling='amax': use (1, 1)")
+    if metric not in KNOWN:
+        raise ValueError(f"metric={metric!r} is unknown: use one of {', '.join(KNOWN)}")
+    job = EncodeJob(x, found, *_sizes(x.shape, block, groups), _scaling(scaling), threshold, metric)
     result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = backend.run("mixture", job)
     return result
 
@@ -123,18 +184,37 @@ def _(
     groups: Sequence[int],
     scaling: str,
     threshold: float,
+    metric: str = RELATIVE_ERROR,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    down, across = grid_of(x.shape, block)
-    whole = RECIPES[recipe].granularity == "tensor"
-    of_group = (1, 1) if scaling == "e8m0" else grid_of((down, across), groups)
+    known = from_text(recipe)
+    if scaling == "e8m0":
+        groups = grid_of(x.shape, block)
+    return (
+        *stored_like((x.shape[0], x.shape[1]), known, block, groups, x.device),
+        torch.empty(2 * len(known.formats) + 8, dtype=torch.float64, device=x.device),
+    )
+
+
+def stored_like(
+    shape: tuple[int, int],
+    recipe: Recipe,
+    block: Sequence[int],
+    groups: Sequence[int],
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Tensors like those of a mixture, inside of a fake kernel: how many numbers will be wide is
+    unknown.
+    """
+    down, across = grid_of(shape, block)
+    whole = recipe.granularity == "tensor"
+    rows = 1 + max(mantissa_rows(recipe.formats))
     wide = torch.library.get_ctx().new_dynamic_size(min=0)
     return (
-        torch.empty(x.shape, dtype=torch.uint8, device=x.device),
-        torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8, device=x.device),
-        torch.empty((1, *of_group), dtype=torch.float32, device=x.device),
-        torch.empty((down, across), dtype=torch.int8, device=x.device),
-        torch.empty(wide, dtype=torch.uint8, device=x.device),
-        torch.empty(2 * len(RECIPES[recipe].formats) + 8, dtype=torch.float64, device=x.device),
+        torch.empty(shape, dtype=torch.uint8, device=device),
+        torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8, device=device),
+        torch.empty((rows, *grid_of((down, across), groups)), dtype=torch.float32, device=device),
+        torch.empty((down, across), dtype=torch.int8, device=device),
+        torch.empty(wide, dtype=torch.uint8, device=device),
     )
 
 
@@ -148,19 +228,31 @@ def mixture_decode(
     recipe: str,
     block: Sequence[int],
     groups: Sequence[int],
+    wide_format: str = WIDE_FORMATS[0].name,
 ) -> Tensor:
-    """The matrix, FP32, of what :func:`mixture_encode` returned for the same last arguments."""
-    _check(codes, recipe, block, groups, "gam")
+    """The matrix, FP32, of what :func:`mixture_encode` returned for the same last arguments.
+
+    Raises:
+        ValueError: The tensors are not those of a mixture.
+    """
+    if codes.dim() != 2 or codes.numel() == 0:
+        raise ValueError(f"codes have shape {tuple(codes.shape)}: expected (rows, k)")
+    known = _check(codes, recipe, block, groups, "gam")
+    wide_formats = {fmt.name: fmt for fmt in WIDE_FORMATS}
+    if wide_format not in wide_formats:
+        choices = ", ".join(wide_formats)
+        raise ValueError(f"wide_format={wide_format!r} is unknown: use one of {choices}")
     found = Mixture(
         codes,
         types,
         mantissa,
         exponents,
         wide,
-        RECIPES[recipe].formats,
-        _pair(block),
-        _pair(groups),
+        known.formats,
+        *_sizes(codes.shape, block, groups),
+        wide_formats[wide_format],
     )
+    _check_stored(found)
     result: Tensor = backend.run("mixture", DecodeJob(found))
     return result
 
@@ -175,6 +267,7 @@ def _(
     recipe: str,
     block: Sequence[int],
     groups: Sequence[int],
+    wide_format: str = WIDE_FORMATS[0].name,
 ) -> Tensor:
     return torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
 
@@ -185,24 +278,63 @@ def _mixture(
     block: tuple[int, int],
     groups: tuple[int, int],
     scaling: Scaling,
+    wide_format: Format,
 ) -> Mixture:
     codes, types, mantissa, exponents, wide = stored
     if scaling == "e8m0":
         groups = exponents.shape[0], exponents.shape[1]
-    return Mixture(codes, types, mantissa, exponents, wide, recipe.formats, block, groups)
+    tensors = codes, types, mantissa, exponents, wide
+    return Mixture(*tensors, recipe.formats, block, groups, wide_format)
 
 
 def _check(
     x: Tensor, recipe: str, block: Sequence[int], groups: Sequence[int], scaling: str
-) -> None:
+) -> Recipe:
     if not x.is_contiguous():
         raise ValueError(f"x has strides {x.stride()}: the kernels read rows; call x.contiguous()")
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe={recipe!r} is unknown: use one of {', '.join(RECIPES)}")
+    found = from_text(recipe)
     for name, sizes in (("block", block), ("groups", groups)):
         if len(sizes) != 2 or min(sizes) < 1:
             raise ValueError(f"{name}={tuple(sizes)} cannot apply: expected two positive sizes")
     _scaling(scaling)
+    return found
+
+
+def _check_stored(m: Mixture) -> None:
+    """Raise ValueError unless the tensors are those of a mixture: kernels trust their sizes."""
+    grid = grid_of(m.shape, m.block)
+    shapes = {
+        "exponents": grid,
+        "mantissa": (1 + max(mantissa_rows(m.formats)), *grid_of(grid, m.blocks_of_group)),
+        "types": (1, 1) if m.types.numel() == 1 else grid,
+    }
+    dtypes = {
+        "codes": torch.uint8,
+        "types": torch.uint8,
+        "mantissa": torch.float32,
+        "exponents": torch.int8,
+        "wide": torch.uint8,
+    }
+    for name, dtype in dtypes.items():
+        tensor: Tensor = getattr(m, name)
+        if tensor.dtype != dtype or tensor.device != m.codes.device:
+            raise ValueError(
+                f"{name} have dtype {tensor.dtype} on {tensor.device}: expected {dtype} on "
+                f"{m.codes.device}"
+            )
+        if name in shapes and tuple(tensor.shape) != shapes[name]:
+            raise ValueError(f"{name} have shape {tuple(tensor.shape)}: expected {shapes[name]}")
+    if m.codes.device.type != "cpu":
+        # The values are on the device, and the host must not wait for them.
+        return
+    types, last = m.types, len(m.formats)
+    if int(types.max()) > last:
+        raise ValueError(f"types reach {int(types.max())}: {last} formats and a wide one are known")
+    wide = 0
+    if m.wide.numel() or bool((types == last).any()):
+        wide = int((sizes_of_blocks(m.shape, m.block) * (types == last)).sum())
+    if tuple(m.wide.shape) != (wide,):
+        raise ValueError(f"wide has shape {tuple(m.wide.shape)}: expected ({wide},)")
 
 
 def _scaling(name: str) -> Scaling:
@@ -213,5 +345,10 @@ def _scaling(name: str) -> Scaling:
     raise ValueError(f"scaling={name!r} is unknown: use one of {', '.join(get_args(Scaling))}")
 
 
-def _pair(sizes: Sequence[int]) -> tuple[int, int]:
-    return sizes[0], sizes[1]
+def _sizes(
+    shape: torch.Size, block: Sequence[int], groups: Sequence[int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Sizes no larger than the matrix and its blocks: kernels have room for all of a block."""
+    of_block = min(block[0], shape[0]), min(block[1], shape[1])
+    grid = grid_of(shape, of_block)
+    return of_block, (min(groups[0], grid[0]), min(groups[1], grid[1]))

@@ -1,17 +1,28 @@
-"""Mixtures in C++ (csrc/mixture.h)."""
+"""Mixtures in C++: the papers' recipes in one call (csrc/mixture.h), others in passes
+(csrc/mixture_any.h).
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.mixture import TENSOR, THREE_WAY, TWO_WAY, Mixture
+from ...numerics import E4M3, E5M2, Format
+from ...numerics.mixture import TENSOR, THREE_WAY, TWO_WAY, Mixture, Recipe, values_of
 from ...numerics.partition import grid_of, sizes_of_blocks
 from .. import facts, native
 from ..pointers import data_ptr
+from . import passes
 from .job import DecodeJob, EncodeJob, Job
+
+# Named in all that kernels write: torch's default may be another one.
+CPU = torch.device("cpu")
 
 
 def run(job: Job) -> tuple[Tensor, ...] | Tensor:
@@ -21,27 +32,36 @@ def run(job: Job) -> tuple[Tensor, ...] | Tensor:
         TypeError: A tensor wraps others, as DTensor does.
         ValueError: A tensor has another shape, dtype or device than it must have.
         RuntimeError: The library is missing.
+        ValueError: The tensors are on another device.
     """
-    return _decode(job) if isinstance(job, DecodeJob) else _encode(job)
+    if job.device.type != "cpu":
+        raise ValueError(f"x is on {job.device}: the C++ kernels read memory of the CPU; move x")
+    if isinstance(job, DecodeJob):
+        return _decode(job) if _has_pass(job.mixture.formats) else _decode_any(job)
+    known = job.fused
+    return passes.encode(job, _Passes(job)) if known is None else _encode(job, known)
 
 
-def _encode(job: EncodeJob) -> tuple[Tensor, ...]:
+def _has_pass(formats: tuple[Format, ...]) -> bool:
+    return formats in ((E4M3,), (E4M3, E5M2))
+
+
+def _encode(job: EncodeJob, recipe: Recipe) -> tuple[Tensor, ...]:
     x = job.x
     down, across = grid_of(x.shape, job.block)
-    whole = job.recipe.granularity == "tensor"
+    whole = recipe.granularity == "tensor"
     groups = (1, 1) if job.scaling == "e8m0" else grid_of((down, across), job.groups)
-    cpu = job.device
-    codes = torch.empty(x.shape, dtype=torch.uint8, device=cpu)
-    types = torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8, device=cpu)
-    mantissa = torch.empty((1, *groups), dtype=torch.float32, device=cpu)
-    exponents = torch.empty((down, across), dtype=torch.int8, device=cpu)
-    numbers = torch.empty(2 * len(job.recipe.formats) + 8, dtype=torch.float64, device=cpu)
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=CPU)
+    types = torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8, device=CPU)
+    mantissa = torch.empty((1, *groups), dtype=torch.float32, device=CPU)
+    exponents = torch.empty((down, across), dtype=torch.int8, device=CPU)
+    numbers = torch.empty(2 * len(recipe.formats) + 8, dtype=torch.float64, device=CPU)
     call = native.Mixture(
         data_ptr("x", x, x.dtype),
         *(*x.shape, *job.block, *job.groups),
         *(data_ptr("a result", t, t.dtype) for t in (codes, types, mantissa, exponents, numbers)),
         facts.DTYPES[x.dtype],
-        facts.RECIPE_CODES[job.recipe.name],
+        facts.RECIPE_CODES[recipe.name],
         facts.SCALINGS[job.scaling],
         job.threshold,
         torch.get_num_threads(),
@@ -50,7 +70,7 @@ def _encode(job: EncodeJob) -> tuple[Tensor, ...]:
     library = native.library()
     count = library.subulp_mixture_encode(ctypes.byref(call))
     assert count >= 0
-    wide = torch.empty(count, dtype=torch.uint8, device=cpu)
+    wide = torch.empty(count, dtype=torch.uint8, device=CPU)
     if count:
         address = data_ptr("wide", wide, torch.uint8)
         library.subulp_mixture_wide(ctypes.byref(call), address)
@@ -59,7 +79,7 @@ def _encode(job: EncodeJob) -> tuple[Tensor, ...]:
 
 def _decode(job: DecodeJob) -> Tensor:
     m = job.mixture
-    out = torch.empty(m.shape, dtype=torch.float32, device=job.device)
+    out = torch.empty(m.shape, dtype=torch.float32, device=CPU)
     # A kept contiguous copy lives as long as the call needs its address.
     codes, types, mantissa, exponents, wide = (t.contiguous() for t in m.tensors)
     grid = grid_of(m.shape, m.block)
@@ -79,7 +99,7 @@ def _decode(job: DecodeJob) -> Tensor:
         *(*m.shape, *m.block, *m.blocks_of_group),
         *addresses,
         None,
-        0,
+        facts.FORMATS[m.wide_format.name],
         facts.RECIPE_CODES[recipe.name],
         # Mantissas lie by groups whatever they came from.
         facts.SCALINGS["gam"],
@@ -107,3 +127,110 @@ def _wide_numbers(m: Mixture, types: Tensor) -> int:
     if types.numel() == 1:
         return m.codes.numel() if bool(in_bf16.all()) else 0
     return int(sizes_of_blocks(m.shape, m.block)[in_bf16].sum())
+
+
+class _Passes:
+    """The passes over one matrix."""
+
+    def __init__(self, job: EncodeJob) -> None:
+        self._x, self._block, self._metric = job.x, job.block, job.metric
+        self._grid = grid_of(job.x.shape, job.block)
+
+    def measure(self) -> tuple[Tensor, Tensor, Tensor]:
+        amax, smallest = (
+            torch.empty(self._grid, dtype=torch.float32, device=CPU) for _ in range(2)
+        )
+        counts = torch.empty(self._grid, dtype=torch.int64, device=CPU)
+        self._call("measure", (), amax=amax, smallest=smallest, counts=counts)
+        return amax, smallest, counts
+
+    def errors(self, factors: Mapping[Format, Tensor]) -> Mapping[Format, Tensor]:
+        formats = tuple(factors)
+        scales = torch.stack([factors[fmt] for fmt in formats])
+        sums = torch.empty(scales.shape, dtype=torch.float32, device=CPU)
+        self._call("errors", formats, factors=scales, sums=sums)
+        return dict(zip(formats, sums, strict=True))
+
+    def write(self, choice: passes.Choice) -> tuple[Tensor, Tensor]:
+        codes = torch.empty(self._x.shape, dtype=torch.uint8, device=CPU)
+        wide = torch.empty(choice.count, dtype=torch.uint8, device=CPU)
+        self._call(
+            "encode",
+            choice.formats,
+            factors=torch.stack(choice.factors),
+            types=choice.types,
+            offsets=choice.offsets,
+            codes=codes,
+            wide=wide,
+        )
+        return codes, wide
+
+    def _call(self, name: str, formats: tuple[Format, ...], **tensors: Tensor) -> None:
+        x = self._x
+        call, kept = _blocks(x.shape, self._block, formats, x.dtype, **tensors)
+        call.x, call.metric = data_ptr("x", x, x.dtype), facts.METRICS[self._metric]
+        result = getattr(native.library(), f"subulp_blocks_{name}")(ctypes.byref(call))
+        assert result == 0
+        del kept
+
+
+def _decode_any(job: DecodeJob) -> Tensor:
+    m = job.mixture
+    out = torch.empty(m.shape, dtype=torch.float32, device=CPU)
+    types = m.block_types().contiguous()
+    offsets, count = passes.wide_offsets(types, len(m.formats), m.shape, m.block)
+    assert count == m.wide.numel()
+    values = torch.stack([_values(fmt) for fmt in m.formats])
+    call, kept = _blocks(
+        m.shape,
+        m.block,
+        m.formats,
+        m.wide_format.dtype,
+        factors=passes.inverse_scales(m),
+        codes=m.codes.contiguous(),
+        types=types,
+        offsets=offsets,
+        wide=m.wide.contiguous(),
+    )
+    native.library().subulp_blocks_decode(
+        ctypes.byref(call),
+        data_ptr("values", values, torch.float32),
+        data_ptr("out", out, torch.float32),
+    )
+    del kept
+    return out
+
+
+@functools.cache
+def _values(fmt: Format) -> Tensor:
+    """FP32 values of all bytes."""
+    return values_of(torch.arange(256, dtype=torch.uint8, device=CPU), fmt)
+
+
+def _blocks(
+    shape: torch.Size,
+    block: tuple[int, int],
+    formats: tuple[Format, ...],
+    dtype: torch.dtype | None,
+    **tensors: Tensor,
+) -> tuple[native.Blocks, Any]:
+    """The arguments of a pass, and what must live as long as it needs their addresses."""
+    assert dtype is not None
+    places = [
+        (f.min_exponent + 127, f.mantissa_bits, f.exponent_bits + f.mantissa_bits) for f in formats
+    ]
+    narrow = np.array(places, dtype=native.NARROW)
+    call = native.Blocks(
+        rows=shape[0],
+        columns=shape[1],
+        block_rows=block[0],
+        block_columns=block[1],
+        formats=native.address(narrow),
+        count=len(formats),
+        dtype=facts.DTYPES[dtype],
+        threads=torch.get_num_threads(),
+        isa=native.isa(),
+    )
+    for name, tensor in tensors.items():
+        setattr(call, name, data_ptr(name, tensor, tensor.dtype))
+    return call, (narrow, tensors)

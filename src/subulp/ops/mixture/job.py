@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...numerics.mixture import Mixture, Recipe
+from ...numerics.metrics import RELATIVE_ERROR
+from ...numerics.mixture import RECIPES, Mixture, Recipe
 from ...numerics.scaling import Scaling
 
 
@@ -17,11 +19,12 @@ class EncodeJob:
 
     Attributes:
         x: FP32, BF16 or FP16 (rows, k), contiguous.
-        recipe: One of ``numerics.mixture.RECIPES``.
+        recipe: Formats and tests.
         block: Rows and columns of a block.
         groups: Rows and columns of blocks in a group.
         scaling: Where mantissas come from.
-        threshold: The tensor's error must stay below it.
+        threshold: What ``below_threshold`` compares with where it has no number of its own.
+        metric: One of ``numerics.metrics.KNOWN``.
     """
 
     x: Tensor
@@ -30,6 +33,14 @@ class EncodeJob:
     groups: tuple[int, int]
     scaling: Scaling
     threshold: float
+    metric: str = RELATIVE_ERROR
+
+    @property
+    def fused(self) -> Recipe | None:
+        """The recipe of the papers that decides the same, for which there is one fused pass."""
+        if self.metric != RELATIVE_ERROR:
+            return None
+        return _fused(self.recipe)
 
     @property
     def device(self) -> torch.device:
@@ -50,3 +61,9 @@ class DecodeJob:
 
 
 Job = EncodeJob | DecodeJob
+
+
+@functools.cache
+def _fused(recipe: Recipe) -> Recipe | None:
+    # What a recipe is called decides nothing.
+    return next((known for known in RECIPES.values() if known.rules == recipe.rules), None)

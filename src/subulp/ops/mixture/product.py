@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType
 
-from ...numerics import E4M3, E5M2
+from ...numerics import E4M3, E5M2, Format
 from ...numerics.mixture import Mixture
 from ..head import fp8
 from . import decode
 
-_FP8 = {E4M3.name: torch.float8_e4m3fn, E5M2.name: torch.float8_e5m2}
+_FP8 = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 # What cuBLAS wants of the contracted size and of the columns.
 _MULTIPLE = 16
 # Values along the contraction that share a scale, in cuBLAS's finest scaling by FP32.
@@ -59,12 +59,16 @@ class Operand:
         codes = self.mixture.codes
         return codes.t().contiguous() if self.transposed else codes
 
-    def inverse_scales(self) -> Tensor:
-        """FP32 (block rows, blocks along k); of operands whose narrow values are all in FP8.
+    @property
+    def format(self) -> Format | None:
+        """The narrow format that all of it is in, ``None`` for several or a wide one."""
+        return next((fmt for fmt in self.mixture.formats if fmt.name == self.sole), None)
 
-        E4M3 and E5M2 have the same, for their largest values have the same mantissa.
-        """
-        found = self.mixture.scales(0).inverse_per_block()
+    def inverse_scales(self) -> Tensor:
+        """FP32 (block rows, blocks along k); of operands that are wholly in one narrow format."""
+        assert self.format is not None
+        index = self.mixture.formats.index(self.format)
+        found = self.mixture.scales(index).inverse_per_block()
         return found.t() if self.transposed else found
 
     def _turn(self, pair: tuple[int, int] | torch.Size) -> tuple[int, int]:
@@ -117,11 +121,12 @@ def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, *, tiles: bool) -> Sc
     Returns:
         ``None`` if the units cannot multiply these operands.
     """
-    if a.sole not in _FP8 or b.sole not in _FP8 or a.sole == b.sole == E5M2.name:
+    # By what the formats are: a simulated one may have the name of another.
+    if a.format not in _FP8 or b.format not in _FP8 or a.format == b.format == E5M2:
         return None
     if _is_tensorwise(a) and _is_tensorwise(b):
         return None if dtype == torch.float16 else ScalingType.TensorWise
-    if not a.sole == b.sole == E4M3.name:
+    if not a.format == b.format == E4M3:
         return None
     if _is_rowwise(a) and _is_rowwise(b) and dtype == torch.bfloat16:
         return ScalingType.RowWise
@@ -165,8 +170,8 @@ def _padded(operand: Operand, height: int, width: int) -> Tensor:
     missing = -codes.shape[0] % height, -codes.shape[1] % width
     if any(missing):
         codes = F.pad(codes, (0, missing[1], 0, missing[0]))
-    assert operand.sole is not None
-    return codes.view(_FP8[operand.sole])
+    assert operand.format is not None
+    return codes.view(_FP8[operand.format])
 
 
 def _scales(operand: Operand, rows: int, scaling: ScalingType) -> Tensor:

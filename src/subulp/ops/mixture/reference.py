@@ -13,6 +13,6 @@ def run(job: Job) -> tuple[Tensor, ...] | Tensor:
     if isinstance(job, DecodeJob):
         return mixture.decode(job.mixture)
     found, numbers = mixture.encode_blocks(
-        job.x, job.recipe, job.block, job.groups, job.scaling, job.threshold
+        job.x, job.recipe, job.block, job.groups, job.scaling, job.threshold, job.metric
     )
     return *found.tensors, numbers

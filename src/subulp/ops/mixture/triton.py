@@ -1,15 +1,16 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Mixtures in Triton: a pass for magnitudes, one for candidates and their errors, one for the rest.
+"""Mixtures in Triton: the passes of :mod:`.passes`, for magnitudes, for errors, for the rest.
 
-A program handles a tile (numerics/metrics.py), or some rows that are tiles of their own. What needs
-all tiles of a block or all blocks happens between the passes, by the definition's own functions on
-the numbers of tiles. The second pass has already written the codes of E4M3, the third one writes
-blocks of another type, and leaves out programs without any.
+A program handles a tile (numerics/metrics.py), or some rows that are tiles of their own. The second
+pass has already written the codes of the first format, the third one writes blocks of another type,
+and leaves out programs without any. Two formats take one launch of each, more take one for each
+further pair, or format.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...numerics import E4M3, E5M2, Format, format_of
-from ...numerics.metrics import LANES, TILE_COLUMNS, TILE_ROWS, lane_sums
-from ...numerics.mixture import Evidence, Mixture, decide, numbers_of
-from ...numerics.partition import grid_of, sizes_of_blocks
-from ...numerics.scaling import BlockScales, scales_of
+from ...numerics.metrics import LANES, RELATIVE_ERROR, TILE_COLUMNS, TILE_ROWS, lane_sums
+from ...numerics.mixture import wide_format_of
+from ...numerics.partition import grid_of
 from ..triton import codec, launch
+from . import passes
 from .job import DecodeJob, EncodeJob, Job
 
 ROWS = 32
@@ -38,7 +39,9 @@ def run(job: Job) -> tuple[Tensor, ...] | Tensor:
         RuntimeError: The kernels do not run on the device of the tensors.
     """
     launch.check_device(measure_kernel, job.device)
-    return _decode(job) if isinstance(job, DecodeJob) else _encode(job)
+    if isinstance(job, DecodeJob):
+        return _decode(job)
+    return passes.encode(job, _Passes(job))
 
 
 class _Tiles:
@@ -92,65 +95,67 @@ def layout_of(block: tuple[int, int]) -> dict[str, Any]:
     return {"ROWS": rows, "BY_ROW": False, "LANES": LANES, "SPAN": TILE_COLUMNS}
 
 
-def _encode(job: EncodeJob) -> tuple[Tensor, ...]:
-    x, recipe = job.x, job.recipe
-    tiles = _Tiles(x.shape, job.block, x.device)
-    words, name = x.view(_WORDS[x.dtype.itemsize]), {"FORMAT": format_of(x.dtype).name}
+class _Passes:
+    """The passes over one matrix, see :mod:`.passes`."""
 
-    largest, smallest, counts = (tiles.empty(torch.int32) for _ in range(3))
-    tiles.launch(measure_kernel, words, largest, smallest, counts, **name)
-    amax = tiles.by_block(largest).amax(-1).view(torch.float32)
-    amax = amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
-    finite = torch.isfinite(amax)
+    def __init__(self, job: EncodeJob) -> None:
+        x = job.x
+        self._metric = job.metric
+        self._tiles = _Tiles(x.shape, job.block, x.device)
+        self._words = x.view(_WORDS[x.dtype.itemsize])
+        self._name = {"FORMAT": format_of(x.dtype).name}
+        self._codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
 
-    formats = (E4M3, E5M2)
-    scales = {f.name: scales_of(amax, f, job.scaling, job.groups) for f in formats}
-    # Blocks that are not finite have no errors: the kernels know them by the scale 0.
-    factors = {n: torch.where(finite, s.per_block(), 0.0) for n, s in scales.items()}
-    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    both = recipe.granularity == "block"
-    sums = {f.name: tiles.empty(torch.float32) for f in formats[: 1 + both]}
-    in_e4m3 = sums[E4M3.name]
-    tiles.launch(
-        candidates_kernel,
-        *(words, factors[E4M3.name], factors[E5M2.name]),
-        *(codes, in_e4m3, sums.get(E5M2.name, in_e4m3)),
-        **name,
-        BOTH=both,
-    )
-
-    def block_sums(fmt: Format) -> Tensor:
-        return lane_sums(tiles.by_block(sums[fmt.name]))
-
-    least = tiles.by_block(smallest).amin(-1).view(torch.float32)
-    counted = tiles.by_block(counts).sum(-1, dtype=torch.int64) * finite
-    evidence = Evidence(
-        recipe,
-        amax,
+    def measure(self) -> tuple[Tensor, Tensor, Tensor]:
+        tiles = self._tiles
+        largest, smallest, counts = (tiles.empty(torch.int32) for _ in range(3))
+        tiles.launch(measure_kernel, self._words, largest, smallest, counts, **self._name)
+        amax = tiles.by_block(largest).amax(-1).view(torch.float32)
+        amax = amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
         # No magnitude is a NaN's pattern.
-        least.nan_to_num(nan=torch.inf),
-        counted,
-        job.threshold,
-        block_sums,
-    )
-    types = decide(recipe, evidence)
-    last = len(recipe.formats)
-    of_blocks = types.expand(amax.shape).contiguous()
-    offsets, count = _offsets(of_blocks, last, x.shape, job.block)
-    wide = torch.empty(count, dtype=torch.uint8, device=x.device)
-    tiles.launch(
-        rest_kernel,
-        *(words, factors[E5M2.name], of_blocks, offsets, codes, wide),
-        **name,
-        LAST=last,
-    )
-    exponents = scales[E4M3.name].exponents
-    if last == 2:
-        exponents = torch.where(of_blocks == 1, scales[E5M2.name].exponents, exponents)
-    mantissa = scales[E4M3.name].mantissa[None].contiguous()
-    groups = scales[E4M3.name].blocks_of_group
-    found = Mixture(codes, types, mantissa, exponents, wide, recipe.formats, job.block, groups)
-    return *found.tensors, numbers_of(found, evidence)
+        least = tiles.by_block(smallest).amin(-1).view(torch.float32).nan_to_num(nan=torch.inf)
+        return amax, least, tiles.by_block(counts).sum(-1, dtype=torch.int64)
+
+    def errors(self, factors: Mapping[Format, Tensor]) -> Mapping[Format, Tensor]:
+        tiles, found = self._tiles, {}
+        formats = list(factors)
+        # Two at a time, from one read; the first launch also writes the codes of the first format,
+        # which most blocks will have.
+        for i in range(0, len(formats), 2):
+            pair = formats[i : i + 2]
+            sums = [tiles.empty(torch.float32) for _ in pair]
+            tiles.launch(
+                candidates_kernel,
+                *(self._words, factors[pair[0]], factors[pair[-1]]),
+                *(self._codes, sums[0], sums[-1]),
+                **self._name,
+                FIRST=codec.name_of(pair[0]),
+                SECOND=codec.name_of(pair[-1]),
+                BOTH=len(pair) == 2,
+                WRITE=i == 0,
+                METRIC=self._metric,
+            )
+            for fmt, of_tiles in zip(pair, sums, strict=True):
+                found[fmt] = lane_sums(tiles.by_block(of_tiles))
+        return found
+
+    def write(self, choice: passes.Choice) -> tuple[Tensor, Tensor]:
+        wide = torch.empty(choice.count, dtype=torch.uint8, device=self._codes.device)
+        last = len(choice.formats)
+        # The first launch writes the wide blocks too.
+        for kind in range(1, max(last, 2)):
+            here = min(kind, last - 1)
+            self._tiles.launch(
+                rest_kernel,
+                *(self._words, choice.factors[here], choice.types, choice.offsets),
+                *(self._codes, wide),
+                **self._name,
+                NARROW=codec.name_of(choice.formats[here]),
+                KIND=kind if kind < last else -1,
+                LAST=last if kind == 1 else -1,
+                WIDE=choice.wide_format.name,
+            )
+        return self._codes, wide
 
 
 def _decode(job: DecodeJob) -> Tensor:
@@ -158,21 +163,25 @@ def _decode(job: DecodeJob) -> Tensor:
     tiles = _Tiles(m.shape, m.block, job.device)
     types = m.block_types().contiguous()
     last = len(m.formats)
-    offsets, _ = _offsets(types, last, m.shape, m.block)
-    inverse = BlockScales(m.mantissa[0], m.exponents, m.blocks_of_group).inverse_per_block()
+    offsets, count = passes.wide_offsets(types, last, m.shape, m.block)
+    if count != m.wide.numel():
+        raise ValueError(f"wide has shape {tuple(m.wide.shape)}: expected ({count},)")
+    inverse = passes.inverse_scales(m)
     out = torch.empty(m.shape, dtype=torch.float32, device=job.device)
-    stored = m.codes.contiguous(), inverse.contiguous(), types, offsets, m.wide.contiguous()
-    tiles.launch(decode_kernel, *stored, out, LAST=last)
+    stored = m.codes.contiguous(), inverse, types, offsets, m.wide.contiguous()
+    for kind in range(0, last, 2):
+        # The first launch decodes the wide blocks too.
+        tiles.launch(
+            decode_kernel,
+            *(*stored, out),
+            FIRST=codec.name_of(m.formats[kind]),
+            SECOND=codec.name_of(m.formats[min(kind + 1, last - 1)]),
+            KIND=kind,
+            LAST=last if kind == 0 else -1,
+            COUNT=last,
+            WIDE=m.wide_format.name,
+        )
     return out
-
-
-def _offsets(
-    types: Tensor, last: int, shape: torch.Size, block: tuple[int, int]
-) -> tuple[Tensor, int]:
-    """Where each block's lower bytes begin, int64, and how many there are."""
-    sizes = sizes_of_blocks(shape, block).to(types.device) * (types == last)
-    ends = sizes.flatten().cumsum(0)
-    return (ends - sizes.flatten()).view(types.shape), int(ends[-1])
 
 
 def compile_for(capability: int, kernel: str, block: tuple[int, int], dtype: torch.dtype) -> Any:
@@ -182,11 +191,11 @@ def compile_for(capability: int, kernel: str, block: tuple[int, int], dtype: tor
     arguments: dict[str, dict[str, str]] = {
         "measure": {"x": word, "largest": whole, "smallest": whole, "counts": whole},
         "candidates": {
-            **{"x": word, "scale4": real, "scale5": real, "codes": byte},
-            **{"sums4": real, "sums5": real},
+            **{"x": word, "scale1": real, "scale2": real, "codes": byte},
+            **{"sums1": real, "sums2": real},
         },
         "rest": {
-            **{"x": word, "scale5": real, "types": byte, "offsets": long},
+            **{"x": word, "scale": real, "types": byte, "offsets": long},
             **{"codes": byte, "wide": byte},
         },
         "decode": {
@@ -194,7 +203,14 @@ def compile_for(capability: int, kernel: str, block: tuple[int, int], dtype: tor
             **{"wide": byte, "out": real},
         },
     }
-    options: dict[str, Any] = {"candidates": {"BOTH": True}, "measure": {}}.get(kernel, {"LAST": 2})
+    pair = {"FIRST": E4M3.name, "SECOND": E5M2.name}
+    wide: dict[str, Any] = {"KIND": 1, "LAST": 2, "WIDE": wide_format_of(dtype).name}
+    options: dict[str, Any] = {
+        "measure": {},
+        "candidates": {**pair, "BOTH": True, "WRITE": True, "METRIC": RELATIVE_ERROR},
+        "rest": {"NARROW": E5M2.name, **wide},
+        "decode": {**pair, **wide, "KIND": 0, "COUNT": 2},
+    }[kernel]
     sizes = "rows", "columns", "block_rows", "block_columns", "across", "tiles_down", "tiles_across"
     options = {**options, **layout_of(block), "num_warps": WARPS}
     if kernel != "decode":
@@ -315,24 +331,28 @@ def load(x, at, here, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def error_of(scaled, code, counted, FORMAT: tl.constexpr):
-    """The terms of ``numerics.metrics.relative_error``."""
+def term_of(scaled, code, counted, FORMAT: tl.constexpr, METRIC: tl.constexpr):
+    """The terms of a metric of ``numerics.metrics.KNOWN``."""
     rounded = codec.value(code, FORMAT)
-    magnitude = tl.abs(scaled)
     one = tl.full(scaled.shape, 1.0, tl.float32)
-    inverse = tl.div_rn(one, tl.where(rounded == 0.0, one, magnitude))
-    error = tl.where(rounded == 0.0, 1.0, tl.abs(scaled - rounded) * inverse)
-    return tl.where(counted, error, 0.0)
+    if METRIC == "underflow":
+        term = tl.where(rounded == 0.0, one, 0.0)
+    else:
+        inverse = tl.div_rn(one, tl.where(rounded == 0.0, one, tl.abs(scaled)))
+        term = tl.where(rounded == 0.0, one, tl.abs(scaled - rounded) * inverse)
+        if METRIC == "squared-relative-error":
+            term = term * term
+    return tl.where(counted, term, 0.0)
 
 
 @triton.jit
 def candidates_kernel(
     x,
-    scale4,
-    scale5,
+    scale1,
+    scale2,
     codes,
-    sums4,
-    sums5,
+    sums1,
+    sums2,
     rows,
     columns,
     block_rows,
@@ -341,7 +361,11 @@ def candidates_kernel(
     tiles_down,
     tiles_across,
     FORMAT: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
     BOTH: tl.constexpr,
+    WRITE: tl.constexpr,
+    METRIC: tl.constexpr,
     ROWS: tl.constexpr,
     BY_ROW: tl.constexpr,
     LANES: tl.constexpr,
@@ -351,8 +375,8 @@ def candidates_kernel(
         rows, columns, block_rows, block_columns, across, tiles_down, tiles_across,
         ROWS, BY_ROW, SPAN,
     )  # fmt: skip
-    factor4 = tl.load(scale4 + block)[:, None]
-    factor5 = tl.load(scale5 + block)[:, None]
+    factor1 = tl.load(scale1 + block)[:, None]
+    factor2 = tl.load(scale2 + block)[:, None]
     first = tl.zeros((ROWS, LANES), tl.float32)
     second = tl.zeros((ROWS, LANES), tl.float32)
     lane = tl.arange(0, LANES)
@@ -361,21 +385,22 @@ def candidates_kernel(
         here = inside[:, None] & (column < end)[None, :]
         at = row[:, None].to(tl.int64) * columns + column[None, :]
         value = load(x, at, here, FORMAT)
-        counted = (codec.magnitude_of(value) != 0) & (factor4 > 0.0)
-        scaled = value * factor4
-        code = codec.nearest(scaled, "e4m3")
-        tl.store(codes + at, code.to(tl.uint8), mask=here)
-        first += error_of(scaled, code, counted, "e4m3")
+        counted = (codec.magnitude_of(value) != 0) & (factor1 > 0.0)
+        scaled = value * factor1
+        code = codec.nearest(scaled, FIRST)
+        if WRITE:
+            tl.store(codes + at, code.to(tl.uint8), mask=here)
+        first += term_of(scaled, code, counted, FIRST, METRIC)
         if BOTH:
-            scaled = value * factor5
-            second += error_of(scaled, codec.nearest(scaled, "e5m2"), counted, "e5m2")
+            scaled = value * factor2
+            second += term_of(scaled, codec.nearest(scaled, SECOND), counted, SECOND, METRIC)
     of_rows = halves(first, LANES)
     whole = halves(tl.reshape(of_rows, (1, ROWS)), ROWS)
-    store_of_tiles(sums4, tile, of_rows, inside, tl.sum(whole, 0), ROWS, BY_ROW)
+    store_of_tiles(sums1, tile, of_rows, inside, tl.sum(whole, 0), ROWS, BY_ROW)
     if BOTH:
         of_rows = halves(second, LANES)
         whole = halves(tl.reshape(of_rows, (1, ROWS)), ROWS)
-        store_of_tiles(sums5, tile, of_rows, inside, tl.sum(whole, 0), ROWS, BY_ROW)
+        store_of_tiles(sums2, tile, of_rows, inside, tl.sum(whole, 0), ROWS, BY_ROW)
 
 
 @triton.jit
@@ -398,7 +423,7 @@ def place_of_low(
 @triton.jit
 def rest_kernel(
     x,
-    scale5,
+    scale,
     types,
     offsets,
     codes,
@@ -411,35 +436,42 @@ def rest_kernel(
     tiles_down,
     tiles_across,
     FORMAT: tl.constexpr,
+    NARROW: tl.constexpr,
+    KIND: tl.constexpr,
     LAST: tl.constexpr,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     BY_ROW: tl.constexpr,
     LANES: tl.constexpr,
     SPAN: tl.constexpr,
 ):
+    # Blocks of the type KIND in NARROW and those of LAST in WIDE; -1 is none.
     row, inside, start, end, block, _tile = place(
         rows, columns, block_rows, block_columns, across, tiles_down, tiles_across,
         ROWS, BY_ROW, SPAN,
     )  # fmt: skip
     kind = tl.load(types + block).to(tl.int32)
-    needed = inside & (kind > 0)
+    needed = inside & ((kind == KIND) | (kind == LAST))
     if tl.max(needed.to(tl.int32), 0) > 0:
         is_wide = (kind == LAST)[:, None]
         first = tl.load(offsets + block)
-        factor5 = tl.load(scale5 + block)[:, None]
+        factor = tl.load(scale + block)[:, None]
         lane = tl.arange(0, LANES)
         for begin in range(start, end, LANES):
             column = begin + lane
             here = needed[:, None] & (column < end)[None, :]
             at = row[:, None].to(tl.int64) * columns + column[None, :]
             value = load(x, at, here, FORMAT)
-            both = codec.nearest(value, "bf16")
+            both = codec.nearest(value, WIDE)
             code = both >> 8
-            if LAST == 2:
-                code = tl.where(is_wide, code, codec.nearest(value * factor5, "e5m2"))
+            if KIND >= 0:
+                code = tl.where(is_wide, code, codec.nearest(value * factor, NARROW))
             tl.store(codes + at, code.to(tl.uint8), mask=here)
-            low = place_of_low(row, column, first, block_rows, block_columns, columns, tiles_across)
-            tl.store(wide + low, (both & 0xFF).to(tl.uint8), mask=here & is_wide)
+            if LAST >= 0:
+                low = place_of_low(
+                    row, column, first, block_rows, block_columns, columns, tiles_across
+                )
+                tl.store(wide + low, (both & 0xFF).to(tl.uint8), mask=here & is_wide)
 
 
 @triton.jit
@@ -457,30 +489,41 @@ def decode_kernel(
     across,
     tiles_down,
     tiles_across,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    KIND: tl.constexpr,
     LAST: tl.constexpr,
+    COUNT: tl.constexpr,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     BY_ROW: tl.constexpr,
     LANES: tl.constexpr,
     SPAN: tl.constexpr,
 ):
+    # Blocks of the types KIND and KIND + 1 in FIRST and SECOND, those of LAST in WIDE; -1 is none.
     row, inside, start, end, block, _tile = place(
         rows, columns, block_rows, block_columns, across, tiles_down, tiles_across,
         ROWS, BY_ROW, SPAN,
     )  # fmt: skip
-    kind = tl.load(types + block).to(tl.int32)[:, None]
+    of_row = tl.load(types + block).to(tl.int32)
+    kind = of_row[:, None]
+    mine = inside & ((of_row == KIND) | (of_row == LAST))
+    if KIND + 1 < COUNT:
+        mine = mine | (inside & (of_row == KIND + 1))
     factor = tl.load(inverse + block)[:, None]
     first = tl.load(offsets + block)
     lane = tl.arange(0, LANES)
     for begin in range(start, end, LANES):
         column = begin + lane
-        here = inside[:, None] & (column < end)[None, :]
+        here = mine[:, None] & (column < end)[None, :]
         at = row[:, None].to(tl.int64) * columns + column[None, :]
         code = tl.load(codes + at, mask=here, other=0).to(tl.uint32)
-        value = codec.value(code, "e4m3")
-        if LAST == 2:
-            value = tl.where(kind == 1, codec.value(code, "e5m2"), value)
+        value = codec.value(code, FIRST)
+        if KIND + 1 < COUNT:
+            value = tl.where(kind == KIND + 1, codec.value(code, SECOND), value)
         value = value * factor
-        low = place_of_low(row, column, first, block_rows, block_columns, columns, tiles_across)
-        lower = tl.load(wide + low, mask=here & (kind == LAST), other=0).to(tl.uint32)
-        value = tl.where(kind == LAST, codec.value(code << 8 | lower, "bf16"), value)
+        if LAST >= 0:
+            low = place_of_low(row, column, first, block_rows, block_columns, columns, tiles_across)
+            lower = tl.load(wide + low, mask=here & (kind == LAST), other=0).to(tl.uint32)
+            value = tl.where(kind == LAST, codec.value(code << 8 | lower, WIDE), value)
         tl.store(out + at, value, mask=here)

@@ -12,15 +12,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...numerics.formats import STORED
+from ...numerics.formats import STORED, Format
 
 FORMATS = {f.name: f for f in STORED}
+"""The formats that dtypes store, and those that :func:`name_of` has named."""
+
+
+def name_of(fmt: Format) -> str:
+    """The constexpr name of a format: of its own also where two formats are called alike."""
+    infinity = "" if fmt.has_infinity else "fn"
+    name = f"simulated-e{fmt.exponent_bits}m{fmt.mantissa_bits}{infinity}"
+    if fmt in STORED:
+        return fmt.name
+    FORMATS[name] = fmt
+    return name
 
 
 @triton.constexpr_function
 def width(fmt):
     """Stored bits, the sign included."""
-    return FORMATS[fmt].itemsize * 8
+    return 1 + FORMATS[fmt].exponent_bits + FORMATS[fmt].mantissa_bits
 
 
 @triton.constexpr_function
