@@ -385,7 +385,7 @@ def test_too_little(tmp_path, criteo):
         load_data(f"criteo:{path}", PLAIN)
     with pytest.raises(ValueError, match="rows has 2 numbers: give one for all tables, or 26"):
         load_data(f"criteo:{criteo}", PLAIN, rows=[1, 2])
-    with pytest.raises(ValueError, match="is a file of data"):
+    with pytest.raises(ValueError, match="are the same file: a model would be tested"):
         load_data(f"criteo:{criteo}", PLAIN, test=criteo)
     with pytest.raises(ValueError, match="needs a description"):
         load_data(f"csv:{criteo}", PLAIN)
