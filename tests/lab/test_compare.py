@@ -13,7 +13,9 @@ from subulp.lab.engine.run_directory import RunDirectory
 FILES = {
     *("config.json", "metrics.jsonl", "summary.json", "report.html", "loss.png"),
     "descent_quality.png",
+    "SHA256SUMS",
     "checkpoints",
+    "models",
     ".lock",
 }
 

@@ -209,7 +209,8 @@ class SavedModel:
         found: dict[str, Tensor] = {}
         for name in names:
             try:
-                found |= load_file(self.shared(name))
+                # Copies: products of mapped tensors, which may lie anywhere, have other last bits.
+                found |= {n: t.clone() for n, t in load_file(self.shared(name)).items()}
             except SafetensorError as error:
                 raise self.damaged(error) from None
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import io
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -49,8 +50,9 @@ def read_bytes(path: Path, largest: int, expected: str) -> bytes:
         OSError: The file cannot be read.
         ValueError: It is too large, or no regular file.
     """
-    with io.BufferedReader(open_regular(path)) as file:
-        raw = file.read(largest + 1)
+    with open_regular(path) as opened, io.BufferedReader(opened) as file:
+        # A buffer of what may be there is made before anything is read.
+        raw = file.read(min(largest, os.fstat(opened.fileno()).st_size) + 1)
     if len(raw) > largest:
         raise ValueError(f"{path}: above {largest:,} bytes: expected {expected}")
     return raw.removeprefix(BYTE_ORDER_MARK)

@@ -60,8 +60,7 @@ class Trained(TrainedModel):
         characters = built.characters
         if (256 if characters is None else len(characters)) != built.shape.vocabulary:
             raise saved.damaged("its vocabulary is of another size")
-        if built.shape.layers > len(saved.tensors(weights)):
-            raise saved.damaged("its layers are more than its tensors")
+        _check_shape(saved, built.shape, len(saved.tensors(weights)))
         try:
             with torch.device("meta"):
                 model = GPT(built.shape)
@@ -131,6 +130,19 @@ class Trained(TrainedModel):
         if self.built.characters is None:
             return bytes(tokens)
         return "".join(self.built.characters[token] for token in tokens).encode()
+
+
+def _check_shape(saved: SavedModel, shape: Shape, tensors: int) -> None:
+    """Refuse sizes that no model has; others are compared with its tensors."""
+    try:
+        for name in ("context", "width", "heads"):
+            check_range(name, getattr(shape, name), 1)
+        check_range("layers", shape.layers, 1, tensors)
+        check_range("dropout", shape.dropout, 0, 1, top_included=False)
+    except ValueError as error:
+        raise saved.damaged(error) from None
+    if shape.width % shape.heads:
+        raise saved.damaged(f"width={shape.width} is no multiple of heads={shape.heads}")
 
 
 def _drawn(logits: Tensor, temperature: float, top: int | None, generator: torch.Generator) -> int:
