@@ -40,7 +40,8 @@ def print_comparison(
     quality, cost = _quality_columns(metrics, summaries), _cost_columns(summaries)
     title = _title(summaries)
     caption = (
-        "Descent quality: the share of the intended updates that took effect. "
+        "Descent quality: the share of the intended update, by its length, that took effect. "
+        "Lost updates: the share of its single numbers, however small, that moved nothing. "
         "MiB: live bytes at the peak of one training step."
     )
     if any(s.simulated for s in summaries):
