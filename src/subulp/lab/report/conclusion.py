@@ -38,12 +38,11 @@ def _of_run(variants: Sequence[Variant], metric: Metric, counted: str) -> str:
     baseline = next((variant for variant in ended if variant.is_baseline), None)
     others = [variant for variant in ended if variant is not baseline]
     if baseline is None or not others:
-        values = [
-            f"{_value(variant, metric)} under {_called(variant)}" for variant in ended[:_MOST]
-        ]
+        first, *rest = ended[:_MOST]
+        values = [f"{_value(first, metric)} under {_called(first, counted)}"]
+        values += [f"{_value(variant, metric)} under {_called(variant)}" for variant in rest]
         alone = "nothing to compare with" if len(ended) == 1 else "no baseline (master or fp32)"
-        each = f"bytes a {counted} in brackets" if len(ended) > 1 else f"bytes a {counted}"
-        return _sentence(f"{name} is {_joined(values)} ({each}); there is {alone}.")
+        return _sentence(f"{name} is {_joined(values)}; there is {alone}.")
     chosen = sorted(others, key=lambda variant: _loss(variant, metric))
     left = len(chosen) - _MOST
     # The best ones, and the smallest one whatever it lost.

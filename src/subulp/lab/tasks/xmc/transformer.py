@@ -259,7 +259,7 @@ def _transformers() -> Any:
     except ImportError as error:
         raise ValueError(
             f"a transformer as encoder needs the package transformers ({error}): "
-            "pip install 'subulp[transformers]'"
+            "pip install transformers"
         ) from None
     # Its bar would run through that of the training.
     transformers.utils.logging.disable_progress_bar()
