@@ -20,7 +20,7 @@ def shown(*folders):
 def sentences(tmp_path, variants, seeds=(0, 1), change=None):
     summary = lm_summary(variants, seeds)
     for run in summary["runs"]:
-        run |= (change or {}).get(run["precision"], {})
+        run.update((change or {}).get(run["precision"], {}))
     folder = write_run(tmp_path / "run", LM, lm_records(variants, seeds), summary)
     return shown(folder).conclusions
 
