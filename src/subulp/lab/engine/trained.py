@@ -87,7 +87,7 @@ class TrainedModel(ABC):
         *,
         temperature: float = 1.0,
         top: int | None = None,
-        seed: int,
+        seed: int = 0,
     ) -> bytes:
         """Continue a text.
 

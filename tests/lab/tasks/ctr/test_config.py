@@ -90,7 +90,7 @@ def test_presets_are_the_published_sizes():
         ({"top": (8, 0)}, "top=0 is out of range"),
         ({"rows": ()}, "rows is empty"),
         ({"test_share": 1.0}, "test_share=1.0 is out of range"),
-        ({"min_count": 0}, "min_count=0 is out of range"),
+        ({"min_count": -1}, "min_count=-1 is out of range"),
         ({"nonfinite": "skip"}, "nonfinite=skip is not available: tables update their rows"),
         ({"row_lr": -1.0}, "row_lr=-1.0 is out of range"),
     ],

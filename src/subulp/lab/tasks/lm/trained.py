@@ -97,7 +97,7 @@ class Trained(TrainedModel):
         *,
         temperature: float = 1.0,
         top: int | None = None,
-        seed: int,
+        seed: int = 0,
     ) -> bytes:
         """Continue a text; beyond the context, the earliest tokens are forgotten."""
         check_range("length", length, 0, _MOST_TOKENS)
