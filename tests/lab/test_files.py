@@ -5,6 +5,8 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -128,6 +130,20 @@ def test_sentences_for_what_the_system_refuses(tmp_path, small, capsys, monkeypa
     monkeypatch.setattr("pathlib.Path.replace", refuse)
     told = one_line(["report", run], capsys)
     assert told == f"error: {run / 'report.html'}: permission denied\n"
+
+
+@pytest.mark.parametrize("library", ["/etc/passwd", "/nowhere", "/tmp", "libm.so.6"])
+def test_kernels_from_elsewhere_are_one_line(library, text_file, tmp_path):
+    """In a process of its own: kernels are loaded once."""
+    command = [sys.executable, "-m", "subulp", "train", "lm", "--data", str(text_file)]
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "SUBULP_LIBRARY": library}
+    run = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"error: SUBULP_LIBRARY={library}: The C++ kernels ")
+    assert run.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 # --------------------------------------------------------------- reports never destroy a run

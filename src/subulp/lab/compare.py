@@ -18,6 +18,7 @@ from .engine.event_files import FOLDER as EVENTS
 from .engine.event_files import EventFiles, check_available
 from .engine.files import UnwritableError
 from .engine.loop import Trial, resolve_device, trial
+from .engine.machine import check_kernels
 from .engine.metrics import Metric, Record, RunProgress, Summary, with_drops
 from .engine.parallel import PlannedRun, default_jobs, run_all
 from .engine.progress import Plan, Reporter, duration_text
@@ -85,6 +86,7 @@ def compare(
     if log is not None:
         check_available()
     device = resolve_device(config.device)
+    check_kernels(device)
     config = config.located()
     data = task_of(config).load(config)
     runs = [PlannedRun(variant, seed) for variant in config.variants for seed in config.seeds]
@@ -131,6 +133,7 @@ def resume(
             found = _comparison(config, opened, ended["data"], names, before)
             return replace(found, was_complete=True)
         device = resolve_device(config.device)
+        check_kernels(device)
         data = _same_data(config, opened)
         if task_of(config).digest(data) != digest:
             raise ValueError(

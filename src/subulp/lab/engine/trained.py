@@ -13,6 +13,7 @@ from torch import nn
 
 from .config import RunConfig
 from .loop import resolve_device, thread_count
+from .machine import check_kernels
 from .run_directory import CONFIG, read_config
 from .saved_model import ModelName, SavedModel, Weights, choose_models, open_model
 from .task import task_named
@@ -142,6 +143,7 @@ def load(
 def load_named(run: Path, name: ModelName, weights: Weights, device: str) -> TrainedModel:
     """The model of a name; see :func:`load`."""
     chosen = resolve_device(device)
+    check_kernels(chosen)
     saved = open_model(run, name)
     module = import_module(f"subulp.lab.tasks.{saved.task}.trained")
     kind: type[TrainedModel] = module.Trained

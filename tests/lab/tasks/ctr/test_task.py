@@ -115,6 +115,8 @@ def test_the_whole_grid(small, tmp_path):
     found = compare(config, out=tmp_path / "run", jobs=1)
     assert {path.name for path in found.directory.iterdir()} == {
         ".lock",
+        "SHA256SUMS",
+        "models",
         "checkpoints",
         "config.json",
         "metrics.jsonl",

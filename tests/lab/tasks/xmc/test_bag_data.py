@@ -17,6 +17,7 @@ from subulp.lab.tasks.xmc.preprocessing import FeaturePreprocessor
 from subulp.lab.tasks.xmc.readers.bags import Features, read_bag_file, read_feature_file
 from subulp.lab.tasks.xmc.task import load
 from subulp.lab.tasks.xmc.vocabulary import KnownFeatures
+from tests.lab.saving import reseal
 
 LABELS, FEATURES, NOISE = 12, 40, 4
 CPU = torch.device("cpu")
@@ -145,8 +146,14 @@ def test_damaged_lists_of_features(config, tmp_path, capsys):
     for text in damaged:
         path.write_text(text)
         assert main(["predict", str(out), str(new)]) == 2
+        assert "features.json is damaged" in capsys.readouterr().err
+        for description in path.parent.glob("*-seed-*.json"):
+            reseal(description)
+        assert main(["predict", str(out), str(new)]) == 2
         assert "features.json is not a list of features" in capsys.readouterr().err
     path.write_text(whole)
+    for description in path.parent.glob("*-seed-*.json"):
+        reseal(description)
     assert main(["predict", str(out), str(new)]) == 0
 
 

@@ -165,7 +165,10 @@ class Trained(TrainedModel):
 
 def _fill(saved: SavedModel, model: nn.ModuleDict, weights: Weights) -> None:
     """Give a model its tensors, all of them but what only training needs."""
-    tensors = saved.tensors(weights)
+    tensors, kept = saved.tensors(weights), set(model.state_dict())
+    # They are made anew: a transformer has positions there.
+    for name in {name for name, _ in model.named_buffers()} - kept:
+        tensors.pop(name, None)
     try:
         model.load_state_dict(tensors, strict=False, assign=True)
     except (RuntimeError, ValueError) as error:
