@@ -19,22 +19,29 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
+from safetensors.torch import save_file
 
 from subulp.lab.data.lines import TextLines
 from subulp.lab.engine import checkpoint
 from subulp.lab.engine.config_file import Option, read_config
+from subulp.lab.engine.run_checkpoints import FINISHED, RunCheckpoints
+from subulp.lab.engine.saved_model import ModelName
 from subulp.lab.engine.saved_state import rebuild
+from subulp.lab.engine.sealed import fingerprint, sealed, sum_of
+from subulp.lab.engine.trained import load_named
 from subulp.lab.report import render
 from subulp.lab.report.figure import svg
 from subulp.lab.report.line_chart import LineChart
 from subulp.lab.tasks.ctr.readers.dataset import ReadOptions
 from subulp.lab.tasks.ctr.readers.description import make_layout, read_description
 from subulp.lab.tasks.ctr.readers.load import load_data
+from subulp.lab.tasks.lm.config import LMConfig
+from subulp.lab.tasks.lm.gpt import GPT, Shape
 from subulp.lab.tasks.xmc.preprocessing import SETTINGS, load_preprocessor
 from subulp.lab.tasks.xmc.readers.bags import read_bag_file, read_feature_file
 from subulp.lab.tasks.xmc.readers.json_lines import read_json_part, read_json_texts
 from subulp.lab.tasks.xmc.readers.label_files import read_filter_file, read_label_file
-from subulp.lab.tasks.xmc.saved_model import _described
 from subulp.lab.tasks.xmc.vocabulary import KnownFeatures, Vocabulary
 from subulp.lab.tools.dblp import build_dblp
 from tests.lab.report.support import LM, lm_records, lm_summary, write_run
@@ -248,9 +255,45 @@ def _reader(data: bytes, folder: Path) -> None:
 
 
 def _model(data: bytes, folder: Path) -> None:
-    path = _written(data, folder / "fp8-seed-0.json")
+    """A forged description of a trained model, in a run directory: its sum is right."""
+    path = folder / "run" / "models" / "nearest-seed-0.json"
+    _write_model(path.parent)
+    try:
+        fields = json.loads(data)
+        fields.pop("sha256", None)
+        for name in fields["files"]:
+            fields["files"][name] = fingerprint(path.parent / name)
+        text = sealed(fields)
+    except (ValueError, TypeError, AttributeError, KeyError, OSError, RecursionError):
+        text = data.decode("utf-8", "replace")
+    path.write_text(text, errors="replace")
+    with refused(path.parent, line=False):
+        load_named(folder / "run", ModelName("nearest", 0), "stored", "cpu")
+
+
+def _write_model(folder: Path) -> None:
+    """The files that the description :data:`_MODEL` names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder.parent / "config.json").write_text('{"task": "lm"}')
+    torch.manual_seed(0)
+    tensors = {n: t.contiguous() for n, t in GPT(Shape(**_SHAPE)).state_dict().items()}
+    save_file(tensors, folder / "nearest-seed-0.safetensors")
+
+
+def _finished(data: bytes, folder: Path) -> None:
+    """Results of a run, with the right sum if they have any."""
+    config = LMConfig(precision=("master",), device="cpu")
+    checkpoints = RunCheckpoints(folder, config, "master", 0)
+    checkpoints.folder.mkdir()
+    try:
+        fields = json.loads(data)
+        text = sealed(fields) if fields.pop("sha256", None) else json.dumps(fields)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        text = data.decode("utf-8", "replace")
+    path = checkpoints.folder / FINISHED
+    path.write_text(text, errors="replace")
     with refused(path, line=False):
-        _described(path)
+        checkpoints.finished()
 
 
 def _manifest(data: bytes, folder: Path) -> None:
@@ -264,7 +307,7 @@ def _summed_manifest(data: bytes, folder: Path) -> None:
     try:
         manifest = json.loads(data)
         manifest.pop("sha256", None)
-        manifest["sha256"] = checkpoint._sum_of(manifest)
+        manifest["sha256"] = sum_of(manifest)
         text = json.dumps(manifest)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return
@@ -305,10 +348,29 @@ _DBLP = [
 _JSON_LINES = b"""{"title": "a", "content": "b", "target_ind": [0, 4], "target_rel": [1, 0.5]}
 {"title": "\\ud800", "target_ind": []}
 """
+_SHAPE = {"vocabulary": 5, "context": 4, "width": 4, "layers": 1, "heads": 2}
+_SHAPE |= {"dropout": 0.0, "tie_head": False}
 _MODEL = {
-    "format": "subulp xmc model 2",
-    "head": {"storage": "e4m3", "dim": 4, "num_labels": 3, "scale": None, "head_fraction": 0.0},
-    "encoder": {"precision": "fp8"},
+    "format": "subulp model 1",
+    **{"task": "lm", "variant": "nearest", "seed": 0, "metrics": {"val_loss": 1.5}, "rank": 1.5},
+    "build": {
+        "shape": _SHAPE,
+        "characters": "abcde",
+        "variant": {"precision": "nearest", "linear": "bf16"},
+    },
+    "files": {"nearest-seed-0.safetensors": {"size": 0, "sha256": ""}},
+}
+_FINISHED = {
+    "summary": {
+        **{"precision": "master", "seed": 0, "metrics": {}, "train_loss": 1.0},
+        **{"bytes_per_parameter": {}, "peak_bytes": {}, "category_peak_bytes": {}},
+        **{"seconds_per_step": 0.1, "effective_descent_quality": 1.0, "descent_share": 1.0},
+        **{"lost_arithmetic": 0.0, "steps": 2, "skipped_steps": 0, "parameters": 9},
+    },
+    "records": [
+        {"precision": "master", "seed": 0, "step": 1, "loss": 1.0, "lr": 0.1, "seconds": 0.1}
+    ],
+    "sha256": "",
 }
 _READER = {"encoder": "bag", "width": 4, "layers": 1, "dropout": 0.5}
 _MANIFEST = {
@@ -353,6 +415,7 @@ TARGETS = {
         _reader, (_json({"encoder": "bag", "width": 4, "layers": 1, "dropout": 0.5}),)
     ),
     "model": Target(_model, (_json(_MODEL),)),
+    "finished": Target(_finished, (_json(_FINISHED),)),
     "manifest": Target(_manifest, (_json(_MANIFEST),)),
     "forged-manifest": Target(_summed_manifest, (_json(_MANIFEST),)),
     "state": Target(_state, (_json(_STATE),)),

@@ -11,7 +11,8 @@ import pytest
 from subulp.lab.cli import app, main
 
 TRAIN = [("train", task) for task in ("lm", "image", "xmc", "ctr")]
-COMMANDS = [*TRAIN, ("data", "dblp"), ("predict",), ("report",), ("doctor",)]
+USES = [("predict",), ("sample",), ("evaluate",)]
+COMMANDS = [*TRAIN, ("data", "dblp"), *USES, ("report",), ("runs",), ("doctor",)]
 
 
 def named(command):
@@ -92,6 +93,9 @@ WRONG = {
     ("train", "ctr"): ["--data", "criteo:nowhere"],
     ("data", "dblp"): ["nowhere", "--out", "out"],
     ("predict",): ["nowhere", "nothing"],
+    ("sample",): ["nowhere", "--prompt", "a"],
+    ("evaluate",): ["nowhere"],
+    ("runs",): ["nowhere"],
     ("report",): ["nowhere"],
 }
 

@@ -1,19 +1,25 @@
 """The whole comparison: run directory, parallel workers, errors before any work."""
 
 import dataclasses
+import io
 import json
 import os
+import re
 
 import pytest
+from rich.console import Console
 
 from subulp.lab.compare import compare
 from subulp.lab.engine import parallel
+from subulp.lab.engine.progress import Lines
 from subulp.lab.engine.run_directory import RunDirectory
 
 FILES = {
     *("config.json", "metrics.jsonl", "summary.json", "report.html", "loss.png"),
     "descent_quality.png",
+    "SHA256SUMS",
     "checkpoints",
+    "models",
     ".lock",
 }
 
@@ -153,3 +159,35 @@ def test_two_runs_in_the_same_second_get_two_folders(tmp_path, monkeypatch):
     a, b = RunDirectory.create("lm", None), RunDirectory.create("lm", None)
     assert a.path != b.path
     assert a.path.parent.name == "runs"
+
+
+def test_what_it_will_take_is_told_before_it_begins_and_changes_nothing(
+    small, tmp_path, monkeypatch, comparison
+):
+    config, found = comparison
+    monkeypatch.setattr("subulp.lab.compare._WORTH_A_TRIAL", 1)
+    plans = []
+
+    def tell(plan):
+        plans.append(plan)
+        return Lines(plan, Console(file=io.StringIO()))
+
+    again = compare(config, out=tmp_path / "out", jobs=1, reporter=tell)
+    (note,) = plans[0].notes
+    assert re.fullmatch(
+        r"expected: about [\d.]+ \w+, evaluations aside, and [\d.]+ \wiB of [\d.]+ \wiB for the "
+        r"tensors of 1 run at a time",
+        note,
+    )
+    assert numbers(again) == numbers(found)
+
+
+def test_a_trial_that_diverges_is_no_error(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("subulp.lab.compare._WORTH_A_TRIAL", 1)
+    with pytest.raises(FloatingPointError, match="precision=master, seed=0"):
+        compare(
+            small(lr=1e30, precision=("master",)),
+            out=tmp_path / "out",
+            jobs=1,
+            reporter=lambda plan: Lines(plan, Console(file=io.StringIO())),
+        )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import (
     App,
@@ -26,6 +24,7 @@ from cyclopts.config import Dict
 from rich.console import Console
 
 from .._version import version
+from .cli_trained import evaluate, predict, sample
 from .engine.config import CHECKPOINTS, MACHINE, RunConfig
 from .tasks.ctr.config import CTRConfig
 from .tasks.image.config import ImageConfig
@@ -118,7 +117,7 @@ class Output:
 
     log: Annotated[Literal["tensorboard"] | None, _OUTPUT] = None
     """Write TensorBoard's event files too, into the folder tensorboard of the run; it needs
-    pip install 'subulp[tensorboard]'."""
+    pip install tensorboard."""
 
     json: Annotated[bool, _OUTPUT] = False
     """Print one JSON object instead of the table."""
@@ -309,67 +308,9 @@ def data_dblp(
     return 0
 
 
-@app.command
-def predict(
-    run: Path,
-    file: Path,
-    *,
-    precision: str | None = None,
-    seed: int | None = None,
-    k: int = 5,
-    format: Literal["jsonl", "tsv"] = "jsonl",
-    out: Path | None = None,
-    batch_size: int = 256,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-) -> int:
-    """Predict the most probable labels of each line of a file with a model that `train xmc` made.
-
-    For example, three labels of each line as a table:
-
-        subulp predict runs/xmc texts.txt --precision fp8 --k 3 --format tsv --out labels.tsv
-
-    Args:
-        run: The run directory.
-        file: A text a line, UTF-8, plain or .gz; for a model of a bag-of-words data set,
-            feature:value feature:value ... a line.
-        precision: Precision of the model; required if the run has several.
-        seed: Seed of the model; required if the run has several.
-        k: Labels per line.
-        format: jsonl, one object per line; or tsv, a header and one row per label.
-        out: File to write, which is replaced; without it, standard output.
-        batch_size: Lines per batch.
-        device: Where to predict; auto uses a GPU if one is available.
-    """
-    from .engine.loop import resolve_device  # noqa: PLC0415
-    from .tasks.xmc.predict import predict_file  # noqa: PLC0415
-    from .tasks.xmc.saved_model import choose_model, load_model  # noqa: PLC0415
-
-    model = load_model(run, choose_model(run, precision, seed), resolve_device(device))
-    with _written(out, file) as target:
-        lines = predict_file(model, file, target, k=k, form=format, batch=batch_size)
-    if out is not None:
-        _errors().print(f"wrote {out}: {lines:,} lines")
-    return 0
-
-
-@contextmanager
-def _written(out: Path | None, source: Path) -> Iterator[BinaryIO]:
-    """The file to write, whole or not there; standard output without one."""
-    from .engine.files import replacing  # noqa: PLC0415
-
-    if out is None:
-        try:
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            # The reader, such as head, has seen enough. Nothing is left for the interpreter to
-            # flush into the closed pipe.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    if out.exists() and source.exists() and out.samefile(source):
-        raise ValueError(f"out={out} is the file that is read: give another name")
-    with replacing(out) as unfinished, unfinished.open("wb") as file:
-        yield file
+app.command(predict)
+app.command(sample)
+app.command(evaluate)
 
 
 @app.command
@@ -382,20 +323,48 @@ def report(*runs: Path, out: Path | None = None) -> int:
 
     Args:
         runs: The run directories, of any task; those of the same task are compared.
-        out: HTML file to write, which is replaced; without it, report.html in the only run
-            directory.
+        out: HTML file to write, which replaces an earlier report and nothing else; without it,
+            report.html in the only run directory.
     """
     if out is None and len(runs) != 1:
         raise ValueError(
             f"{len(runs)} run directories and no out: give one directory, or several and the file "
             "to write with --out"
         )
-    from .engine.run_directory import REPORT  # noqa: PLC0415
+    from .engine.run_directory import REPORT, check_output  # noqa: PLC0415
     from .report import write_report  # noqa: PLC0415
 
     out = out or runs[0] / REPORT
+    check_output(out, page=True)
     write_report(runs, out)
     _errors().print(f"wrote {out}")
+    return 0
+
+
+@app.command
+def runs(
+    folder: Path = Path("runs"), *, json: Annotated[bool, Parameter(negative=())] = False
+) -> int:
+    """List run directories: task, data, quality of each precision, and state.
+
+    For example, all runs of a folder, and those alone that can be continued:
+
+        subulp runs experiments
+        subulp runs experiments | grep "can be resumed"
+
+    Args:
+        folder: A folder of run directories, or one run directory.
+        json: Print one JSON object instead of the table.
+    """
+    from .engine.metrics import to_json  # noqa: PLC0415
+    from .engine.run_list import list_runs  # noqa: PLC0415
+    from .report.terminal_table import print_runs  # noqa: PLC0415
+
+    found = list_runs(folder)
+    if json:
+        print(to_json({"runs": [asdict(each) for each in found]}))
+    else:
+        print_runs(_output(), found)
     return 0
 
 
@@ -487,7 +456,12 @@ def _hint(tokens: Sequence[str], error: Exception) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    text = str(error)
+    # What the system says about a file, as a sentence.
+    if isinstance(error, OSError) and text.startswith("[Errno ") and error.strerror:
+        where = "" if error.filename is None else f"{error.filename}: "
+        text = f"{where}{error.strerror.lower()}"
+    return " ".join(text.split())
 
 
 def _errors() -> Console:

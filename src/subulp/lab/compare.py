@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,16 +12,18 @@ from typing import Any, Literal
 
 import torch
 
+from .data.room import available_memory, check_room, size_text
 from .engine.config import RunConfig
 from .engine.event_files import FOLDER as EVENTS
 from .engine.event_files import EventFiles, check_available
 from .engine.files import UnwritableError
-from .engine.loop import resolve_device
-from .engine.metrics import Metric, Record, Summary, with_drops
+from .engine.loop import Trial, resolve_device, trial
+from .engine.machine import check_kernels
+from .engine.metrics import Metric, Record, RunProgress, Summary, with_drops
 from .engine.parallel import PlannedRun, default_jobs, run_all
-from .engine.progress import Plan, Reporter
+from .engine.progress import Plan, Reporter, duration_text
 from .engine.run_checkpoints import run_name
-from .engine.run_directory import CONFIG, RunDirectory, summary_object
+from .engine.run_directory import CONFIG, RunDirectory, read_config, summary_object
 from .engine.stopping import resume_command, stop_requests
 from .engine.task import metrics_of, task_of
 
@@ -82,16 +86,20 @@ def compare(
     if log is not None:
         check_available()
     device = resolve_device(config.device)
+    check_kernels(device)
     config = config.located()
     data = task_of(config).load(config)
     runs = [PlannedRun(variant, seed) for variant in config.variants for seed in config.seeds]
-    jobs = _jobs(jobs, len(runs), device)
+    jobs = _fitting_jobs(config, data, runs, jobs, device)
     digest = task_of(config).digest(data)
     with RunDirectory.create(config.task, out, overwrite=overwrite) as directory:
         directory.write_config(config, device=device.type, jobs=jobs, digest=digest)
         if log is not None:
             (directory.path / EVENTS).mkdir()
-        return _train(config, data, directory, runs, jobs, _ResumePoint(), reporter)
+        begun = _ResumePoint()
+        if reporter is not None:
+            begun.notes.extend(_expectation(config, data, runs, jobs, device))
+        return _train(config, data, directory, runs, jobs, begun, reporter)
 
 
 def resume(
@@ -117,7 +125,7 @@ def resume(
     """
     _check_jobs(jobs)
     with RunDirectory.open(directory) as opened:
-        config, digest = opened.read_config()
+        config, digest = read_config(directory)
         names = [(variant, seed) for variant in config.variants for seed in config.seeds]
         before = _ResumePoint.of(opened, config, names)
         ended = opened.read_summary()
@@ -125,6 +133,7 @@ def resume(
             found = _comparison(config, opened, ended["data"], names, before)
             return replace(found, was_complete=True)
         device = resolve_device(config.device)
+        check_kernels(device)
         data = _same_data(config, opened)
         if task_of(config).digest(data) != digest:
             raise ValueError(
@@ -135,7 +144,8 @@ def resume(
         opened.write_records(before.records)
         runs = [PlannedRun(*name, before.begins.get(name)) for name in names]
         runs = [run for run in runs if (run.variant, run.seed) not in before.summaries]
-        return _train(config, data, opened, runs, _jobs(jobs, len(runs), device), before, reporter)
+        jobs = _fitting_jobs(config, data, runs, jobs, device)
+        return _train(config, data, opened, runs, jobs, before, reporter)
 
 
 def _same_data(config: RunConfig, directory: RunDirectory) -> Any:
@@ -198,10 +208,69 @@ def _check_jobs(jobs: int | None) -> None:
         raise ValueError(f"jobs={jobs} is out of range: give at least 1")
 
 
-def _jobs(jobs: int | None, runs: int, device: torch.device) -> int:
-    if jobs is not None:
-        return jobs
-    return default_jobs(runs) if device.type == "cpu" else 1
+def _fitting_jobs(
+    config: RunConfig,
+    data: Any,
+    runs: Sequence[PlannedRun],
+    jobs: int | None,
+    device: torch.device,
+) -> int:
+    """How many runs train at a time: what was asked for, or as many as cores and memory allow.
+
+    Raises:
+        ValueError: Not even one run fits into memory, or not as many as were asked for.
+    """
+    if not runs:
+        return jobs or 1
+    there = available_memory()
+    if device.type == "cuda":
+        there = torch.cuda.mem_get_info()[0]
+    task = task_of(config)
+    needs = {run.variant: task.least_memory(config, data, run.variant) for run in runs}
+    largest = max(needs, key=lambda variant: needs[variant])
+    check_room(
+        f"precision={largest}", needs[largest], "give a smaller model or a smaller batch", there
+    )
+    if jobs is None:
+        fitting = default_jobs(len(runs)) if device.type == "cpu" else 1
+        return fitting if there is None else max(1, min(fitting, there // max(1, needs[largest])))
+    together = sorted(needs[run.variant] for run in runs)[-jobs:]
+    check_room(f"jobs={jobs}", sum(together), "give fewer jobs, or a smaller model", there)
+    return jobs
+
+
+_WORTH_A_TRIAL = 100
+_TRIAL_SECONDS = 2.0
+
+
+def _expectation(
+    config: RunConfig, data: Any, runs: Sequence[PlannedRun], jobs: int, device: torch.device
+) -> list[str]:
+    """What a long comparison will take, from the first steps of some of its runs; or nothing."""
+    steps = task_of(config).steps(config, data)
+    if steps * len(runs) < _WORTH_A_TRIAL:
+        return []
+    found: dict[str, Trial] = {}
+    begun = time.monotonic()
+    for run in runs:
+        if run.variant not in found and time.monotonic() - begun < _TRIAL_SECONDS:
+            tried = trial(config, data, run.variant, run.seed)
+            if tried is not None:
+                found[run.variant] = tried
+    if not found:
+        return []
+    mean = statistics.fmean(each.seconds_per_step for each in found.values())
+    own = {variant: each.seconds_per_step for variant, each in found.items()}
+    seconds = [steps * own.get(run.variant, mean) for run in runs]
+    total = max(sum(seconds) / jobs, *seconds)
+    peak = max(each.peak_bytes for each in found.values())
+    there = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info()[0]
+    of = "" if there is None else f" of {size_text(there)}"
+    return [
+        f"expected: about {duration_text(total)}, evaluations aside, and "
+        f"{size_text(jobs * peak)}{of} for the tensors of {jobs} run{'s' if jobs > 1 else ''} "
+        "at a time"
+    ]
 
 
 def _train(
@@ -239,6 +308,10 @@ def _train(
         if progress is not None:
             progress.on_record(record)
 
+    def move(made: RunProgress) -> None:
+        if progress is not None:
+            progress.on_progress(made)
+
     def end(planned: PlannedRun, summary: Summary) -> None:
         name = planned.variant, planned.seed
         found.summaries[name] = summary
@@ -247,7 +320,7 @@ def _train(
 
     try:
         with progress or nullcontext(), stop_requests() as stop:
-            run_all(config, data, runs, jobs, directory, stop, keep, end)
+            run_all(config, data, runs, jobs, directory, stop, keep, end, move)
     except UnwritableError as error:
         hint = f"make room there, and continue with {resume_command(directory.path)}"
         raise UnwritableError(error.errno, f"{error}; {hint}") from error

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from subulp.lab.engine import checkpoint
-from subulp.lab.engine.checkpoint import MANIFEST, STATE, TENSORS, DamagedCheckpointError, Header
+from subulp.lab.engine.checkpoint import MANIFEST, STATE, TENSORS, Header
 from subulp.lab.engine.files import UnwritableError
+from subulp.lab.engine.sealed import DamagedError, fingerprint, sum_of
 
 HEADER = Header("lm", "master", 0, 7, {"lr": 0.1}, 2.5)
 STATE_ = {"weights": torch.arange(12.0).view(3, 4), "step": 7, "rates": (0.1, float("inf"))}
@@ -44,7 +45,7 @@ def test_another_checkpoint_takes_its_place(path):
 @pytest.mark.parametrize("name", [TENSORS, STATE, MANIFEST])
 def test_a_missing_file_is_damage(path, name):
     (path / name).unlink()
-    with pytest.raises(DamagedCheckpointError, match=f"{name} is missing"):
+    with pytest.raises(DamagedError, match=f"{name} is missing"):
         checkpoint.read(path)
 
 
@@ -53,7 +54,7 @@ def test_a_file_that_is_cut_off_is_damage(path, name):
     raw = (path / name).read_bytes()
     for size in {0, 1, len(raw) // 2, len(raw) - 2}:
         (path / name).write_bytes(raw[:size])
-        with pytest.raises(DamagedCheckpointError, match=f"{name} is damaged"):
+        with pytest.raises(DamagedError, match=f"{name} is damaged"):
             checkpoint.read(path)
 
 
@@ -65,7 +66,7 @@ def test_every_flipped_bit_is_damage(path, name):
         byte, bit = generator.randrange(len(raw)), 1 << generator.randrange(8)
         raw[byte] ^= bit
         (path / name).write_bytes(raw)
-        with pytest.raises(DamagedCheckpointError, match=r"is damaged"):
+        with pytest.raises(DamagedError, match=r"is damaged"):
             checkpoint.read(path)
         raw[byte] ^= bit
 
@@ -73,7 +74,7 @@ def test_every_flipped_bit_is_damage(path, name):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', "[" * 100_000, "\0"])
 def test_a_foreign_manifest_is_damage(path, text):
     (path / MANIFEST).write_text(text)
-    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json is damaged"):
+    with pytest.raises(DamagedError, match=r"manifest\.json is damaged"):
         checkpoint.read(path)
 
 
@@ -81,7 +82,7 @@ def resigned(path, **changes):
     """Change a manifest, with the right sum: as a version of subulp, or a foe, would write it."""
     manifest = {**json.loads((path / MANIFEST).read_text()), **changes}
     del manifest["sha256"]
-    manifest["sha256"] = checkpoint._sum_of(manifest)
+    manifest["sha256"] = sum_of(manifest)
     (path / MANIFEST).write_text(json.dumps(manifest))
 
 
@@ -106,7 +107,7 @@ def test_a_newer_version_is_named_and_is_no_damage(path):
 )
 def test_a_manifest_of_wrong_types_is_no_manifest(path, changes):
     resigned(path, **changes)
-    with pytest.raises(DamagedCheckpointError, match="no manifest of version 1"):
+    with pytest.raises(DamagedError, match="no manifest of version 1"):
         checkpoint.read(path)
 
 
@@ -114,8 +115,8 @@ def test_a_state_that_is_pickled_is_not_run(path, tmp_path):
     """A foe can give any bytes the right sums: they are read as data."""
     marker = tmp_path / "ran"
     torch.save({"x": _Marks(str(marker))}, path / TENSORS)
-    resigned(path, files={n: checkpoint._fingerprint(path / n) for n in (TENSORS, STATE)})
-    with pytest.raises(DamagedCheckpointError, match="is damaged"):
+    resigned(path, files={n: fingerprint(path / n) for n in (TENSORS, STATE)})
+    with pytest.raises(DamagedError, match="is damaged"):
         checkpoint.read(path)
     assert not marker.exists()
 

@@ -66,9 +66,9 @@ def test_a_metric_that_differs_by_units_is_shown_as_it_is(tmp_path):
 
 
 def test_runs_of_another_length_are_shown_where_all_seeds_have_values(tmp_path):
-    records = lm_records(steps=(1, 90, 100))
+    records = lm_records(steps=(1, 80, 90, 100))
     some = [r for r in records if not (r["seed"] == 1 and r["step"] == 100)]
-    assert shown(tmp_path, some).training[0].lines[0].series[0].tolist() == [90]
+    assert shown(tmp_path, some).training[0].lines[0].series[0].tolist() == [80, 90]
 
 
 def test_lines_differ_without_colour_and_strategies_keep_their_style():

@@ -1,6 +1,7 @@
 """Large files line by line: whole lines in blocks, and single lines by their number.
 
-Lines end with ``\\n`` alone or ``\\r\\n``, and the last one may lack its end.
+Lines end with ``\\n`` alone or ``\\r\\n``, and the last one may lack its end. A byte-order mark
+before the first one is left out.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .regular import BYTE_ORDER_MARK, open_regular
 
 Int64s = NDArray[np.int64]
 Indices = Sequence[int] | Int64s
@@ -74,9 +78,10 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         The number of the first line, from 1, and the lines with their ends; never empty.
 
     Raises:
-        ValueError: A line is longer than ``LONGEST_LINE``, or the file is not whole gzip.
+        ValueError: A line is longer than ``LONGEST_LINE``, or the file is not whole gzip, or no
+            regular file.
     """
-    line, rest = 1, b""
+    line, rest, begun = 1, b"", False
     with _opened(path) as file:
         while True:
             try:
@@ -88,17 +93,18 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     f"from here on not a complete gzip file ({error}): get it again, or give it a "
                     "name without .gz",
                 )
-            cut = read.rfind(b"\n") + 1
+            text, begun = read if begun else read.removeprefix(BYTE_ORDER_MARK), True
+            cut = text.rfind(b"\n") + 1
             if cut:
-                block = rest + read[:cut]
+                block = rest + text[:cut]
                 # A block is at most one such line longer than what was read.
                 if block.index(b"\n") > LONGEST_LINE:
                     _too_long(path, line)
                 yield line, block
                 line += block.count(b"\n")
-                rest = read[cut:]
+                rest = text[cut:]
             else:
-                rest += read
+                rest += text
             if len(rest) > LONGEST_LINE:
                 _too_long(path, line)
             if not read:
@@ -123,9 +129,20 @@ def _too_long(path: Path, line: int) -> NoReturn:
 
 
 def _opened(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return path.open("rb", buffering=0)
+    file = open_regular(path)
+    return cast(BinaryIO, _Unzipped(file) if path.suffix == ".gz" else file)
+
+
+class _Unzipped(gzip.GzipFile):
+    """A compressed file that closes what it reads."""
+
+    def __init__(self, file: FileIO) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self._file = file
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
 
 
 class TextLines(Sequence[str]):
@@ -151,10 +168,13 @@ class TextLines(Sequence[str]):
 
     def __init__(self, path: Path, cache: Path | None = None, limit: int | None = None) -> None:
         self._path = path
-        self._file = _temporary(cache) if path.suffix == ".gz" else os.open(path, os.O_RDONLY)
+        self._file = _temporary(cache) if path.suffix == ".gz" else _handle(path)
         weakref.finalize(self, os.close, self._file)
-        ends = [np.zeros(1, np.int64)]
-        position = lines = 0
+        # A temporary copy begins behind the mark.
+        marked = os.pread(self._file, len(BYTE_ORDER_MARK), 0) == BYTE_ORDER_MARK
+        position = len(BYTE_ORDER_MARK) if marked else 0
+        ends = [np.full(1, position, np.int64)]
+        lines = 0
         total = hashlib.sha256()
         for line, block in whole_lines(path):
             _check_utf8(path, line, block)
@@ -228,6 +248,11 @@ class TextLines(Sequence[str]):
                 f"no room to decompress {self._path} in {cache or tempfile.gettempdir()}: "
                 "decompress it by hand, or give a cache folder on a larger disk",
             ) from None
+
+
+def _handle(path: Path) -> int:
+    with open_regular(path) as file:
+        return os.dup(file.fileno())
 
 
 def _temporary(folder: Path | None) -> int:

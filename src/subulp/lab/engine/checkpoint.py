@@ -8,7 +8,6 @@ someone else's checkpoint executes none of their code.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from .files import UnwritableError
 from .saved_state import flatten, rebuild
+from .sealed import DamagedError, check_file, check_seal, fingerprint, read_unchecked, sealed
+from .typed_files import LARGEST_JSON, parse_json, read_bytes
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
@@ -31,11 +32,8 @@ FORMAT = "subulp checkpoint"
 VERSION = 1
 
 _FILES = (TENSORS, STATE)
-_SUM = "sha256"
-
-
-class DamagedCheckpointError(ValueError):
-    """A checkpoint differs from what was written."""
+# A long run has logged many steps.
+_LARGEST_STATE = 16 * LARGEST_JSON
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,9 @@ def write(path: Path, header: Header, state: Any) -> None:
             "format": FORMAT,
             "version": VERSION,
             **asdict(header),
-            "files": {name: _fingerprint(unfinished / name) for name in _FILES},
+            "files": {name: fingerprint(unfinished / name) for name in _FILES},
         }
-        _write_json(unfinished / MANIFEST, {**manifest, _SUM: _sum_of(manifest)})
+        (unfinished / MANIFEST).write_text(sealed(manifest), encoding="utf-8")
         for name in (*_FILES, MANIFEST, "."):
             sync(unfinished / name)
         if path.exists():
@@ -134,22 +132,12 @@ def check(path: Path) -> Header:
         The run and step of the checkpoint.
 
     Raises:
-        DamagedCheckpointError: A file is missing, cut off or changed.
+        DamagedError: A file is missing, cut off or changed.
         ValueError: It is not a checkpoint, or one of a newer version.
     """
     manifest = _read_manifest(path / MANIFEST)
     for name in _FILES:
-        expected = manifest["files"][name]
-        try:
-            found = _fingerprint(path / name)
-        except FileNotFoundError:
-            raise DamagedCheckpointError(f"{path / name} is missing") from None
-        if found != expected:
-            raise DamagedCheckpointError(
-                f"{path / name} is damaged: it has {found['size']:,} of {expected['size']:,} bytes"
-                if found["size"] != expected["size"]
-                else f"{path / name} is damaged: its SHA-256 sum differs from the manifest's"
-            )
+        check_file(path / name, manifest["files"][name])
     return _header(manifest)
 
 
@@ -157,7 +145,7 @@ def read_header(path: Path) -> Header:
     """The header of a checkpoint; its other files are not read.
 
     Raises:
-        DamagedCheckpointError: The manifest is missing or damaged.
+        DamagedError: The manifest is missing or damaged.
         ValueError: It is of a newer version.
     """
     return _header(_read_manifest(path / MANIFEST))
@@ -170,20 +158,23 @@ def read(path: Path) -> tuple[Header, Any]:
         Its run and step, and the state; its tensors are on the CPU and may be memory-mapped.
 
     Raises:
-        DamagedCheckpointError: A file is missing, cut off or changed.
+        DamagedError: A file is missing, cut off or changed.
         ValueError: It is not a checkpoint, or one of a newer version.
     """
     header = check(path)
     try:
-        plain = json.loads((path / STATE).read_bytes())
-        return header, rebuild(plain, load_file(path / TENSORS))
+        return header, rebuild(read_plain(path), load_file(path / TENSORS))
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
+        raise DamagedError(f"{path} is damaged: {error}") from None
 
 
-def read_plain(path: Path) -> Any:
-    """Everything but the tensors of a checkpoint that passed :func:`check`, as plain JSON."""
-    return json.loads((path / STATE).read_bytes())
+def read_plain(path: Path) -> dict[str, Any]:
+    """Everything but the tensors of a checkpoint that passed :func:`check`, as plain JSON.
+
+    Raises:
+        ValueError: It is not one JSON object.
+    """
+    return parse_json(read_bytes(path / STATE, _LARGEST_STATE, "one JSON object"), path / STATE)
 
 
 def _header(manifest: Mapping[str, Any]) -> Header:
@@ -192,27 +183,24 @@ def _header(manifest: Mapping[str, Any]) -> Header:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = read_unchecked(path)
     except FileNotFoundError:
-        raise DamagedCheckpointError(f"{path} is missing") from None
-    except (ValueError, RecursionError) as error:
-        raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DamagedCheckpointError(f"{path} is damaged, or not from a subulp checkpoint")
-    version, total = manifest.get("version"), manifest.pop(_SUM, None)
+        raise DamagedError(f"{path} is missing") from None
+    if manifest.get("format") != FORMAT:
+        raise DamagedError(f"{path} is damaged, or not from a subulp checkpoint")
+    version = manifest.get("version")
     if isinstance(version, int) and version > VERSION:
         raise ValueError(
             f"{path} has version {version} of the format, and this subulp reads up to {VERSION}: "
             "use the subulp that wrote it"
         )
-    if total != _sum_of(manifest):
-        raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 sum does not match")
+    check_seal(path, manifest)
     match manifest:
         case {
             "task": str(),
             "variant": str(),
-            "seed": int(),
-            "step": int(),
+            "seed": int(seed),
+            "step": int(step),
             "config": dict(),
             "value": float() | int() | None,
             "asked": bool(),
@@ -220,20 +208,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
                 "tensors.safetensors": {"size": int(), "sha256": str()},
                 "state.json": {"size": int(), "sha256": str()},
             },
-        }:
+        } if not isinstance(seed, bool) and not isinstance(step, bool) and step >= 0:
             return manifest
-    raise DamagedCheckpointError(f"{path} is no manifest of version {VERSION}")
-
-
-def _sum_of(manifest: Mapping[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        total = hashlib.file_digest(file, _SUM).hexdigest()
-        return {"size": file.tell(), _SUM: total}
+    raise DamagedError(f"{path} is no manifest of version {VERSION}")
 
 
 def _write_json(path: Path, value: Any) -> None:

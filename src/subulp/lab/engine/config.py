@@ -33,6 +33,12 @@ MEASURED = Option(group=Group("Measurements", sort_key=3))
 CHECKPOINTS = Option(group=Group("Checkpoints", sort_key=4))
 MACHINE = Option(group=Group("Machine", sort_key=5))
 
+MOST_STEPS = 10**9
+"""Steps of a run: more have no end."""
+
+MOST_THREADS = 1024
+"""Threads of a run, also where there are fewer cores: the last bits depend on their number."""
+
 T = TypeVar("T")
 
 
@@ -172,9 +178,23 @@ class RunConfig:
     """Device to train on; auto uses a GPU if one is available."""
 
     def __post_init__(self) -> None:
+        self._resolve()
+        self.check()
+
+    def _resolve(self) -> None:
+        """Give every field the value that was given, else its default."""
+        self._fill_defaults({})
+
+    def check(self) -> None:
+        """Compare the fields with their ranges and with each other.
+
+        Raises:
+            ValueError: A field is out of range, or two fields contradict each other.
+        """
         for name in ("precision", "seeds"):
             check_list(name, getattr(self, name))
-        check_fields(self, ("log_every", "threads", "keep_checkpoints"), 1)
+        check_fields(self, ("log_every", "keep_checkpoints"), 1)
+        check_threads(self.threads)
         # The second step is measured for memory, and must not carry the copies of the watch.
         check_fields(self, ("watch_every",), 2)
         check_fields(self, ("checkpoint_every",), 0)
@@ -192,6 +212,30 @@ class RunConfig:
             if isinstance(value, Default):
                 chosen = decided.get(field.name, value.value)
                 object.__setattr__(self, field.name, chosen)  # The class is frozen.
+
+    def _decided_epochs(self) -> dict[str, Any]:
+        """What ``steps`` decides about ``epochs``, in a task that has both.
+
+        Raises:
+            ValueError: Both are given.
+        """
+        steps, epochs = getattr(self, "steps"), getattr(self, "epochs")  # noqa: B009
+        if steps is None:
+            return {}
+        if epochs is not None and not isinstance(epochs, Default):
+            raise ValueError(
+                f"steps={steps} and epochs={epochs} contradict each other: give one of the two"
+            )
+        return {"epochs": None}
+
+    def _check_length(self) -> None:
+        """Compare ``steps`` and ``epochs``, in a task that has both."""
+        # The second step is measured for memory.
+        check_fields(self, ("steps",), 2, MOST_STEPS)
+        check_fields(self, ("epochs",), 1, MOST_STEPS)
+        steps, epochs = getattr(self, "steps"), getattr(self, "epochs")  # noqa: B009
+        if steps is None and epochs is None:
+            raise ValueError("steps and epochs are both missing: give one of the two")
 
     def _check_recovery(self) -> None:
         back = self.nonfinite == "rollback"
@@ -277,11 +321,18 @@ def check_fields(
                 check_range(name, number, low, high, top_included=top_included)
 
 
+def check_threads(threads: int) -> None:
+    """Raise ValueError if there can be no so many threads: making them would end the process."""
+    check_range("threads", threads, 1, MOST_THREADS)
+
+
 def check_range(
     name: str, value: float, low: float, high: float = math.inf, *, top_included: bool = True
 ) -> None:
     """Raise ValueError unless ``low <= value <= high`` (``< high`` without the top)."""
-    if math.isfinite(value) and low <= value and (value < high or (top_included and value == high)):
+    # An integer may be beyond any float.
+    finite = isinstance(value, int) or math.isfinite(value)
+    if finite and low <= value and (value < high or (top_included and value == high)):
         return
     if high == math.inf:
         wanted = f"at least {low}"

@@ -35,7 +35,8 @@ def config_of(task: str, saved: dict[str, Any]) -> RunConfig:
         saved: Its fields.
 
     Raises:
-        ValueError: The task or a field is unknown or missing, or a value has the wrong type.
+        ValueError: The task or a field is unknown or missing, or a value has the wrong type, is out
+            of range or contradicts another one.
     """
     if task not in TASKS:
         raise ValueError(f"task={task!r} is unknown: use {', '.join(TASKS)}")
@@ -54,6 +55,7 @@ def config_of(task: str, saved: dict[str, Any]) -> RunConfig:
     config = object.__new__(kind)
     for name in names:
         object.__setattr__(config, name, getattr(found, name))  # The class is frozen.
+    config.check()
     return config
 
 

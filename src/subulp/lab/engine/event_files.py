@@ -26,7 +26,7 @@ def check_available() -> None:
     if not is_installed():
         raise ValueError(
             "log=tensorboard needs the package tensorboard, which is not installed: "
-            "pip install 'subulp[tensorboard]'"
+            "pip install tensorboard"
         )
 
 

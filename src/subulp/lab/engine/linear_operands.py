@@ -69,8 +69,9 @@ class LinearConfig(RunConfig):
     mor_threshold: Annotated[float | None, COMPARED] = None
     """Mean relative error at which mor-tensor falls back to BF16; 0.045 by default."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """As of every configuration."""
+        super().check()
         if "fp8" in self.linear and TORCHAO in self.linear_choices:
             raise ValueError(
                 f"linear='fp8' does not say whose FP8: use {TORCHAO} for the layers of the package "

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ... import optim
 from ...diagnostics import watch
 from ...diagnostics.memory import track_memory
 from .config import RunConfig
-from .metrics import Record, Summary
-from .run_checkpoints import RunCheckpoints, run_name
+from .files import UnwritableError
+from .metrics import Metric, Record, Summary
+from .run_checkpoints import RunCheckpoints
 from .run_state import Tally, not_finite, restore, state_of
+from .saved_model import ModelName, save_model
 from .stopping import Stopped
 from .task import Task, Workload, task_of
 
@@ -43,6 +47,7 @@ def run(
     checkpoints: RunCheckpoints | None = None,
     begin: Path | None = None,
     stop: Callable[[], bool] = lambda: False,
+    on_step: Callable[[int], None] = lambda step: None,
 ) -> Summary:
     """Train one model and measure it.
 
@@ -55,11 +60,12 @@ def run(
         variant: The run's strategy, one of ``config.variants``.
         seed: The run's seed.
         on_record: Called with every logged step as it happens (default: does nothing).
-        models: Folder for the trained model, if the task saves any (default: not saved).
+        models: Folder for the trained model (default: not saved).
         checkpoints: Where checkpoints are written; without it there are none, and a rollback
             returns to the start (default: ``None``).
         begin: The checkpoint to resume from; ``None`` starts from scratch (default: ``None``).
         stop: Asked after every step whether to write a checkpoint and end (default: never).
+        on_step: Called with every step that was made (default: does nothing).
 
     Raises:
         ValueError: The strategy is unknown or not available for the task, or the checkpoint is
@@ -73,7 +79,7 @@ def run(
     task = task_of(config)
     failed: Tally | None = None
     most = MAX_ROLLBACKS if config.max_rollbacks is None else config.max_rollbacks
-    with _threads(config.threads), torch.random.fork_rng(_cuda_devices(device)):
+    with thread_count(config.threads), torch.random.fork_rng(_cuda_devices(device)):
         while True:
             # Nothing of a run that has failed may be alive beside the next one.
             training = _Training(config, task, data, variant, seed, device, on_record, checkpoints)
@@ -83,7 +89,7 @@ def run(
             if failed is not None:
                 training.go_back(failed)
             try:
-                summary = training.run(stop)
+                summary = training.run(stop, on_step)
                 break
             except FloatingPointError as error:
                 failed = training.tally
@@ -93,9 +99,57 @@ def run(
                     raise FloatingPointError(named) from error
             begin = checkpoints.go_back() if checkpoints is not None else None
             del training
-        if models is not None and training.work.save is not None:
-            training.work.save(models / run_name(variant, seed))
+        if models is not None:
+            name = ModelName(variant, seed)
+            _save_model(models, config.task, name, training.work, summary, task.METRICS[0])
         return summary
+
+
+def _save_model(
+    folder: Path, task: str, name: ModelName, work: Workload, summary: Summary, first: Metric
+) -> None:
+    value = summary.metrics[first.name]
+    rank = (-value if first.higher_is_better else value) if math.isfinite(value) else None
+    try:
+        save_model(folder, task, name, work, summary.metrics, rank)
+    except (OSError, SafetensorError) as error:
+        error = error if isinstance(error, OSError) else OSError(str(error))
+        raise UnwritableError.of(f"the model {name}", error) from error
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the first steps of a run took.
+
+    Attributes:
+        seconds_per_step: Median of those that measured nothing else.
+        peak_bytes: Live bytes at the peak of a step.
+    """
+
+    seconds_per_step: float
+    peak_bytes: int
+
+
+TRIAL_STEPS = 4
+
+
+def trial(config: RunConfig, data: Any, variant: str, seed: int) -> Trial | None:
+    """Make the first steps of a run, and nothing of it stays.
+
+    Returns:
+        What they took; ``None`` if they did not get far enough, for a reason that the run itself
+        will report.
+    """
+    device = resolve_device(config.device)
+    with thread_count(config.threads), torch.random.fork_rng(_cuda_devices(device)):
+        training = _Training(
+            config, task_of(config), data, variant, seed, device, lambda record: None, None
+        )
+        with suppress(Stopped, FloatingPointError):
+            training.run(lambda: training.tally.step >= TRIAL_STEPS, lambda step: None)
+        if training.tally.step <= MEMORY_STEP or not training.tally.peak_bytes:
+            return None
+        return Trial(training.tally.seconds_per_step(), training.tally.peak_bytes["total"])
 
 
 def resolve_device(name: str) -> torch.device:
@@ -187,7 +241,7 @@ class _Training:
 
     # ------------------------------------------------------------------------------------ steps
 
-    def run(self, stop: Callable[[], bool]) -> Summary:
+    def run(self, stop: Callable[[], bool], on_step: Callable[[int], None]) -> Summary:
         """Run all remaining steps."""
         with ExitStack() as stack:
             stack.enter_context(self._watch)
@@ -205,6 +259,7 @@ class _Training:
                     raise self._located(error) from error
                 if stopping:
                     raise Stopped(self.tally.step)
+                on_step(self.tally.step)
         return self._summary()
 
     def _quality_now(self) -> float | None:
@@ -377,7 +432,8 @@ def _cuda_devices(device: torch.device) -> list[int]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def thread_count(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -9,11 +9,30 @@ from typing import Any
 
 import torch
 
+from ...ops.backend import choose
+from ...ops.native import library
+
 
 def available_cores() -> int:
     """Cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cores or 1
+
+
+def check_kernels(device: torch.device) -> None:
+    """Load the kernels that a run will use, before it begins.
+
+    Raises:
+        ValueError: They do not load, or ``SUBULP_BACKEND`` is unknown; the message has the remedy.
+    """
+    if choose(device).backend != "cpu":
+        return
+    try:
+        library()
+    except RuntimeError as error:
+        chosen = os.environ.get("SUBULP_LIBRARY")
+        named = "" if chosen is None else f"SUBULP_LIBRARY={chosen}: "
+        raise ValueError(f"{named}{error}") from error
 
 
 def describe_machine() -> dict[str, Any]:

@@ -159,6 +159,21 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class RunProgress:
+    """How far a run is.
+
+    Attributes:
+        name: Name of the run among those of its seed.
+        seed: Seed of the run.
+        step: Steps made.
+    """
+
+    name: str
+    seed: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Spread:
     """Mean and sample standard deviation of one quantity over seeds.
 

@@ -6,9 +6,11 @@ and random state.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +24,13 @@ from typing import Any
 from .config import RunConfig
 from .loop import run
 from .machine import available_cores
-from .metrics import Record, Summary
+from .metrics import Record, RunProgress, Summary
 from .run_directory import MODELS, RunDirectory
 from .stopping import Interrupted, Stopped, StopRequest, resume_command
 from .task import task_of
+
+_SECONDS = 0.5
+"""Between two reports of how far a run is."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ def run_all(
     stop: StopRequest,
     on_record: Callable[[Record], None],
     on_end: Callable[[PlannedRun, Summary], None],
+    on_progress: Callable[[RunProgress], None] = lambda progress: None,
 ) -> None:
     """Do all ``runs``, ``jobs`` of them at a time.
 
@@ -69,13 +75,14 @@ def run_all(
         stop: Says when runs are to end before their last step.
         on_record: Called in the calling process with every logged step, in the order of arrival.
         on_end: Called there with every run that finished, after its records.
+        on_progress: Called there every now and then with how far a run is (default: does nothing).
 
     Raises:
         ChildProcessError: A worker died (killed for its memory, for instance).
         Interrupted: Runs were stopped; all of them have written checkpoints.
         Exception: Whatever a run raised; other runs write checkpoints and end.
     """
-    comparison = _Comparison(config, directory, stop, on_record, on_end)
+    comparison = _Comparison(config, directory, stop, on_record, on_end, on_progress)
     here = jobs == 1
     ended = comparison.run_here(data, runs) if here else comparison.run_in_workers(runs, jobs)
     if ended < len(runs):
@@ -92,6 +99,7 @@ class _Comparison:
     stop: StopRequest
     on_record: Callable[[Record], None]
     on_end: Callable[[PlannedRun, Summary], None]
+    on_progress: Callable[[RunProgress], None]
 
     def run_here(self, data: Any, runs: Sequence[PlannedRun]) -> int:
         """Make one run after another; returns how many finished."""
@@ -100,7 +108,13 @@ class _Comparison:
                 return ended
             try:
                 summary = _run(
-                    self.config, data, planned, self.directory, self.stop, self.on_record
+                    self.config,
+                    data,
+                    planned,
+                    self.directory,
+                    self.stop,
+                    self.on_record,
+                    self.on_progress,
                 )
             except Stopped:
                 return ended
@@ -122,6 +136,9 @@ class _Comparison:
                     if isinstance(message, Record):
                         self.on_record(message)
                         continue
+                    if isinstance(message, RunProgress):
+                        self.on_progress(message)
+                        continue
                     del busy[pipe]
                     if isinstance(message, Stopped):
                         # The worker alone may have been asked.
@@ -141,7 +158,17 @@ def _run(
     directory: RunDirectory,
     stop: Callable[[], bool],
     on_record: Callable[[Record], None],
+    on_progress: Callable[[RunProgress], None],
 ) -> Summary:
+    last = -math.inf
+
+    def on_step(step: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _SECONDS:
+            last = now
+            on_progress(RunProgress(planned.variant, planned.seed, step))
+
     return run(
         config,
         data,
@@ -152,6 +179,7 @@ def _run(
         checkpoints=directory.checkpoints(config, planned.variant, planned.seed),
         begin=planned.begin,
         stop=stop,
+        on_step=on_step,
     )
 
 
@@ -161,7 +189,9 @@ class _Worker:
     pipe: Connection
     planned: PlannedRun | None = None
 
-    def receive(self, directory: RunDirectory, stop: StopRequest) -> Record | Summary | Stopped:
+    def receive(
+        self, directory: RunDirectory, stop: StopRequest
+    ) -> Record | RunProgress | Summary | Stopped:
         try:
             message = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -178,7 +208,7 @@ class _Worker:
             ) from None
         if isinstance(message, Exception) and not isinstance(message, Stopped):
             raise message
-        assert isinstance(message, Record | Summary | Stopped)
+        assert isinstance(message, Record | RunProgress | Summary | Stopped)
         return message
 
 
@@ -255,7 +285,7 @@ def _work(config: RunConfig, directory: RunDirectory, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            message: Any = _run(config, data, planned, directory, stop, pipe.send)
+            message: Any = _run(config, data, planned, directory, stop, pipe.send, pipe.send)
         except BrokenPipeError:
             return
         except Stopped as stopped:

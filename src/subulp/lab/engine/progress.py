@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from .metrics import Record
+from .metrics import Record, RunProgress
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Reporter(Protocol):
     def on_record(self, record: Record) -> None:
         """Receive a logged step."""
 
+    def on_progress(self, progress: RunProgress) -> None:
+        """Receive how far a run is."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -80,6 +83,60 @@ def reporter(plan: Plan, console: Console) -> Reporter:
     for note in plan.notes:
         console.print(note, highlight=False, soft_wrap=True)
     return Bars(plan, console) if console.is_terminal else Lines(plan, console)
+
+
+class _Remaining:
+    """The steps that all runs have made, and the time that the others will take."""
+
+    def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
+        self._clock, self._begun = clock, clock()
+        self._steps = plan.steps
+        self._before = {name: plan.done.get(name, 0) for name in plan.runs}
+        self._made = dict(self._before)
+        # Workers take seconds to start, which say nothing about a step.
+        self._first: tuple[float, int] | None = None
+
+    def see(self, name: tuple[str, int], step: int) -> None:
+        """Note that a run has made so many steps."""
+        # A run that has rolled back has fewer than before.
+        self._made[name] = step
+        if self._first is None:
+            self._first = self._clock(), sum(self._made.values())
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the begin."""
+        return self._clock() - self._begun
+
+    @property
+    def active(self) -> dict[tuple[str, int], int]:
+        """Steps of the runs that have begun and not ended."""
+        return {
+            name: step
+            for name, step in self._made.items()
+            if self._before[name] < step < self._steps
+        }
+
+    def __str__(self) -> str:
+        total, made = self._steps * len(self._made), sum(self._made.values())
+        share = f"{100 * made // total} % done"
+        begun, before = self._first or (self._clock(), made)
+        if made <= before:
+            return share
+        left = (self._clock() - begun) * (total - made) / (made - before)
+        return f"{share}, about {duration_text(left)} left"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration with as many digits as an estimate has."""
+    seconds = round(seconds)
+    if seconds < 100:
+        return f"{seconds} s"
+    if seconds < 6000:
+        return f"{round(seconds / 60)} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
 
 
 class _Rates:
@@ -136,6 +193,13 @@ class Bars:
             rate=self._rate(record),
         )
 
+    def on_progress(self, progress: RunProgress) -> None:
+        """Move the run's bar."""
+        task = self._tasks[progress.name, progress.seed]
+        if not self._progress.tasks[task].started:
+            self._progress.start_task(task)
+        self._progress.update(task, completed=progress.step)
+
     def __enter__(self) -> Self:
         self._progress.start()
         return self
@@ -144,18 +208,49 @@ class Bars:
         self._progress.stop()
 
 
+_FIRST, _LONGEST, _SHARE = 5.0, 60.0, 0.05
+_MOST_NAMED = 4
+
+
 class Lines:
-    """A line per evaluation."""
+    """A line per evaluation, and one every few seconds about the time that is left.
+
+    The longer it takes, the fewer they are: one in five seconds at first, one a minute after twenty
+    minutes.
+    """
 
     def __init__(
         self, plan: Plan, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._rate = _Rates(clock)
+        self._remaining = _Remaining(plan, clock)
+        self._next = _FIRST
         self._plan = plan
         self._console = console
 
+    def on_progress(self, progress: RunProgress) -> None:
+        """Print how far all runs are, if the last line about it is some seconds old."""
+        self._remaining.see((progress.name, progress.seed), progress.step)
+        elapsed = self._remaining.elapsed
+        if elapsed < self._next:
+            return
+        self._next = elapsed + min(max(_FIRST, _SHARE * elapsed), _LONGEST)
+        active = self._remaining.active.items()
+        if not active:
+            return
+        named = [
+            f"{self._plan.name(*name)} {step:,}/{self._plan.steps:,}"
+            for name, step in list(active)[:_MOST_NAMED]
+        ]
+        more = len(active) - len(named)
+        named += [f"{more} more"] if more else []
+        self._console.print(
+            f"{self._remaining}: {', '.join(named)}", highlight=False, soft_wrap=True
+        )
+
     def on_record(self, record: Record) -> None:
         """Print the step if it was evaluated."""
+        self._remaining.see((record.name, record.seed), record.step)
         if not record.metrics:
             return
         measured = ", ".join(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable
@@ -10,21 +9,27 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from . import checkpoint
-from .checkpoint import DamagedCheckpointError, Header
+from .checkpoint import Header
 from .config import RunConfig
 from .config_json import plain_fields
 from .files import replacing
 from .metrics import Record, Summary
 from .saved_state import flatten, rebuild
+from .sealed import DamagedError, check_seal, read_unchecked, sealed
 from .task import task_of
+from .typed_files import checked
 
 FINISHED = "finished.json"
 
 SECONDS = 600.0
 """Between checkpoints, unless ``checkpoint_every`` counts steps."""
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-(\d{8,18})")
+_OTHER = "it belongs to another run; move it elsewhere"
+_SUMMARY, _RECORDS = TypeAdapter(Summary), TypeAdapter(list[Record])
 
 
 def run_name(variant: str, seed: int) -> str:
@@ -113,7 +118,7 @@ class RunCheckpoints:
         Raises:
             UnwritableError: It could not be written; the others are unchanged.
         """
-        path = self.folder / f"step-{step:08d}"
+        path = self.folder / _folder(step)
         checkpoint.write(path, replace(self._header, step=step, value=value, asked=asked), state)
         self._last = self._clock()
         if not asked:
@@ -135,7 +140,7 @@ class RunCheckpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         plain, _ = flatten({"summary": asdict(summary), "records": [asdict(r) for r in records]})
         with replacing(self.folder / FINISHED) as unfinished:
-            unfinished.write_text(json.dumps(plain, allow_nan=False) + "\n", encoding="utf-8")
+            unfinished.write_text(sealed(plain), encoding="utf-8")
             checkpoint.sync(unfinished)
         checkpoint.sync(self.folder)
 
@@ -149,15 +154,29 @@ class RunCheckpoints:
         """
         path = self.folder / FINISHED
         try:
-            saved = rebuild(json.loads(path.read_bytes()), {})
-            return Summary(**saved["summary"]), [Record(**record) for record in saved["records"]]
+            fields = read_unchecked(path)
+            # Earlier versions wrote no sum.
+            if set(fields) != {"summary", "records"}:
+                check_seal(path, fields)
+            saved = rebuild(fields, {})
+            summary: Summary = checked(_SUMMARY, saved["summary"], lambda _: str(path))
+            records: list[Record] = checked(_RECORDS, saved["records"], lambda _: str(path))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, KeyError, RecursionError) as error:
             raise ValueError(
                 f"{path} is damaged ({error}): remove it, and the run is resumed from its last "
                 "checkpoint"
             ) from None
+        for name, ours, theirs in (
+            ("variant", self._header.variant, summary.name),
+            ("seed", self._header.seed, summary.seed),
+        ):
+            if ours != theirs:
+                raise ValueError(
+                    f"{path} has {name}={theirs}, and this run has {name}={ours}: {_OTHER}"
+                )
+        return summary, records
 
     def newest(self) -> Found | None:
         """The newest intact checkpoint; ``None`` if there is no checkpoint at all.
@@ -173,7 +192,7 @@ class RunCheckpoints:
         for path in reversed(self._paths()):
             try:
                 header = checkpoint.check(path)
-            except DamagedCheckpointError as error:
+            except DamagedError as error:
                 damaged.append(str(error))
                 continue
             self._check_mine(path, header)
@@ -205,8 +224,13 @@ class RunCheckpoints:
 
     def logged(self, found: Found) -> list[Record]:
         """The steps that the run of a checkpoint had logged."""
-        plain = checkpoint.read_plain(found.path)
-        return [Record(**record) for record in rebuild(plain["tally"]["records"], {})]
+        try:
+            plain = checkpoint.read_plain(found.path)
+            logged = rebuild(plain["tally"]["records"], {})
+            records: list[Record] = checked(_RECORDS, logged, lambda _: str(found.path))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{found.path} holds no state of a run ({error}): remove it") from None
+        return records
 
     def go_back(self) -> Path | None:
         """The newest checkpoint that was due, to which a run that failed rolls back.
@@ -229,13 +253,17 @@ class RunCheckpoints:
         return sorted(found, key=_step)
 
     def _check_mine(self, path: Path, header: Header) -> None:
+        if _step(path) != header.step:
+            raise ValueError(
+                f"{path} holds the checkpoint of step {header.step}: it was renamed; call it "
+                f"{_folder(header.step)} again, or move it elsewhere"
+            )
         mine = self._header
         for name in ("task", "variant", "seed"):
             ours, theirs = getattr(mine, name), getattr(header, name)
             if ours != theirs:
                 raise ValueError(
-                    f"{path} has {name}={theirs}, and this run has {name}={ours}: it belongs to "
-                    "another run; move it elsewhere"
+                    f"{path} has {name}={theirs}, and this run has {name}={ours}: {_OTHER}"
                 )
         names = [*mine.config, *(name for name in header.config if name not in mine.config)]
         for name in names:
@@ -245,6 +273,10 @@ class RunCheckpoints:
                     f"{path} was written with {name}={theirs}, and config.json has {name}={ours}: "
                     "a run is resumed with the options it was started with; restore the value"
                 )
+
+
+def _folder(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _step(path: Path) -> int:

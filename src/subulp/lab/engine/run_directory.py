@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import time
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from typing import Any, Self
 import torch
 
 from ..._version import version
+from ..data.regular import NotRegularError, open_regular
 from .config import RunConfig
 from .config_file import RECORDS
 from .config_json import config_of, plain_fields
@@ -22,11 +22,14 @@ from .lock import Lock
 from .machine import describe_machine
 from .metrics import Record, Summary, to_json
 from .run_checkpoints import RunCheckpoints
-from .typed_files import read_json
+from .sealed import SUM, fingerprint
+from .typed_files import LARGEST_TOML, read_bytes, read_json
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+SUMS = "SHA256SUMS"
+"""Sums of the two before it, as ``sha256sum --check`` reads them."""
 REPORT = "report.html"
 LOSS_PLOT = "loss.png"
 DESCENT_PLOT = "descent_quality.png"
@@ -36,9 +39,10 @@ MIXES = "mixes"
 MODELS = "models"
 CHECKPOINTS = "checkpoints"
 _PLOTS = (LOSS_PLOT, DESCENT_PLOT, COMPRESSION_PLOT, ACCESS_PLOT)
-_OWN_FILES = (CONFIG, METRICS, SUMMARY, REPORT, *_PLOTS)
+_OWN_FILES = (CONFIG, METRICS, SUMMARY, SUMS, REPORT, *_PLOTS)
 
-
+_DAMAGED = "get it again, or remove it and continue with subulp train --resume"
+_PAGE = b"<!doctype html>"
 _DIGEST = "data_digest"
 
 
@@ -151,23 +155,6 @@ class RunDirectory:
         }
         self._write(CONFIG, to_json(written, indent=2) + "\n")
 
-    def read_config(self) -> tuple[RunConfig, str]:
-        """Read back what :meth:`write_config` saved: the configuration and the digest of the data.
-
-        Raises:
-            ValueError: The file is damaged, or another version of subulp wrote it.
-        """
-        path = self.path / CONFIG
-        saved = read_json(path)
-        digest = saved.get(_DIGEST)
-        if not isinstance(digest, str):
-            raise ValueError(f"{path} has no {_DIGEST}: this run cannot be resumed")
-        fields = {name: value for name, value in saved.items() if name not in (*RECORDS, "jobs")}
-        try:
-            return config_of(str(saved["task"]), fields), digest
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
     def other_versions(self) -> list[str]:
         """Packages whose version differs from that at the run's start, in words."""
         versions = read_json(self.path / CONFIG).get("versions")
@@ -183,7 +170,8 @@ class RunDirectory:
         return RunCheckpoints(self.path / CHECKPOINTS, config, variant, seed)
 
     def write_records(self, records: Iterable[Record]) -> None:
-        """Replace ``metrics.jsonl`` by these records."""
+        """Replace ``metrics.jsonl`` by these records, to which more will be added."""
+        (self.path / SUMS).unlink(missing_ok=True)
         self._write(METRICS, "".join(to_json(record) + "\n" for record in records))
 
     def add_record(self, record: Record) -> None:
@@ -200,13 +188,21 @@ class RunDirectory:
             raise UnwritableError.of(str(path), error) from error
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Save the object that ``--json`` prints."""
+        """Save the object that ``--json`` prints, and the sums of what it stands beside."""
         self._write(SUMMARY, to_json(summary, indent=2) + "\n")
+        sums = (f"{fingerprint(self.path / name)[SUM]}  {name}\n" for name in (METRICS, SUMMARY))
+        self._write(SUMS, "".join(sums))
 
     def read_summary(self) -> dict[str, Any] | None:
-        """That object; ``None`` if the comparison is unfinished: its last file is the report."""
-        whole = all((self.path / name).exists() for name in (SUMMARY, REPORT))
-        return read_json(self.path / SUMMARY) if whole else None
+        """That object; ``None`` if the comparison is unfinished: its last file is the report.
+
+        Raises:
+            ValueError: It is damaged, or ``metrics.jsonl`` is.
+        """
+        if not all((self.path / name).exists() for name in (SUMMARY, REPORT)):
+            return None
+        check_sums(self.path)
+        return read_json(self.path / SUMMARY)
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name
@@ -214,6 +210,81 @@ class RunDirectory:
             write_text(path, text)
         except OSError as error:
             raise UnwritableError.of(str(path), error) from error
+
+
+def read_config(directory: Path) -> tuple[RunConfig, str]:
+    """The configuration of a run directory and the digest of its data.
+
+    Raises:
+        ValueError: The file is damaged, or another version of subulp wrote it.
+    """
+    path = directory / CONFIG
+    saved = read_json(path)
+    digest = saved.get(_DIGEST)
+    if not isinstance(digest, str):
+        raise ValueError(f"{path} has no {_DIGEST}: this run cannot be resumed")
+    fields = {name: value for name, value in saved.items() if name not in (*RECORDS, "jobs")}
+    try:
+        return config_of(str(saved.get("task")), fields), digest
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def check_sums(directory: Path) -> None:
+    """Compare the files of a finished run with their sums; those of earlier versions have none.
+
+    Raises:
+        ValueError: A file differs, or the sums are damaged.
+    """
+    path = directory / SUMS
+    try:
+        lines = read_bytes(path, LARGEST_TOML, "SHA-256 sums").decode("ascii").splitlines()
+    except FileNotFoundError:
+        return
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is damaged: {_DAMAGED}") from None
+    sums = dict(line.split("  ", 1)[::-1] for line in lines if "  " in line)
+    if set(sums) != {METRICS, SUMMARY}:
+        raise ValueError(f"{path} is damaged: {_DAMAGED}")
+    for name, expected in sums.items():
+        try:
+            found = fingerprint(directory / name)[SUM]
+        except FileNotFoundError:
+            raise ValueError(f"{directory / name} is missing: {_DAMAGED}") from None
+        if found != expected:
+            raise ValueError(
+                f"{directory / name} is damaged: its SHA-256 sum differs from the one in {SUMS}; "
+                f"{_DAMAGED}"
+            )
+
+
+def check_output(out: Path, *, page: bool = False) -> None:
+    """Refuse to write over a file that is not the user's to lose.
+
+    Args:
+        out: The file to write.
+        page: It will be a report, and replaces nothing else (default: ``False``).
+
+    Raises:
+        ValueError: ``out`` is a folder, a pipe or a device, a file of a run, or, with ``page``, any
+            other file than a report.
+    """
+    if not out.exists() and not out.is_symlink():
+        return
+    try:
+        with open_regular(out) as file:
+            is_page = file.read(len(_PAGE)).lower() == _PAGE
+    except NotRegularError as error:
+        raise ValueError(f"out={error}, or a name that is free") from None
+    if is_page and page:
+        return
+    home = next((folder for folder in out.absolute().parents if task_of_run(folder)), None)
+    if home is not None:
+        raise ValueError(
+            f"out={out} is a file of the run {home}, which would be lost: give another name"
+        )
+    if page:
+        raise ValueError(f"out={out} exists and is no report: give another name, or remove it")
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
@@ -248,10 +319,10 @@ def summary_object(task: str, data: dict[str, Any], summaries: list[Summary]) ->
 def task_of_run(path: Path) -> str | None:
     """The task whose run a folder holds; ``None`` if it holds none."""
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(path / CONFIG)
     except (OSError, ValueError):
         return None
-    return str(config["task"]) if isinstance(config, dict) and "task" in config else None
+    return str(config["task"]) if "task" in config else None
 
 
 def _unused(path: Path) -> Path:

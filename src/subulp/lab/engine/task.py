@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -52,11 +52,14 @@ class Workload:
         loss: Draws the next batch and returns its mean loss; its argument says whether
             the value will be read; otherwise it may be NaN.
         evaluate: The metrics of the model as it is, by name.
+        build: What the model is built from again, as plain JSON.
+        save_shared: Writes what all models of a comparison share into a folder, and returns the
+            names of its files (default: there is nothing).
+        left_out: Names of tensors that training alone needs (default: none).
         loss_scale: Factor on the loss in the backward pass (default: 1).
         scaler: Finds that factor itself (default: none).
         rows: Optimizer of the rows that update themselves (default: none).
         bytes_per_parameter: Bytes by tensor and their total; without it those of ``optimizer``.
-        save: Writes the trained model to files whose names begin with a path (default: none).
         simulated: The storage is wider than the format that it stands for, so neither memory nor
             time means anything (default: ``False``).
         parameters: Numbers of the model; ``None`` counts its parameters' elements, where packed
@@ -78,11 +81,13 @@ class Workload:
     learning_rate: Callable[[int], float]
     loss: Callable[[bool], Tensor]
     evaluate: Callable[[], dict[str, float]]
+    build: dict[str, Any]
+    save_shared: Callable[[Path], Sequence[str]] | None = None
+    left_out: tuple[str, ...] = ()
     loss_scale: float = 1.0
     scaler: torch.amp.GradScaler | None = None
     rows: RowOptimizer | None = None
     bytes_per_parameter: Callable[[], dict[str, float]] | None = None
-    save: Callable[[Path], None] | None = None
     simulated: bool = False
     parameters: int | None = None
     steps_per_epoch: int | None = None
@@ -104,7 +109,8 @@ class Workload:
 
 
 class Task(Protocol):
-    """A module ``tasks.NAME.task``; its configuration is in ``tasks.NAME.config``.
+    """A module ``tasks.NAME.task``; its configuration is in ``tasks.NAME.config``, and what uses
+    its trained models in ``tasks.NAME.trained``.
 
     With a function ``plot(config, data, directory)`` it adds figures of its own to the run
     directory.
@@ -137,6 +143,10 @@ class Task(Protocol):
     @staticmethod
     def digest(data: Any) -> str:
         """Digest of the data: a run resumes only on the data it started with."""
+
+    @staticmethod
+    def least_memory(config: Any, data: Any, variant: str) -> int:
+        """Bytes that a run of a variant takes at the very least, before it is built."""
 
     @staticmethod
     def build(config: Any, data: Any, variant: str, seed: int, device: torch.device) -> Workload:

@@ -6,7 +6,9 @@ An error names the file, the line where it is known, the key and what was expect
 from __future__ import annotations
 
 import difflib
+import io
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +18,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
+
+from ..data.regular import BYTE_ORDER_MARK, open_regular
 
 LARGEST_JSON = 1 << 26
 """Bytes of a file that is read as one JSON object."""
@@ -35,7 +39,7 @@ _DAMAGES = (
 
 
 def read_bytes(path: Path, largest: int, expected: str) -> bytes:
-    """All bytes of a file.
+    """All bytes of a file, without a byte-order mark.
 
     Args:
         path: The file.
@@ -44,13 +48,14 @@ def read_bytes(path: Path, largest: int, expected: str) -> bytes:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is too large.
+        ValueError: It is too large, or no regular file.
     """
-    with path.open("rb") as file:
-        raw = file.read(largest + 1)
+    with open_regular(path) as opened, io.BufferedReader(opened) as file:
+        # A buffer of what may be there is made before anything is read.
+        raw = file.read(min(largest, os.fstat(opened.fileno()).st_size) + 1)
     if len(raw) > largest:
         raise ValueError(f"{path}: above {largest:,} bytes: expected {expected}")
-    return raw
+    return raw.removeprefix(BYTE_ORDER_MARK)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -100,6 +105,8 @@ def parse_json(raw: bytes, path: Path, line: int = 1) -> dict[str, Any]:
     Raises:
         ValueError: The text is not one JSON object in UTF-8; the message begins with ``file:line``.
     """
+    if line == 1:
+        raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
         found = from_json(raw, allow_inf_nan=False)
     except ValueError as error:

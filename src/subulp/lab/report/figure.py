@@ -91,6 +91,12 @@ class Panel:
         points = Affine2D().scale(1, -1).translate(left, height - top).scale(1 / 72)
         self._points = points + figure.dpi_scale_trans
 
+    def part(self, top: float, size: tuple[float, float]) -> Panel:
+        """A panel inside this one, from its left edge; they share their tips."""
+        inside = Panel(self._figure, self._left, self._top + top, size)
+        inside.tips = self.tips
+        return inside
+
     def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
         """Axes between these places, without a frame."""
         width, height = 72 * self._figure.get_size_inches()

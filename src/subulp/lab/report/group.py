@@ -143,7 +143,21 @@ class Group:
             baseline = baseline_of(_variant_names(self.runs[variant.run]))
             if baseline is None or variant.is_baseline:
                 continue
-            paired = _paired(run, variant.own, baseline, metric)
+            paired = _paired(run, variant.own, baseline, _value_of(metric), metric.excess)
+            if len(paired[0]):
+                lines.append(Line(variant.name, variant.key, variant.style, paired))
+        return lines
+
+    def difference_lines(self, value: Callable[[Record], float | None]) -> list[Line]:
+        """A value less the baseline's, seed by seed, for each variant but the baselines."""
+        lines = []
+        for variant in self.variants:
+            run = self.runs[variant.run]
+            baseline = baseline_of(_variant_names(run))
+            if baseline is None or variant.is_baseline:
+                continue
+            records = _in_step(run.records, value)
+            paired = _paired(records, variant.own, baseline, value, lambda own, other: own - other)
             if len(paired[0]):
                 lines.append(Line(variant.name, variant.key, variant.style, paired))
         return lines
@@ -253,21 +267,23 @@ def _in_step(records: Sequence[Record], value: Callable[[Record], float | None])
     ]
 
 
-def _paired(records: Sequence[Record], name: str, baseline: str, metric: Metric) -> Series:
+def _paired(
+    records: Sequence[Record],
+    name: str,
+    baseline: str,
+    value: Callable[[Record], float | None],
+    excess: Callable[[float, float], float],
+) -> Series:
     """A variant's excess over the baseline's run with the same seed, where both have values."""
-    reference = {
-        (r.seed, r.step): r.metrics[metric.name]
-        for r in records
-        if r.name == baseline and metric.name in r.metrics
-    }
+    reference = {(r.seed, r.step): value(r) for r in records if r.name == baseline}
 
-    def excess(record: Record) -> float | None:
-        value, other = record.metrics.get(metric.name), reference.get((record.seed, record.step))
-        if value is None or not other:
+    def paired(record: Record) -> float | None:
+        own, other = value(record), reference.get((record.seed, record.step))
+        if own is None or not other:
             return None
-        return float(metric.excess(value, other))
+        return float(excess(own, other))
 
-    found = series((record for record in records if record.name == name), excess)
+    found = series((record for record in records if record.name == name), paired)
     return found.get(name, (np.zeros(0, int), np.zeros((0, 0))))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ _LONGEST_LABEL = 24
 _LONGEST_NAME = 17
 _MOST_NAMES = 6
 _LEAST_SPAN = 0.004
+_TOLD_APART = 0.02
+_HEADING = 22.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class LineChart:
         text: Formats a value.
         from_zero: The axis begins at zero.
         zero: What zero means, if it is a line of its own.
+        below: Drawn beneath it, against the same steps, without a legend of its own (default:
+            nothing).
     """
 
     title: str
@@ -72,6 +77,21 @@ class LineChart:
     text: Callable[[float], str]
     from_zero: bool = False
     zero: str | None = None
+    below: LineChart | None = None
+
+    @property
+    def coincide(self) -> bool:
+        """Whether any line is so close to another that the eye cannot tell them apart."""
+        low, high, log = self._span
+        if log or len(self._shown) < 2:
+            return False
+        for first, second in itertools.combinations(self._shown, 2):
+            (a, x), (b, y) = first.series, second.series
+            _, mine, others = np.intersect1d(a, b, return_indices=True)
+            apart = np.abs(x.mean(0)[mine] - y.mean(0)[others])
+            if len(apart) and np.nanmedian(apart) < _TOLD_APART * (high - low):
+                return True
+        return False
 
     @property
     def unit(self) -> str:
@@ -84,27 +104,54 @@ class LineChart:
     def description(self) -> str:
         """The last value of each line."""
         ends = [f"{line.name} ends at {self._text(_last(line))}" for line in self.lines]
-        return f"{self.quantity or self.title} against steps. {'; '.join(ends)}."
+        own = f"{self.quantity or self.title} against steps. {'; '.join(ends)}."
+        return own if self.below is None else f"{own} {self.below.title}: {self.below.description}"
 
     @property
     def size(self) -> tuple[float, float]:
         """Width and height in points."""
         legend = legend_height(self._legend_texts) if self._keyed else 0.0
-        return WIDTH, self._bottom + _BOTTOM + legend
+        below = 0.0 if self.below is None else _HEADING + self.below.height
+        return WIDTH, self.height + legend + below
+
+    @property
+    def height(self) -> float:
+        """Height in points without legend and what is below."""
+        return self._bottom + _BOTTOM
 
     def numbers(self, most: int = 12) -> tuple[list[str], list[tuple[str, list[str]]]]:
         """Its values as a table: steps, and a row for each line, with at most ``most`` columns."""
         steps = sorted({int(s) for line in self.lines for s in line.series[0]})
         if len(steps) > most:
             steps = [steps[i] for i in np.linspace(0, len(steps) - 1, most).round().astype(int)]
-        rows = []
+        rows = self.rows(steps)
+        if self.below is not None:
+            rows += self.below.rows(
+                steps, f", {self.below.title[:1].lower()}{self.below.title[1:]}"
+            )
+        return [f"{step:,}" for step in steps], rows
+
+    def rows(self, steps: Sequence[int], end: str = "") -> list[tuple[str, list[str]]]:
+        """The values at some steps, a row for each line, whose name gets an end."""
+        found = []
         for line in self.lines:
             values = dict(zip(line.series[0].tolist(), line.series[1].mean(0), strict=True))
-            rows.append((line.name, [self._text(values.get(step)) for step in steps]))
-        return [f"{step:,}" for step in steps], rows
+            found.append((line.name + end, [self._text(values.get(step)) for step in steps]))
+        return found
 
     def draw(self, panel: Panel) -> None:
         """Lines with labels at their ends: names and last values, or keys where these are long."""
+        self._draw_lines(panel)
+        if self._keyed:
+            handles = [handle(line.style) for line in self.lines]
+            entries = list(zip(handles, self._legend_texts, strict=True))
+            panel.legend(entries, self.height + 4)
+        if self.below is not None:
+            top = self.size[1] - self.below.height
+            panel.text(self.below.title, 0, top - 6)
+            self.below._draw_lines(panel.part(top, (WIDTH, self.below.height)))
+
+    def _draw_lines(self, panel: Panel) -> None:
         labels = self._labels
         low, high, log = self._span
         longest = max((len(tick_text(t)) for t in ticks(low, high, log=log)), default=3)
@@ -127,10 +174,6 @@ class LineChart:
             for line, label in zip(self._shown, labels, strict=True)
         ]
         panel.labels(ends, top=_TOP + 5, bottom=self._bottom, column=right + 13)
-        if self._keyed:
-            handles = [handle(line.style) for line in self.lines]
-            entries = list(zip(handles, self._legend_texts, strict=True))
-            panel.legend(entries, self._bottom + _BOTTOM + 4)
 
     @cached_property
     def _shown(self) -> list[Line]:

@@ -12,6 +12,7 @@ from ...diagnostics.memory import CATEGORIES
 from ..engine.metrics import Metric, Record, Spread, Summary
 from ..engine.mixture_log import with_mixture_metrics
 from ..engine.task import TASKS, task_named
+from .conclusion import conclusions
 from .configuration import Configuration, configuration, value_text
 from .group import MISSING, Group, Variant, spread_of, spread_text
 from .heat_map import HeatMap, heat_map
@@ -55,6 +56,8 @@ class Section:
     Attributes:
         title: What the task is called.
         id: Name of the task.
+        conclusions: What was lost, at how many bytes, beside what: a sentence for each run
+            directory.
         runs: Name, data and state of each run directory.
         notes: What a reader should know before the figures.
         quality: Metrics, and differences to the baseline.
@@ -75,6 +78,7 @@ class Section:
 
     title: str
     id: str
+    conclusions: list[str]
     runs: list[dict[str, Any]]
     notes: list[str]
     quality: Table
@@ -100,6 +104,7 @@ def section(group: Group) -> Section:
     return Section(
         title=TASKS[group.task],
         id=group.task,
+        conclusions=conclusions(group, [m for m in compared if m.name not in _CACHE]),
         runs=[_run(group, index) for index in range(len(group.runs))],
         notes=_notes(group),
         quality=_quality(group, metrics),
@@ -258,10 +263,12 @@ def _training(group: Group, metrics: Sequence[Metric]) -> list[LineChart]:
         charts += _metric_chart(group, metric)
         if metric.versus is not None:
             charts += _excess_chart(group, metric)
-    loss = group.lines(lambda record: record.loss)
-    if loss:
-        charts.append(LineChart("Training loss", "of each logged batch", loss, "{:.4g}".format))
-    return charts
+
+    def loss(record: Record) -> float | None:
+        return record.loss
+
+    chart = LineChart("Training loss", "of each logged batch", group.lines(loss), "{:.4g}".format)
+    return [*charts, *_drawn(group, chart, loss)]
 
 
 def _headline(group: Group, metrics: Sequence[Metric]) -> list[LineChart]:
@@ -279,13 +286,36 @@ def _metric_chart(group: Group, metric: Metric) -> list[LineChart]:
         found = record.metrics.get(metric.name)
         return None if found is None else metric.factor * found
 
-    lines = group.lines(value)
-    return [LineChart(metric.title, metric.unit, lines, metric.style.format)] if lines else []
+    # What is compared by ratio has a figure of its own.
+    told_apart = metric.versus is None
+    chart = LineChart(metric.title, metric.unit, group.lines(value), metric.style.format)
+    return _drawn(group, chart, value if told_apart else None)
+
+
+def _drawn(
+    group: Group, chart: LineChart, value: Callable[[Record], float | None] | None
+) -> list[LineChart]:
+    """A chart that has a line, with the differences to the baseline where its lines coincide."""
+    # A single point is a number, and in the tables.
+    if all(len(line.series[0]) < 2 for line in chart.lines):
+        return []
+    if value is None or not chart.coincide:
+        return [chart]
+    above = " and ".join(group.baselines)
+    lines = group.difference_lines(value)
+    if not lines:
+        return [chart]
+    below = LineChart(f"Above {above}", chart.quantity, lines, _difference_text, zero=above)
+    return [replace(chart, below=below)]
+
+
+def _difference_text(value: float) -> str:
+    return f"{value + 0.0:+.2g}"
 
 
 def _excess_chart(group: Group, metric: Metric) -> list[LineChart]:
     lines = group.excess_lines(metric)
-    if not lines:
+    if all(len(line.series[0]) < 2 for line in lines):
         return []
     above = " and ".join(group.baselines)
     return [
@@ -306,8 +336,9 @@ def _lost(group: Group) -> list[LineChart]:
         ("Updates lost to rounding", "% of nonzero updates", "lost_arithmetic"),
     ):
         lines = group.lines(_percent(name))
-        if lines:
-            charts.append(LineChart(title, unit, lines, "{:.2f}".format, from_zero=True))
+        charts += _drawn(
+            group, LineChart(title, unit, lines, "{:.2f}".format, from_zero=True), None
+        )
     return charts
 
 

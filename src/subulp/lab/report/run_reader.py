@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from ...diagnostics.memory import CATEGORIES
 from ..engine.metrics import Record, Summary
-from ..engine.run_directory import CONFIG, METRICS, SUMMARY
+from ..engine.run_directory import CONFIG, METRICS, SUMMARY, check_sums
 from ..engine.task import TASKS
 from ..engine.typed_files import Place, checked, parse_json, read_json
 
@@ -72,6 +72,7 @@ def read_run(path: Path) -> Run:
     task = config.get("task")
     if not isinstance(task, str) or task not in TASKS:
         raise ValueError(f"{path / CONFIG}: expected a task, one of {', '.join(TASKS)}")
+    check_sums(path)
     records, cut = _read_records(path / METRICS)
     data: dict[str, Any] = {}
     summaries: list[Summary] = []

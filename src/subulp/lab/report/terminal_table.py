@@ -10,9 +10,11 @@ from functools import partial
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ...diagnostics.memory import CATEGORIES
 from ..engine.metrics import Metric, Spread, Summary, baseline_of, by_name, excess_over_baseline
+from ..engine.run_list import ListedRun
 
 _MIB = 2**20
 _HEADINGS = {"gradients": "grads", "activations": "activ."}
@@ -38,7 +40,8 @@ def print_comparison(
     quality, cost = _quality_columns(metrics, summaries), _cost_columns(summaries)
     title = _title(summaries)
     caption = (
-        "Descent quality: the share of the intended updates that took effect. "
+        "Descent quality: the share of the intended update, by its length, that took effect. "
+        "Lost updates: the share of its single numbers, however small, that moved nothing. "
         "MiB: live bytes at the peak of one training step."
     )
     if any(s.simulated for s in summaries):
@@ -180,3 +183,38 @@ def _spread(style: str, values: Iterable[float]) -> str:
     if spread.deviation is None:
         return style.format(spread.mean)
     return f"{style.format(spread.mean)} ± {style.format(spread.deviation)}"
+
+
+def print_runs(console: Console, runs: Sequence[ListedRun]) -> None:
+    """A line for each run directory."""
+    if not runs:
+        console.print("no runs")
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("run", "task", "data", "quality", "state"):
+        table.add_column(heading, overflow="fold", vertical="top")
+    for run in runs:
+        values = (f"{name} {value:.4g}" for name, value in run.quality.items())
+        measured = f"{run.metric}: {', '.join(values)}" if run.quality else ""
+        state = run.state if run.step is None else f"{run.state}, step {run.step:,}"
+        cells = (run.path, run.task, run.data, measured, run.problem or state)
+        table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def print_evaluations(
+    console: Console, metrics: Sequence[Metric], found: Sequence[tuple[str, int, dict[str, float]]]
+) -> None:
+    """A line for each model, with the metrics that it has, the table's way."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("precision", no_wrap=True, style="bold", vertical="bottom")
+    table.add_column("seed", justify="right", vertical="bottom")
+    shown = [m for m in metrics if any(m.name in measured for _, _, measured in found)]
+    for metric in shown:
+        table.add_column(metric.heading, justify="right", no_wrap=True, vertical="bottom")
+    for variant, seed, measured in found:
+        values = [
+            m.style.format(m.factor * measured[m.name]) if m.name in measured else "" for m in shown
+        ]
+        table.add_row(Text(variant), str(seed), *values)
+    console.print(table)

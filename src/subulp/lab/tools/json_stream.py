@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
+from ..data.regular import open_regular
+
 BLOCK = 1 << 20
 """Bytes read at a time."""
 
@@ -38,7 +40,7 @@ class JsonObjects:
     def __init__(self, path: Path, on_read: Callable[[int], None] = lambda _: None) -> None:
         self._path = path
         self._on_read = on_read
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         # A window on the text, and the place in it.
         self._text = ""
         self._at = 0
@@ -53,7 +55,7 @@ class JsonObjects:
             ValueError: The file is not JSON, holds something other than objects, is not UTF-8, or
                 is not whole; the message begins with ``file:line``.
         """
-        with self._path.open("rb") as raw:
+        with open_regular(self._path) as raw:
             compressed = self._path.suffix == ".gz"
             self._raw = raw
             self._file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if compressed else raw

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from subulp.lab.tasks.ctr.config import CTRConfig
 from subulp.lab.tasks.ctr.presets import PRESETS, preset
+from subulp.lab.tasks.ctr.task import load
 from subulp.lab.tasks.ctr.variant import grid
+from tests.lab.tasks.ctr.readers.support import criteo_lines
 
 CRITEO = "criteo:train.txt"
 
@@ -87,7 +90,7 @@ def test_presets_are_the_published_sizes():
         ({"top": (8, 0)}, "top=0 is out of range"),
         ({"rows": ()}, "rows is empty"),
         ({"test_share": 1.0}, "test_share=1.0 is out of range"),
-        ({"min_count": 0}, "min_count=0 is out of range"),
+        ({"min_count": -1}, "min_count=-1 is out of range"),
         ({"nonfinite": "skip"}, "nonfinite=skip is not available: tables update their rows"),
         ({"row_lr": -1.0}, "row_lr=-1.0 is out of range"),
     ],
@@ -95,3 +98,30 @@ def test_presets_are_the_published_sizes():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         CTRConfig(**{"data": CRITEO, **options})
+
+
+def test_a_preset_gives_every_category_a_row_of_its_own(tmp_path):
+    lines = [line.split("\t") for line in criteo_lines(60)]
+    # One column has as many categories as examples.
+    lines = ["\t".join([*line[:14], f"{i:08x}", *line[15:]]) for i, line in enumerate(lines)]
+    (tmp_path / "clicks").write_text("\n".join(lines) + "\n")
+    data = f"criteo:{tmp_path / 'clicks'}"
+    config = CTRConfig(data=data, preset="criteo-kaggle", batch_size=8, precision=("int8",))
+    assert config.min_count == 1
+    found = load(config)
+    (chunk,) = found.train.chunks()
+    rows = found.encode(chunk).rows[:, 0]
+    assert len(set(rows.tolist())) == len(chunk) == found.tables[0].rows - 1
+    assert 0 not in rows
+    hashed = CTRConfig(data=data, preset="criteo-kaggle", min_count=0, batch_size=8)
+    assert load(hashed).tables[0].rows == 1461
+    rare = CTRConfig(data=data, preset="criteo-kaggle", min_count=2, batch_size=8)
+    assert load(rare).tables[0].rows == 1
+    assert CTRConfig(data=data).min_count is None
+
+
+def test_hashing_to_as_many_rows_as_there_are_categories_leaves_a_third_empty():
+    """Why a preset does not hash: the share of used rows is 1 - 1/e."""
+    keys = np.random.default_rng(0).integers(0, 2**32, 70_465, dtype=np.uint32)
+    used = len(np.unique(keys % 70_465)) / 70_465
+    assert used == pytest.approx(1 - np.exp(-1), abs=0.01)

@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_bits(small, data, variant):
 def test_a_cache_over_fp32_rows_changes_nothing(small, data, policy):
     config, states = small(), []
     for variant in (Variant("fp32"), Variant("fp32", None, 0.1, policy, 4)):
-        model = task.build_model(config, data, variant, 0)
+        model = task.Built.of(config, data, variant).model(data.tables, data.numbers, 0)
         task.build_rows(config, model.tables)
         for examples, _ in zip(data.train.batches(32, 0), range(6), strict=False):
             batch = data.encode(examples)
@@ -115,6 +115,8 @@ def test_the_whole_grid(small, tmp_path):
     found = compare(config, out=tmp_path / "run", jobs=1)
     assert {path.name for path in found.directory.iterdir()} == {
         ".lock",
+        "SHA256SUMS",
+        "models",
         "checkpoints",
         "config.json",
         "metrics.jsonl",

@@ -146,8 +146,8 @@ def numbered(count, *, mirror=False):
     picture = (rows + torch.arange(8)).expand(count, 1, 8, 8) + 10_000 * torch.arange(count).view(
         -1, 1, 1, 1
     )
-    labels = torch.arange(count)
-    return Images("test", picture, labels, picture, labels, 10, 1, mirror, 4)
+    labels, zero = torch.arange(count), torch.zeros(1, 1, 1, 1)
+    return Images("test", picture, labels, picture, labels, 10, 1, mirror, 4, zero, zero + 1)
 
 
 def test_an_epoch_sees_every_picture_once_and_the_seed_decides_the_order():

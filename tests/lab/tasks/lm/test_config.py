@@ -13,7 +13,7 @@ def test_a_config_cannot_change_after_its_checks():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("steps", 1, "steps=1 is out of range: give at least 2"),
+        ("steps", 1, "steps=1 is out of range: give from 2 to 10"),
         ("watch_every", 1, "watch_every=1 is out of range: give at least 2"),
         ("batch_size", -1, "batch_size=-1 is out of range"),
         ("eval_every", 0, "eval_every=0 is out of range"),

@@ -126,6 +126,6 @@ def test_evaluation_batches_cover_every_target_once():
 
 
 def test_a_text_of_exactly_one_context_can_be_evaluated():
-    text = Text("t", torch.arange(9), torch.arange(9), 9, "bytes")
+    text = Text("t", torch.arange(9), torch.arange(9), 9, "bytes", None)
     text.check_context(8)
     assert len(evaluation_batches(text.validation, 4, 8)) == 1

@@ -10,12 +10,14 @@ import torch
 from subulp.lab.cli import main
 from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
+from subulp.lab.engine.saved_model import ModelName, model_names
+from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.preprocessing import FeaturePreprocessor
 from subulp.lab.tasks.xmc.readers.bags import Features, read_bag_file, read_feature_file
-from subulp.lab.tasks.xmc.saved_model import RunName, load_model, saved_models
 from subulp.lab.tasks.xmc.task import load
 from subulp.lab.tasks.xmc.vocabulary import KnownFeatures
+from tests.lab.saving import reseal
 
 LABELS, FEATURES, NOISE = 12, 40, 4
 CPU = torch.device("cpu")
@@ -144,8 +146,14 @@ def test_damaged_lists_of_features(config, tmp_path, capsys):
     for text in damaged:
         path.write_text(text)
         assert main(["predict", str(out), str(new)]) == 2
+        assert "features.json is damaged" in capsys.readouterr().err
+        for description in path.parent.glob("*-seed-*.json"):
+            reseal(description)
+        assert main(["predict", str(out), str(new)]) == 2
         assert "features.json is not a list of features" in capsys.readouterr().err
     path.write_text(whole)
+    for description in path.parent.glob("*-seed-*.json"):
+        reseal(description)
     assert main(["predict", str(out), str(new)]) == 0
 
 
@@ -212,7 +220,7 @@ def test_feature_lines_of_a_file_are_read_in_any_order(tmp_path):
 def test_workers_share_the_features_and_save(config, tmp_path):
     config = dataclasses.replace(config, precision=("fp32", "fp8"), epochs=1)
     out = compare(config, out=tmp_path / "run", jobs=2).directory
-    assert saved_models(out) == [RunName("fp32", 0), RunName("fp8", 0)]
+    assert model_names(out) == [ModelName("fp32", 0), ModelName("fp8", 0)]
     assert not list((out / "models").glob(".*"))
     for precision in config.precision:
-        assert load_model(out, RunName(precision, 0), CPU).num_labels == LABELS + 1
+        assert load_named(out, ModelName(precision, 0), "stored", "cpu").num_labels == LABELS + 1

@@ -8,10 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
+from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import build, load
 from subulp.nn import MoRLinear
+from tests.lab.saving import save
 
 from .support import LEARNING, transformer_config, write_bert, write_data
 
@@ -59,8 +60,8 @@ def test_a_saved_model_predicts_with_the_same_products(config, tmp_path):
     assert shares["fp8"] is None
     assert 0.5 < shares["fp8 mor-tensor"] <= 1
     work = build(config, data, "fp8 mor-tensor", 0, CPU)
-    work.save(found.directory / "models" / "fp8 mor-tensor-seed-7")
-    loaded = load_model(found.directory, RunName("fp8 mor-tensor", 7), CPU)
+    name = save(found.directory, "xmc", "fp8 mor-tensor", 7, work)
+    loaded = load_named(found.directory, name, "stored", "cpu")
     assert len(mixtures(loaded.model["encoder"])) == 2
     texts = ["red thing", "", "unknown"]
     with torch.no_grad():

@@ -9,9 +9,11 @@ import torch
 from subulp.lab.cli import main
 from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
+from subulp.lab.engine.saved_model import ModelName
+from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import build, build_encoder, load
+from tests.lab.saving import save
 
 from .support import LEARNING, transformer_config, write_bert
 
@@ -112,12 +114,11 @@ def test_a_saved_model_predicts_with_the_same_products(config, tmp_path):
     config = dataclasses.replace(config, precision=("fp8", "fp32"), epochs=1)
     data = load(config)
     out = compare(config, out=tmp_path / "run", jobs=1).directory
-    models = {p: load_model(out, RunName(p, 0), CPU).model for p in config.precision}
+    models = {p: load_named(out, ModelName(p, 0), "stored", "cpu").model for p in config.precision}
     assert len(fp8_layers(models["fp8"]["encoder"])) == 12
     assert fp8_layers(models["fp32"]["encoder"]) == []
     work = build(config, data, "fp8", 0, CPU)
-    work.save(tmp_path / "run" / "models" / "fp8-seed-7")
-    again = load_model(out, RunName("fp8", 7), CPU).model
+    again = load_named(out, save(out, "xmc", "fp8", 7, work), "stored", "cpu").model
     texts = ["red thing", "", "unknown"]
     assert torch.equal(
         vectors(again["encoder"], data, texts), vectors(work.model["encoder"], data, texts)

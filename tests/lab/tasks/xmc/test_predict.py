@@ -16,10 +16,13 @@ from subulp.lab.cli import main
 from subulp.lab.compare import compare
 from subulp.lab.engine.files import replacing
 from subulp.lab.engine.loop import run
+from subulp.lab.engine.saved_model import ModelName, choose_models, model_names
+from subulp.lab.engine.sealed import sealed
+from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.saved_model import RunName, choose_model, load_model, saved_models
 from subulp.lab.tasks.xmc.task import build, load
 from subulp.numerics.logistic import sigmoid
+from tests.lab.saving import save
 
 from .support import WORDS, write_data
 
@@ -69,9 +72,8 @@ def test_a_saved_model_is_the_trained_one_bit_for_bit(config, precision, tmp_pat
         work.loss(False).backward()
         work.optimizer.step()
         work.optimizer.zero_grad()
-    work.save(tmp_path / "models" / f"{precision}-seed-0")
-    (tmp_path / "config.json").write_text('{"task": "xmc"}')
-    loaded = load_model(tmp_path, RunName(precision, 0), CPU)
+    name = save(tmp_path / "run", "xmc", precision, 0, work)
+    loaded = load_named(tmp_path / "run", name, "stored", "cpu")
     trained, found = work.model.state_dict(), loaded.model.state_dict()
     for name in ("momentum", "loss_scale", "finite_steps", "skipped_steps", "_extra_state"):
         # What training alone needs.
@@ -91,14 +93,14 @@ def test_a_saved_model_is_the_trained_one_bit_for_bit(config, precision, tmp_pat
 
 
 def test_every_run_of_a_comparison_is_saved_and_measured_again(config, run_folder):
-    assert saved_models(run_folder) == sorted(RunName(p, 0) for p in PRECISIONS)
+    assert model_names(run_folder) == sorted(ModelName(p, 0) for p in PRECISIONS)
     shared = {p.name for p in (run_folder / "models").iterdir() if "-seed-" not in p.name}
     assert shared == {"encoder.json", "vocabulary.json", "labels.jsonl"}
     summary = {
         r["precision"]: r for r in json.loads((run_folder / "summary.json").read_text())["runs"]
     }
     test = load(config).data.test
-    model = load_model(run_folder, RunName("fp8", 0), CPU)
+    model = load_named(run_folder, ModelName("fp8", 0), "stored", "cpu")
     _, top = model.topk(test.source.read(range(len(test))), 1)
     rows, cols = test.pairs(range(len(test)))
     hits = sum(int(top[row, 0]) == col for row, col in zip(rows, cols, strict=True))
@@ -112,7 +114,7 @@ def test_json_lines(run_folder, text_file, tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert f"wrote {out}: 6 lines" in captured.err
-    model = load_model(run_folder, RunName("fp8", 0), CPU)
+    model = load_named(run_folder, ModelName("fp8", 0), "stored", "cpu")
     found = lines(out)
     for start, texts in ((0, TEXTS[:4]), (4, TEXTS[4:])):
         scores, labels = model.topk(texts, 3)
@@ -180,12 +182,20 @@ def test_labels_may_hold_anything(config, text_file, tmp_path, capfdbinary):
     assert {len(row.split("\t")) for row in rows[:-1]} == {5}
 
 
-def test_several_models_must_be_chosen_from(run_folder):
-    with pytest.raises(ValueError, match=r"holds more than one trained model; choose with --pre"):
-        choose_model(run_folder, None, None)
+def test_the_best_of_several_models_is_taken_and_named(run_folder, text_file, capfd):
+    runs = json.loads((run_folder / "summary.json").read_text())["runs"]
+    first = max(runs, key=lambda run: run["P@1"])
+    names = choose_models(run_folder)
+    assert len(names) == len(PRECISIONS)
+    by_name = {run["precision"]: run["P@1"] for run in runs}
+    assert by_name[names[0].variant] == first["P@1"]
+    assert main(["predict", str(run_folder), str(text_file), "--k", "1"]) == 0
+    assert f"with {names[0]}, the best of {len(PRECISIONS)} models; choose another with --p" in (
+        capfd.readouterr().err
+    )
     with pytest.raises(ValueError, match=r"no trained model of this kind.*precision=fp8 seed=0"):
-        choose_model(run_folder, "bf16", None)
-    assert choose_model(run_folder, "fp8", None) == RunName("fp8", 0)
+        choose_models(run_folder, "bf16", None)
+    assert choose_models(run_folder, "fp8", None) == [ModelName("fp8", 0)]
 
 
 def wrong(arguments, capsys):
@@ -199,8 +209,6 @@ def wrong(arguments, capsys):
 def test_what_is_no_run(tmp_path, text_file, capsys):
     assert "is not a folder: give the run" in wrong([tmp_path / "none", text_file], capsys)
     assert "holds no run" in wrong([tmp_path, text_file], capsys)
-    (tmp_path / "config.json").write_text('{"task": "lm"}')
-    assert "is of the task lm: only runs of xmc" in wrong([tmp_path, text_file], capsys)
     (tmp_path / "config.json").write_text('{"task": "xmc"}')
     assert "holds no trained model" in wrong([tmp_path, text_file], capsys)
 
@@ -240,7 +248,8 @@ def one_run(config, tmp_path):
 def test_damaged_and_missing_files(one_run, text_file, capsys):
     models = one_run / "models"
     whole = (models / "fp8-seed-0.safetensors").read_bytes()
-    for content in (whole[:-1], whole[:100], b"", b"\xff" * 50):
+    flipped = bytes([*whole[:-9], whole[-9] ^ 1, *whole[-8:]])
+    for content in (whole[:-1], whole[:100], b"", b"\xff" * 50, flipped):
         (models / "fp8-seed-0.safetensors").write_bytes(content)
         assert "fp8-seed-0.safetensors is damaged" in wrong([one_run, text_file], capsys)
     (models / "fp8-seed-0.safetensors").unlink()
@@ -257,15 +266,21 @@ def test_damaged_and_missing_files(one_run, text_file, capsys):
 
 def test_a_model_of_another_shape_is_refused(one_run, text_file, capsys):
     path = one_run / "models" / "fp8-seed-0.json"
-    path.write_text(path.read_text().replace('"num_labels": 9', '"num_labels": 8'))
-    assert "is damaged" in wrong([one_run, text_file], capsys)
+    whole = path.read_text()
+    path.write_text(whole.replace('"num_labels": 9', '"num_labels": 8'))
+    assert "fp8-seed-0.json is damaged: its SHA-256 sum" in wrong([one_run, text_file], capsys)
+    fields = json.loads(whole)
+    del fields["sha256"]
+    fields["build"]["head"]["num_labels"] = 8
+    path.write_text(sealed(fields))
+    assert "describes no model of xmc" in wrong([one_run, text_file], capsys)
 
 
 def test_overwriting_a_run_removes_its_models(config, one_run):
     (one_run / "models" / "old-seed-7.json").write_text("{}")
     config = dataclasses.replace(config, precision=("fp32",))
     compare(config, out=one_run, jobs=1, overwrite=True)
-    assert saved_models(one_run) == [RunName("fp32", 0)]
+    assert model_names(one_run) == [ModelName("fp32", 0)]
 
 
 def test_a_run_without_a_folder_saves_nothing(config, tmp_path, monkeypatch):
@@ -304,7 +319,7 @@ def test_killed_half_way_no_half_model_is_seen(one_run, text_file, capfdbinary):
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL
-    assert saved_models(one_run) == [RunName("fp8", 0)]
+    assert model_names(one_run) == [ModelName("fp8", 0)]
     assert main(["predict", str(one_run), str(text_file)]) == 0
     assert capfdbinary.readouterr().out.count(b"\n") == 6
 
@@ -313,7 +328,9 @@ def test_killed_half_way_no_half_model_is_seen(one_run, text_file, capfdbinary):
 def test_a_model_predicts_with_the_products_that_it_was_measured_with(config, tmp_path, products):
     config = dataclasses.replace(config, precision=("bf16", "fp8"), products=products)
     out = compare(config, out=tmp_path / "run", jobs=1).directory
-    heads = {p: load_model(out, RunName(p, 0), CPU).model["head"] for p in config.precision}
+    heads = {
+        p: load_named(out, ModelName(p, 0), "stored", "cpu").model["head"] for p in config.precision
+    }
     assert heads["fp8"].products == products
     assert heads["bf16"].products == "fp32"
 

@@ -4,14 +4,14 @@ import dataclasses
 import json
 
 import pytest
-import torch
 
 from subulp.lab.cli import main
 from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
+from subulp.lab.engine.saved_model import ModelName
+from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.metrics import BANDS, KS
-from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import describe, load
 
 from .support import WORDS, write_data
@@ -97,7 +97,7 @@ def test_a_pair_that_is_filtered_is_not_seen(config, folder):
 
 def test_a_label_never_seen_is_kept_and_scored(config, tmp_path):
     out = compare(config, out=tmp_path / "run", jobs=1).directory
-    model = load_model(out, RunName("fp8", 0), torch.device("cpu"))
+    model = load_named(out, ModelName("fp8", 0), "stored", "cpu")
     scores, labels = model.topk(["red green thing", "old"], 9)
     assert labels.sort(1).values.tolist() == [list(range(9))] * 2
     # It is a negative of every text.

@@ -289,8 +289,9 @@ def test_filter_pairs_are_struck_from_rankings(config, folder, tmp_path):
 
 def test_fewer_labels_than_the_longest_ranking(config, tmp_path):
     """Two labels: places 3 to 5 are nobody's."""
-    for part in ("trn", "tst"):
-        (tmp_path / f"{part}_X.txt").write_text("red red\nblue blue\n" * 10)
+    for part, times in (("trn", 2), ("tst", 1)):
+        texts = [" ".join([word] * times) for word in ("red", "blue")] * 10
+        (tmp_path / f"{part}_X.txt").write_text("\n".join(texts) + "\n")
         (tmp_path / f"{part}_X_Y.txt").write_text("20 2\n" + "0:1\n1:1\n" * 10)
     pairs = "".join(f"{i} 0\n" for i in range(20))
     options = {"data": tmp_path, "epochs": 20, "chunks": 1, "dropout": 0.0}

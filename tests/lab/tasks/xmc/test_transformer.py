@@ -15,11 +15,13 @@ from subulp import optim
 from subulp.lab.cli import main
 from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
+from subulp.lab.engine.saved_model import ModelName
+from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.encoder import CONSTANTS, OUTPUT_NORM
-from subulp.lab.tasks.xmc.saved_model import RunName, load_model
 from subulp.lab.tasks.xmc.task import build, build_encoder, load
 from subulp.lab.tasks.xmc.transformer import TransformerPreprocessor
+from tests.lab.saving import save
 
 from .support import LEARNING, transformer_config, write_bert
 
@@ -129,15 +131,13 @@ def test_a_saved_model_needs_the_folder_no_more(config, bert, precision, tmp_pat
     work = build(config, data, precision, 0, CPU)
     work.loss(False).backward()
     work.optimizer.step()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text('{"task": "xmc"}')
-    work.save(tmp_path / "run" / "models" / f"{precision}-seed-0")
+    name = save(tmp_path / "run", "xmc", precision, 0, work)
     texts = ["red thing", "", "unknown"]
     work.model.eval()
     with torch.no_grad():
         _, labels = work.model["head"].topk(work.model["encoder"](data.preprocessor.read(texts)), 3)
     shutil.rmtree(moved)
-    loaded = load_model(tmp_path / "run", RunName(precision, 0), CPU)
+    loaded = load_named(tmp_path / "run", name, "stored", "cpu")
     assert torch.equal(loaded.topk(texts, 3)[1], labels)
 
 
@@ -157,7 +157,7 @@ def test_workers_share_the_transformer(config, tmp_path):
     config = dataclasses.replace(config, precision=("fp32", "fp8"), epochs=1)
     out = compare(config, out=tmp_path / "run", jobs=2).directory
     for precision in config.precision:
-        load_model(out, RunName(precision, 0), CPU)
+        load_named(out, ModelName(precision, 0), "stored", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_texts_longer_than_the_transformer_reads(config):
 
 def test_without_the_package_the_extra_is_named(config, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ValueError, match=r"pip install 'subulp\[transformers\]'"):
+    with pytest.raises(ValueError, match=r"needs the package .*: pip install transformers$"):
         load(config)
 
 

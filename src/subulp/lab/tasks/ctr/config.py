@@ -43,7 +43,7 @@ class CTRConfig(RunConfig):
 
     preset: Annotated[str | None, COMPARED] = None
     """Published sizes for Criteo's data: criteo-kaggle, criteo-kaggle-16 or criteo-terabyte. It
-    sets the defaults of --bottom, --top, --dim and --rows."""
+    sets the defaults of --bottom, --top, --dim, --rows and --min-count."""
 
     precision: Annotated[tuple[str, ...], NAMES] = ("fp32", "int8", "int4", "int2")
     """Storage of the tables' rows, separated by commas: fp32, bf16, fp16, fp8 (E4M3), int8, int4,
@@ -82,9 +82,10 @@ class CTRConfig(RunConfig):
     )
     """Rows of the tables of --data criteo: one number for all (by default 100000), or 26."""
 
-    min_count: Annotated[int | None, COMPARED] = None
-    """Give a category its own row if at least this many training examples have it; without it,
-    categories are hashed to rows."""
+    min_count: Annotated[int | None, COMPARED, _WITHOUT_DEFAULT] = overridable(None)
+    """Give a category its own row if at least this many training examples have it; 0 hashes
+    categories to rows, so that several share one. By default 0, and 1 under a preset, whose sizes
+    are counts of categories."""
 
     shuffle_rows: Annotated[int, COMPARED] = 1 << 20
     """Size of the shuffle buffer, in examples. Larger data is read again in every epoch."""
@@ -106,8 +107,11 @@ class CTRConfig(RunConfig):
     top: Annotated[tuple[int, ...], numbers("top", int, "512,256"), MODEL] = overridable((128, 64))
     """Hidden layers of the MLP over the dot products."""
 
-    epochs: Annotated[int, OPTIMIZER] = 1
+    epochs: Annotated[int | None, OPTIMIZER] = overridable(1)
     """Passes over the training part. Models with many categories overfit in the second."""
+
+    steps: Annotated[int | None, OPTIMIZER] = None
+    """Training steps of each run, instead of epochs."""
 
     batch_size: Annotated[int, OPTIMIZER] = 64
     """Examples of a step."""
@@ -135,15 +139,16 @@ class CTRConfig(RunConfig):
     evaluations: Annotated[int, MEASURED] = 4
     """Evaluations on the whole test part, evenly spaced; the last step is always evaluated."""
 
-    def __post_init__(self) -> None:
-        self._resolve()
-        super().__post_init__()
+    def check(self) -> None:
+        """As of every configuration."""
+        super().check()
+        self._check_length()
         for name in ("rounding", "cache_fraction", "policy", "ways", "rows"):
             check_list(name, getattr(self, name) if name != "rows" else self.rows[:1])
-        counts = ("dim", "epochs", "batch_size", "evaluations", "shuffle_rows", "min_count")
+        counts = ("dim", "batch_size", "evaluations", "shuffle_rows")
         check_fields(self, ("bottom", "top", "rows", *counts), 1)
         check_fields(self, ("cache_fraction", "warmup", "final_lr"), 0, 1)
-        check_fields(self, ("narrow_above", "lr", "row_lr", "weight_decay"), 0)
+        check_fields(self, ("narrow_above", "lr", "row_lr", "weight_decay", "min_count"), 0)
         check_fields(self, ("test_share",), 0, 1, top_included=False)
         if self.nonfinite not in (None, "raise", "rollback"):
             raise ValueError(
@@ -187,7 +192,7 @@ class CTRConfig(RunConfig):
                 f"{name}={value} and data={self.data or 'adult'} contradict each "
                 f"other: {name} is for data=criteo:FILE, and other tables have sizes of their own"
             )
-        self._fill_defaults(settings)
+        self._fill_defaults(settings | self._decided_epochs())
 
 
 def _absolute(data: str) -> str:

@@ -17,12 +17,16 @@ class Preset:
         top: Hidden layers of the MLP over the dot products.
         dim: Numbers of a table's row.
         rows: Rows of each table, in the order of the columns.
+        min_count: Training examples that a category needs to have a row of its own. The sizes are
+            counts of categories: hashed to so many rows, 37 % of these would stay empty, and most
+            categories share theirs.
     """
 
     bottom: tuple[int, ...]
     top: tuple[int, ...]
     dim: int
     rows: tuple[int, ...]
+    min_count: int = 1
 
     def settings(self) -> dict[str, Any]:
         """The fields of the task's configuration that it sets."""

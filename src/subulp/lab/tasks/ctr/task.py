@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from .... import optim
 from ....nn import CachedEmbeddingBags
 from ....optim.rows.base import RowOptimizer
+from ...engine.files import replacing
 from ...engine.metrics import Metric
-from ...engine.recipe import decay_groups, one_cycle
+from ...engine.recipe import decay_groups, one_cycle, steps_of
 from ...engine.run_directory import ACCESS_PLOT
 from ...engine.task import Workload
 from .config import CTRConfig
 from .dlrm import DLRM
 from .metrics import click_metrics
 from .readers.dataset import CTRData, ReadOptions
-from .readers.examples import Batch
+from .readers.example_stream import ExampleStream
+from .readers.examples import Batch, Encoder
+from .readers.layout import Table
 from .readers.load import load_data
 from .variant import Variant
 
@@ -46,6 +53,11 @@ COUNTED = "number of the tables"
 
 EVALUATION_BATCH = 4096
 
+COLUMNS = "columns.safetensors"
+"""What turns examples into what a model takes, in the folder of the models."""
+
+_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4, "int2": 2}
+
 
 def load(config: CTRConfig) -> CTRData:
     """The data of ``config``, after a check that every table is possible."""
@@ -54,7 +66,7 @@ def load(config: CTRConfig) -> CTRData:
         ReadOptions(
             on_bad_line=config.on_bad_line,
             buffer=config.shuffle_rows,
-            min_count=config.min_count,
+            min_count=config.min_count or None,
         ),
         test=config.test,
         test_share=config.test_share,
@@ -90,8 +102,8 @@ def describe(data: CTRData) -> dict[str, Any]:
 
 
 def steps(config: CTRConfig, data: CTRData) -> int:
-    """Whole batches of all epochs."""
-    return config.epochs * (len(data.train) // config.batch_size)
+    """Whole batches of all epochs, or what was asked for."""
+    return steps_of(config.steps, config.epochs, len(data.train) // config.batch_size)
 
 
 def digest(data: CTRData) -> str:
@@ -99,16 +111,72 @@ def digest(data: CTRData) -> str:
     return data.digest
 
 
-def build_model(config: CTRConfig, data: CTRData, variant: Variant, seed: int) -> DLRM:
-    """The model; its initial weights are made in FP32 from the seed alone."""
-    torch.manual_seed(seed)
-    tables = CachedEmbeddingBags(
-        [variant.table(table.rows, config.dim, table.storage) for table in data.tables],
-        config.narrow_above,
-        stacked=True,
-        seed=seed,
-    )
-    return DLRM(data.numbers, tables, config.dim, config.bottom, config.top)
+@dataclass(frozen=True)
+class Built:
+    """What a model is built from, beside its columns.
+
+    Attributes:
+        dim: Numbers of a row.
+        bottom: Hidden layers of the MLP over the numbers.
+        top: Hidden layers of the MLP over the dot products.
+        narrow_above: Tables of at most so many rows are in FP32.
+        variant: How the others are kept.
+        positive_share: Share of the training part's labels that are 1.
+    """
+
+    dim: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    narrow_above: int
+    variant: Variant
+    positive_share: float
+
+    @classmethod
+    def of(cls, config: CTRConfig, data: CTRData, variant: Variant) -> Built:
+        """That of a run."""
+        sizes = config.dim, config.bottom, config.top, config.narrow_above
+        return cls(*sizes, variant, data.positive_share)
+
+    def least_memory(self, tables: Sequence[Table], numbers: int) -> int:
+        """Bytes that the tables and the MLPs take at the very least."""
+        total = 0
+        for table in tables:
+            wide = self.variant.precision == "fp32" or table.rows <= self.narrow_above
+            name = "fp32" if wide else table.storage or self.variant.precision
+            cached = 32 * (0 if wide else self.variant.cache_fraction)
+            total += int(table.rows * self.dim * (_BITS[name] + cached)) // 8
+        pairs = (len(tables) + 1) * len(tables) // 2
+        for widths in (
+            (numbers, *self.bottom, self.dim),
+            (self.dim + pairs, *self.top, 1),
+        ):
+            total += 4 * sum((inside + 1) * outside for inside, outside in pairwise(widths))
+        return total
+
+    def model(self, tables: Sequence[Table], numbers: int, seed: int) -> DLRM:
+        """The model; its initial weights are made in FP32 from the seed alone."""
+        torch.manual_seed(seed)
+        bags = CachedEmbeddingBags(
+            [self.variant.table(table.rows, self.dim, table.storage) for table in tables],
+            self.narrow_above,
+            stacked=True,
+            seed=seed,
+        )
+        return DLRM(numbers, bags, self.dim, self.bottom, self.top)
+
+
+def least_memory(config: CTRConfig, data: CTRData, variant: str) -> int:
+    """Tables and caches, and the MLPs with their gradients and moments."""
+    built = Built.of(config, data, config.grid[variant])
+    return built.least_memory(data.tables, data.numbers)
+
+
+def save_columns(data: CTRData, folder: Path) -> list[str]:
+    """Write what turns examples into what a model takes; returns the name of the file."""
+    with replacing(folder / COLUMNS) as unfinished:
+        save_file({n: np.ascontiguousarray(a) for n, a in data.encode.arrays().items()}, unfinished)
+        unfinished.chmod(folder.stat().st_mode & 0o666)
+    return [COLUMNS]
 
 
 def build_rows(config: CTRConfig, tables: CachedEmbeddingBags) -> RowOptimizer:
@@ -123,7 +191,8 @@ def build(
     config: CTRConfig, data: CTRData, variant: str, seed: int, device: torch.device
 ) -> Workload:
     """A run of one variant and seed."""
-    model = build_model(config, data, config.grid[variant], seed).to(device)
+    built = Built.of(config, data, config.grid[variant])
+    model = built.model(data.tables, data.numbers, seed).to(device)
     named = _dense(model)
     optimizer = optim.AdamW(
         decay_groups(named),
@@ -140,7 +209,7 @@ def build(
     def loss(_: bool) -> Tensor:
         batch = data.encode(next(batches))
         labels = torch.from_numpy(batch.labels).to(device)
-        return F.binary_cross_entropy_with_logits(_logits(model, batch, device), labels)
+        return F.binary_cross_entropy_with_logits(logits_of(model, batch, device), labels)
 
     return Workload(
         model,
@@ -149,7 +218,9 @@ def build(
         max(1, total // config.evaluations),
         lambda step: one_cycle(step, total, warmup=config.warmup, final=config.final_lr),
         loss,
-        lambda: evaluate(data, model, device),
+        lambda: measures(data.test, data.encode, model, data.positive_share, device),
+        {**asdict(built), "layout": asdict(data.encode.layout)},
+        save_shared=lambda folder: save_columns(data, folder),
         rows=rows,
         bytes_per_parameter=lambda: table_bytes(model.tables),
         parameters=model.tables.memory().fp32 // 4 + sum(p.numel() for _, p in named),
@@ -162,7 +233,8 @@ def _dense(model: DLRM) -> list[tuple[str, nn.Parameter]]:
     return [(n, p) for n, p in model.named_parameters() if n.startswith(("bottom.", "top."))]
 
 
-def _logits(model: DLRM, batch: Batch, device: torch.device) -> Tensor:
+def logits_of(model: DLRM, batch: Batch, device: torch.device) -> Tensor:
+    """Logits of a batch, FP32 ``(count,)``."""
     numbers, rows = (torch.from_numpy(a).to(device) for a in (batch.numbers, batch.rows))
     logits: Tensor = model(numbers, rows)
     return logits
@@ -181,16 +253,27 @@ def table_bytes(tables: CachedEmbeddingBags) -> dict[str, float]:
 
 
 @torch.no_grad()
-def evaluate(data: CTRData, model: DLRM, device: torch.device) -> dict[str, float]:
-    """Every measure of the test part, and of the tables as they are."""
+def measures(
+    part: ExampleStream, encode: Encoder, model: DLRM, positive_share: float, device: torch.device
+) -> dict[str, float]:
+    """Every measure of a part of a data set, and of the tables as they are.
+
+    Args:
+        part: The examples.
+        encode: From examples to what the model takes.
+        model: The model.
+        positive_share: Share of the training part's labels that are 1.
+        device: Where the model is.
+    """
+    training = model.training
     model.eval()
     logits, labels = [], []
-    for examples in data.test.in_order(EVALUATION_BATCH):
-        batch = data.encode(examples)
-        logits.append(_logits(model, batch, device).cpu().numpy())
+    for examples in part.in_order(EVALUATION_BATCH):
+        batch = encode(examples)
+        logits.append(logits_of(model, batch, device).cpu().numpy())
         labels.append(batch.labels)
-    model.train()
-    measured = click_metrics(np.concatenate(logits), np.concatenate(labels), data.positive_share)
+    model.train(training)
+    measured = click_metrics(np.concatenate(logits), np.concatenate(labels), positive_share)
     return {
         **measured,
         "compression": model.tables.memory().compression,

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...data.regular import check_regular, open_regular
+
 ARCHIVE = "cifar-10-binary.tar.gz"
 FOLDER = "cifar-10-batches-bin"
 TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
@@ -71,13 +73,16 @@ def _read_files(folder: Path) -> dict[str, bytes]:
 
 def _read_file(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            # Nothing is read of a file that is larger.
+            return file.read(_RECORD * _PICTURES + 1)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing: unpack all of {ARCHIVE}") from None
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
     files = {}
+    check_regular(path)
     try:
         with tarfile.open(path) as archive:
             for member in archive:
@@ -95,10 +100,15 @@ def _read_archive(path: Path) -> dict[str, bytes]:
     return files
 
 
+def _size_of(raw: bytes) -> str:
+    size = _RECORD * _PICTURES
+    return f"more than {size:,}" if len(raw) > size else f"{len(raw):,}"
+
+
 def _decode(name: str, raw: bytes) -> tuple[Tensor, Tensor]:
     if len(raw) != _RECORD * _PICTURES:
         raise ValueError(
-            f"{name} has {len(raw):,} bytes, not the {_RECORD * _PICTURES:,} of {_PICTURES:,} "
+            f"{name} has {_size_of(raw)} bytes, not the {_RECORD * _PICTURES:,} of {_PICTURES:,} "
             f"pictures of {_RECORD}: it is cut short, or not CIFAR-10's binary version"
         )
     found = hashlib.sha256(raw).hexdigest()

@@ -4,7 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from ...engine.config import COMPARED, MEASURED, MODEL, NAMES, OPTIMIZER, RunConfig, check_fields
+from ...engine.config import (
+    COMPARED,
+    MEASURED,
+    MODEL,
+    NAMES,
+    OPTIMIZER,
+    RunConfig,
+    check_fields,
+    overridable,
+)
 
 ParameterDtype = Literal["bf16", "fp16"]
 
@@ -42,8 +51,11 @@ class ImageConfig(RunConfig):
     """Channels of the first stage; without it 64, as in ResNet-18, for CIFAR-10 and 32 for the
     digits."""
 
-    epochs: Annotated[int, OPTIMIZER] = 12
+    epochs: Annotated[int | None, OPTIMIZER] = overridable(12)
     """Passes over the training pictures."""
+
+    steps: Annotated[int | None, OPTIMIZER] = None
+    """Training steps of each run, instead of epochs."""
 
     batch_size: Annotated[int, OPTIMIZER] = 64
     """Pictures in a batch."""
@@ -81,9 +93,14 @@ class ImageConfig(RunConfig):
         """Whether steps that are not finite may be skipped."""
         return self.grad_scaler or super().may_skip
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fields(self, ("width", "epochs", "batch_size", "eval_epochs"), 1)
+    def _resolve(self) -> None:
+        self._fill_defaults(self._decided_epochs())
+
+    def check(self) -> None:
+        """As of every configuration."""
+        super().check()
+        self._check_length()
+        check_fields(self, ("width", "batch_size", "eval_epochs"), 1)
         check_fields(self, ("warmup", "final_lr"), 0, 1)
         check_fields(self, ("momentum",), 0, 1, top_included=False)
         check_fields(self, ("lr", "weight_decay"), 0)

@@ -35,6 +35,9 @@ class Images:
         shift: Pixels by which a picture may be shifted without leaving its frame by much.
         mirror: Whether a mirrored picture has the same class.
         width: Channels that the first stage of a ResNet needs for them.
+        mean: That of each channel of the training part before it was standardised, FP32
+            ``(1, channels, 1, 1)``.
+        deviation: The standard deviations, likewise.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Images:
     shift: int
     mirror: bool
     width: int
+    mean: Tensor
+    deviation: Tensor
 
     @property
     def channels(self) -> int:
@@ -54,12 +59,17 @@ class Images:
 
     def validation_batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
         """All validation pictures once, in their order."""
-        parts = zip(
-            torch.split(self.validation, size),
-            torch.split(self.validation_labels, size),
-            strict=True,
-        )
-        return list(parts)
+        return in_batches(self.validation, self.validation_labels, size)
+
+
+def in_batches(pictures: Tensor, labels: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    """Pictures and their labels in their order."""
+    return list(zip(torch.split(pictures, size), torch.split(labels, size), strict=True))
+
+
+def standardised(pictures: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Pictures of any dtype as a model takes them."""
+    return (pictures.float() - mean) / deviation
 
 
 def load_images(source: str) -> Images:
@@ -72,9 +82,24 @@ def load_images(source: str) -> Images:
         ValueError: The source is unknown, or a file is not what it should be.
         FileNotFoundError: A file is missing.
     """
+    train, validation = read_images(source)
     if source == "digits":
-        train, validation = read_digits()
         return _standardised(source, train, validation, shift=1, mirror=False, width=32)
+    return _standardised(source, train, validation, shift=4, mirror=True, width=64)
+
+
+Part = tuple[Tensor, Tensor]
+"""Pictures, uint8 ``(count, channels, height, width)``, and labels, uint8 ``(count,)``."""
+
+
+def read_images(source: str) -> tuple[Part, Part]:
+    """The pictures of a data set as they are: to train, and to validate.
+
+    Raises:
+        ValueError, FileNotFoundError: See :func:`load_images`.
+    """
+    if source == "digits":
+        return read_digits()
     scheme, _, place = source.partition(":")
     if scheme != "cifar10":
         raise ValueError(
@@ -83,8 +108,7 @@ def load_images(source: str) -> Images:
         )
     if not place:
         raise ValueError("data=cifar10: names no folder: give cifar10:DIR")
-    train, validation = read_cifar10(Path(place))
-    return _standardised(source, train, validation, shift=4, mirror=True, width=64)
+    return read_cifar10(Path(place))
 
 
 def read_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -106,25 +130,26 @@ def read_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 def _standardised(
     name: str,
-    train: tuple[Tensor, Tensor],
-    validation: tuple[Tensor, Tensor],
+    train: Part,
+    validation: Part,
     *,
     shift: int,
     mirror: bool,
     width: int,
 ) -> Images:
-    wide = train[0].float()
-    deviation, mean = torch.std_mean(wide, (0, 2, 3), keepdim=True)
+    deviation, mean = torch.std_mean(train[0].float(), (0, 2, 3), keepdim=True)
     return Images(
         name,
-        (wide - mean) / deviation,
+        standardised(train[0], mean, deviation),
         train[1].long(),
-        (validation[0].float() - mean) / deviation,
+        standardised(validation[0], mean, deviation),
         validation[1].long(),
         10,
         shift,
         mirror,
         width,
+        mean,
+        deviation,
     )
 
 

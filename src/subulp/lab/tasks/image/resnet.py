@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +12,31 @@ from ....nn import BatchNorm2d, Conv2d, Linear
 
 _STAGES = 4
 _BLOCKS = 2
+
+
+class Shape(NamedTuple):
+    """Sizes of a :class:`ResNet18`.
+
+    Attributes:
+        channels: Channels of a picture.
+        classes: Number of them.
+        width: Channels of the first of four stages, each twice as wide as the one before.
+    """
+
+    channels: int
+    classes: int
+    width: int
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of the model."""
+        widths = [self.width << stage for stage in range(_STAGES)]
+        total = 9 * self.channels * self.width + 2 * self.width
+        for inside, outside in zip([self.width, *widths], widths, strict=False):
+            # Four convolutions with their norms, and where the width changes a shortcut.
+            total += 9 * (inside * outside + 3 * outside**2) + 8 * outside
+            total += (inside * outside + 2 * outside) if inside != outside else 0
+        return total + (widths[-1] + 1) * self.classes
 
 
 class ResNet18(torch.nn.Module):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .... import optim
 from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
 from ...engine.metrics import Metric
-from ...engine.recipe import decay_groups, one_cycle
+from ...engine.recipe import bytes_of_parameters, decay_groups, one_cycle, steps_of
 from ...engine.task import Workload
 from .config import ImageConfig, ParameterDtype
 from .images import Batches, Images, load_images
-from .resnet import ResNet18
+from .resnet import ResNet18, Shape
 from .simulated import SimulatedSGD, simulated_bits
 
 METRICS = (
@@ -66,8 +67,8 @@ def describe(data: Images) -> dict[str, Any]:
 
 
 def steps(config: ImageConfig, data: Images) -> int:
-    """Whole batches of all epochs."""
-    return config.epochs * (len(data.train) // config.batch_size)
+    """Whole batches of all epochs, or what was asked for."""
+    return steps_of(config.steps, config.epochs, len(data.train) // config.batch_size)
 
 
 def digest(data: Images) -> str:
@@ -89,6 +90,28 @@ def parameter_dtype(precision: str, dtype: ParameterDtype) -> torch.dtype:
     return _DTYPES[dtype]
 
 
+def least_memory(config: ImageConfig, data: Images, variant: str) -> int:
+    """Weights, gradients and states, and the activations of the first stage."""
+    shape = shape_of(config, data)
+    dtype = parameter_dtype(variant, config.dtype)
+    stored = "fp32" if variant in _WIDE or simulated_bits(variant) is not None else variant
+    stored_dtype = torch.float32 if stored == "fp32" else dtype
+    kept = bytes_of_parameters(
+        partial(optim.SGD, lr=0.1, momentum=config.momentum),
+        stored_dtype,
+        shape.parameters,
+        precision=stored,
+    )
+    places = data.train.shape[2] * data.train.shape[3]
+    # Each of the first stage's convolutions leaves what it got for the backward pass.
+    return kept + 4 * 2 * config.batch_size * shape.width * places
+
+
+def shape_of(config: ImageConfig, data: Images) -> Shape:
+    """Sizes of the model."""
+    return Shape(data.channels, data.classes, config.width or data.width)
+
+
 def build_model(
     config: ImageConfig, data: Images, precision: str, seed: int, device: torch.device
 ) -> tuple[ResNet18, optim.SGD]:
@@ -99,7 +122,7 @@ def build_model(
     not.
     """
     torch.manual_seed(seed)
-    model = ResNet18(data.channels, data.classes, config.width or data.width).to(device)
+    model = ResNet18(*shape_of(config, data)).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     model.to(parameter_dtype(precision, config.dtype))
     groups = decay_groups(model.named_parameters())
@@ -129,13 +152,8 @@ def build(
     model, optimizer = build_model(config, data, precision, seed, device)
     training = Batches(data, config.batch_size, seed, augment=config.augment)
     total = steps(config, data)
-    activations = parameter_dtype(precision, config.dtype)
-
-    def logits(pictures: Tensor) -> Tensor:
-        amp = precision == "amp"
-        with torch.autocast(device.type, _DTYPES[config.dtype], enabled=amp):
-            result: Tensor = model(pictures.to(device, activations))
-        return result
+    computing = Computing(precision, config.dtype)
+    logits = computing.logits(model, device)
 
     def loss(_: bool) -> Tensor:
         pictures, labels = training.draw()
@@ -150,6 +168,13 @@ def build(
         lambda step: one_cycle(step, total, warmup=config.warmup, final=config.final_lr),
         loss,
         lambda: evaluate(model, logits, validation),
+        {
+            "shape": shape_of(config, data)._asdict(),
+            "computing": computing._asdict(),
+            "side": data.train.shape[-1],
+            "mean": data.mean.flatten().tolist(),
+            "deviation": data.deviation.flatten().tolist(),
+        },
         scaler=torch.amp.GradScaler(device.type) if config.grad_scaler else None,
         simulated=simulated_bits(precision) is not None,
         steps_per_epoch=len(data.train) // config.batch_size,
@@ -157,11 +182,36 @@ def build(
     )
 
 
+class Computing(NamedTuple):
+    """How a run computes.
+
+    Attributes:
+        precision: Its strategy.
+        dtype: Storage of activations, except under ``"fp32"``.
+    """
+
+    precision: str
+    dtype: ParameterDtype
+
+    def logits(self, model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """The function from pictures, FP32 and standardised, to FP32 logits."""
+        activations = parameter_dtype(self.precision, self.dtype)
+
+        def logits(pictures: Tensor) -> Tensor:
+            amp = self.precision == "amp"
+            with torch.autocast(device.type, _DTYPES[self.dtype], enabled=amp):
+                result: Tensor = model(pictures.to(device, activations))
+            return result
+
+        return logits
+
+
 @torch.no_grad()
 def evaluate(
     model: torch.nn.Module, logits: Any, batches: Sequence[tuple[Tensor, Tensor]]
 ) -> dict[str, float]:
     """Mean loss in nats per picture and share of pictures whose class is the most likely."""
+    training = model.training
     model.eval()
     total, right, count = 0.0, 0, 0
     for pictures, labels in batches:
@@ -169,5 +219,5 @@ def evaluate(
         total += float(F.cross_entropy(scores, labels, reduction="sum"))
         right += int((scores.argmax(1) == labels).sum())
         count += len(labels)
-    model.train()
+    model.train(training)
     return {"val_loss": total / count, "accuracy": right / count}

@@ -8,6 +8,7 @@ from ...engine.config import (
     COMPARED,
     MEASURED,
     MODEL,
+    MOST_STEPS,
     NAMES,
     OPTIMIZER,
     check_fields,
@@ -98,13 +99,16 @@ class LMConfig(LinearConfig):
     eval_every: Annotated[int, MEASURED] = 250
     """Steps between evaluations on the whole validation part; the last step is always evaluated."""
 
-    def __post_init__(self) -> None:
+    def _resolve(self) -> None:
         self._fill_defaults({} if len(self.linear) == 1 else {"precision": ("master",)})
-        super().__post_init__()
+
+    def check(self) -> None:
+        """As of every configuration."""
+        super().check()
         counts = ("batch_size", "context", "width", "layers", "heads", "eval_every")
         check_fields(self, (*counts, "loss_scale"), 1)
         # The second step is measured for memory.
-        check_fields(self, ("steps",), 2)
+        check_fields(self, ("steps",), 2, MOST_STEPS)
         check_fields(self, ("warmup", "final_lr"), 0, 1)
         check_fields(self, ("dropout", "beta1", "beta2"), 0, 1, top_included=False)
         check_fields(self, ("lr", "eps", "weight_decay"), 0)

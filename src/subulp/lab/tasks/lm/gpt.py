@@ -40,6 +40,15 @@ class Shape:
     dropout: float = 0.0
     tie_head: bool = False
 
+    @property
+    def parameters(self) -> int:
+        """Numbers of the model; a tied table counts once."""
+        embeddings = (self.vocabulary + self.context) * self.width
+        head = 0 if self.tie_head else self.vocabulary * self.width
+        # Matrices of 3, 1, 4 and 4 times the width squared, their biases, and two norms.
+        block = self.width * (12 * self.width + 13)
+        return embeddings + self.layers * block + 2 * self.width + head
+
 
 class GPT(torch.nn.Module):
     """Token numbers ``(batch, time)`` to FP32 logits ``(batch, time, vocabulary)``.

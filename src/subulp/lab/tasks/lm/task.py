@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ...data.digest import digest as digest_of
 from ...engine.linear_operands import Variant
 from ...engine.metrics import Metric
 from ...engine.mixture_log import MixtureLog, convert
-from ...engine.recipe import decay_groups, one_cycle
+from ...engine.recipe import bytes_of_parameters, decay_groups, one_cycle
 from ...engine.task import Workload
 from .config import LMConfig, ParameterDtype
 from .gpt import GPT, Shape
@@ -86,6 +87,29 @@ def loss_scale(config: LMConfig, precision: str) -> float:
     return _LOSS_SCALES.get(parameter_dtype(precision, config.dtype), 1.0)
 
 
+def shape_of(config: LMConfig, vocabulary: int) -> Shape:
+    """Sizes of the model."""
+    return Shape(
+        vocabulary,
+        config.context,
+        config.width,
+        config.layers,
+        config.heads,
+        config.dropout,
+        config.tie_head,
+    )
+
+
+def least_memory(config: LMConfig, data: Text, variant: str) -> int:
+    """Weights, gradients and states; logits and their gradient; and one vector of a token."""
+    precision = config.grid[variant].precision
+    dtype = parameter_dtype(precision, config.dtype)
+    count = shape_of(config, data.vocabulary).parameters
+    tokens = config.batch_size * config.context
+    values = 2 * data.vocabulary + 4 * config.width * config.layers
+    return bytes_of_parameters(optim.AdamW, dtype, count, precision=precision) + 4 * tokens * values
+
+
 def build_model(
     config: LMConfig, vocabulary: int, precision: str, seed: int, device: torch.device
 ) -> tuple[GPT, optim.AdamW]:
@@ -95,16 +119,7 @@ def build_model(
     same ones, as exactly as its components can hold them. Matrices decay, vectors do not.
     """
     torch.manual_seed(seed)
-    shape = Shape(
-        vocabulary,
-        config.context,
-        config.width,
-        config.layers,
-        config.heads,
-        config.dropout,
-        config.tie_head,
-    )
-    model = GPT(shape).to(device)
+    model = GPT(shape_of(config, vocabulary)).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     model.to(parameter_dtype(precision, config.dtype))
     optimizer = optim.AdamW(
@@ -142,10 +157,6 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
         x, y = (t.to(device) for t in training.draw())
         return model.loss(x, y)
 
-    def measure() -> dict[str, float]:
-        val_loss = evaluate(model, validation)
-        return {"val_loss": val_loss, "perplexity": _exp(val_loss)}
-
     return Workload(
         model,
         optimizer,
@@ -153,8 +164,13 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
         config.eval_every,
         lambda step: one_cycle(step, config.steps, warmup=config.warmup, final=config.final_lr),
         loss,
-        measure,
-        loss_scale(config, chosen.precision),
+        lambda: measures(evaluate(model, validation)),
+        {
+            "shape": asdict(shape_of(config, data.vocabulary)),
+            "characters": data.characters,
+            "variant": chosen.settings(),
+        },
+        loss_scale=loss_scale(config, chosen.precision),
         parts={"batches": training},
         mix=mix,
     )
@@ -163,10 +179,16 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
 @torch.no_grad()
 def evaluate(model: GPT, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
     """Mean loss per token of the narrow model, summed in double precision."""
+    training = model.training
     model.eval()
     total = sum(float(model.loss(x, y)) * y.numel() for x, y in batches)
-    model.train()
+    model.train(training)
     return total / sum(y.numel() for _, y in batches)
+
+
+def measures(val_loss: float) -> dict[str, float]:
+    """The metrics of a mean loss."""
+    return {"val_loss": val_loss, "perplexity": _exp(val_loss)}
 
 
 def _exp(loss: float) -> float:

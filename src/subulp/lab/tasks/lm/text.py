@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import gzip
+import os
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from ...data.regular import BYTE_ORDER_MARK, NotRegularError, open_regular
+from ...data.room import available_memory, check_room
 
 Level = Literal["char", "byte"]
 
 BUNDLED = "tinyshakespeare.txt.gz"
 VALIDATION_SHARE = 0.1
+
+_CODE_POINTS = 0x110000
+_AT_ONCE = 1 << 24
+# The text twice while it is decompressed, then with its tokens.
+_BYTES_OF_ONE = 4
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,7 @@ class Text:
         validation: The rest.
         vocabulary: The number of different tokens.
         unit: ``"characters"`` or ``"bytes"``, for messages.
+        characters: The character of each token; ``None`` where tokens are bytes.
     """
 
     name: str
@@ -34,6 +49,7 @@ class Text:
     validation: Tensor
     vocabulary: int
     unit: str
+    characters: str | None
 
     def check_context(self, context: int) -> None:
         """Raise ValueError unless both parts hold one context and the token that follows it."""
@@ -63,32 +79,106 @@ def load_text(path: str | Path | None = None, level: Level = "char") -> Text:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is a folder, is empty, is not gzip despite its name, or is not UTF-8
-            at the ``"char"`` level.
+        ValueError: The file is a folder, a pipe or a device, is empty, does not fit into memory, is
+            not gzip despite its name, or is not UTF-8 at the ``"char"`` level.
+    """
+    name, raw = read_text(path)
+    if level == "byte":
+        return _split(name, byte_tokens(raw), 256, None, "bytes")
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
+    characters = characters_of(raw, f"data={name}")
+    tokens = character_tokens(raw, characters, f"data={name}")
+    return _split(name, tokens, len(characters), characters, "characters")
+
+
+def _split(name: str, tokens: Tensor, vocabulary: int, characters: str | None, unit: str) -> Text:
+    cut = tokens.numel() - int(tokens.numel() * VALIDATION_SHARE)
+    return Text(name, tokens[:cut], tokens[cut:], vocabulary, unit, characters)
+
+
+# Tokens -----------------------------------------------------------------------------------------
+
+
+def byte_tokens(raw: bytes) -> Tensor:
+    """Bytes as int16."""
+    return torch.from_numpy(np.frombuffer(raw, np.uint8).astype(np.int16))
+
+
+def characters_of(raw: bytes, name: str) -> str:
+    """The different characters of a UTF-8 text in their order: a character's place is its token.
+
+    Raises:
+        ValueError: The text is not UTF-8.
+    """
+    seen = np.zeros(_CODE_POINTS, bool)
+    for points in _code_points(raw, name):
+        seen[points] = True
+    return "".join(map(chr, np.flatnonzero(seen).tolist()))
+
+
+def character_tokens(raw: bytes, characters: str, name: str) -> Tensor:
+    """The tokens of a UTF-8 text, int16 or int32.
+
+    Args:
+        raw: The text.
+        characters: The characters that there are, ascending.
+        name: What the text is called in messages.
+
+    Raises:
+        ValueError: The text is not UTF-8, or has another character.
+    """
+    # Short integers: a megabyte of text should not take eight in memory.
+    dtype = np.int16 if len(characters) <= np.iinfo(np.int16).max else np.int32
+    numbers = np.full(_CODE_POINTS, -1, dtype)
+    numbers[[ord(character) for character in characters]] = np.arange(len(characters), dtype=dtype)
+    found = [np.zeros(0, dtype)]
+    for points in _code_points(raw, name):
+        tokens = numbers[points]
+        unknown = tokens == -1
+        if unknown.any():
+            character = chr(int(points[np.argmax(unknown)]))
+            raise ValueError(
+                f"{name} has the character {character!r} (U+{ord(character):04X}), which the text "
+                "that the model was trained on has not: leave it out"
+            )
+        found.append(tokens)
+    return torch.from_numpy(np.concatenate(found))
+
+
+def _code_points(raw: bytes, name: str) -> Iterator[NDArray[np.uint32]]:
+    """The code points of a text, some at a time: memory holds the text once, and little more."""
+    start = 0
+    while start < len(raw):
+        stop = min(start + _AT_ONCE, len(raw))
+        # Not inside a character.
+        while stop < len(raw) and raw[stop] & 0xC0 == 0x80 and stop > start + 1:
+            stop -= 1
+        try:
+            part = raw[start:stop].decode("utf-8")
+        except UnicodeDecodeError as error:
+            at = start + error.start
+            raise ValueError(
+                f"{name} is not UTF-8: byte {raw[at]:#04x} at offset {at}; "
+                "use level=byte (--level byte) or convert the file to UTF-8"
+            ) from None
+        yield np.frombuffer(part.encode("utf-32-le"), np.uint32)
+        start = stop
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def read_text(path: str | Path | None) -> tuple[str, bytes]:
+    """What a text is called in messages, and its bytes, decompressed.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: See :func:`load_text`.
     """
     name, raw = _read_bundled() if path is None else _read(Path(path))
     if not raw:
         raise ValueError(f"data={name} is empty: give a file with text")
-    if level == "byte":
-        tokens = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(torch.int16)
-        return _split(name, tokens, 256, "bytes")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"data={name} is not UTF-8: byte {raw[error.start]:#04x} at offset {error.start}; "
-            "use level=byte (--level byte) or convert the file to UTF-8"
-        ) from None
-    code_points = torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)
-    characters, tokens = torch.unique(code_points, return_inverse=True)
-    # Short integers: a megabyte of text should not take eight in memory.
-    dtype = torch.int16 if characters.numel() <= torch.iinfo(torch.int16).max else torch.int32
-    return _split(name, tokens.to(dtype), characters.numel(), "characters")
-
-
-def _split(name: str, tokens: Tensor, vocabulary: int, unit: str) -> Text:
-    cut = tokens.numel() - int(tokens.numel() * VALIDATION_SHARE)
-    return Text(name, tokens[:cut], tokens[cut:], vocabulary, unit)
+    return name, raw
 
 
 def _read_bundled() -> tuple[str, bytes]:
@@ -97,10 +187,13 @@ def _read_bundled() -> tuple[str, bytes]:
 
 
 def _read(path: Path) -> tuple[str, bytes]:
-    if path.is_dir():
-        raise ValueError(f"data={path} is a folder: give a text file")
     try:
-        raw = path.read_bytes()
+        with open_regular(path) as file:
+            _check_room(path, os.fstat(file.fileno()).st_size, available_memory(), "")
+            raw = file.readall() if path.suffix != ".gz" else _decompressed(path, file)
+    except NotRegularError as error:
+        reason = str(error).removesuffix("give a regular file")
+        raise ValueError(f"data={reason}give a text file") from None
     except FileNotFoundError:
         raise FileNotFoundError(
             f"data={path} does not exist: give an existing text file, or leave data out for the "
@@ -110,15 +203,27 @@ def _read(path: Path) -> tuple[str, bytes]:
         raise PermissionError(
             f"data={path} cannot be read: permission denied; make the file readable"
         ) from None
-    if path.suffix != ".gz":
-        return str(path), raw
+    return str(path), raw
+
+
+def _decompressed(path: Path, file: FileIO) -> bytes:
+    there, found = available_memory(), bytearray()
     try:
-        return str(path), gzip.decompress(raw)
-    except (gzip.BadGzipFile, EOFError) as error:
+        with gzip.GzipFile(fileobj=file) as unzipped:
+            while part := unzipped.read(_AT_ONCE):
+                found += part
+                _check_room(path, len(found), there, " decompressed so far")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
             f"data={path} is not a complete gzip file ({error}): decompress it, or give it a name "
             "without .gz"
         ) from None
+    return bytes(found)
+
+
+def _check_room(path: Path, size: int, there: int | None, state: str) -> None:
+    what = f"data={path}, of {size:,} bytes{state},"
+    check_room(what, _BYTES_OF_ONE * size, "give a smaller text", there)
 
 
 class Batches:

@@ -106,8 +106,11 @@ class XMCConfig(LinearConfig):
     """Operands of the products with rows in E4M3. fp8: the texts' vectors are E4M3 too, and logits
     BF16, as in the paper; fp32; auto: fp8 on a GPU of sm_89 or later, else fp32."""
 
-    epochs: Annotated[int, OPTIMIZER] = overridable(4)
+    epochs: Annotated[int | None, OPTIMIZER] = overridable(4)
     """Passes over the training texts."""
+
+    steps: Annotated[int | None, OPTIMIZER] = None
+    """Training steps of each run, instead of epochs."""
 
     batch_size: Annotated[int, OPTIMIZER] = overridable(128)
     """Texts in a batch."""
@@ -139,10 +142,11 @@ class XMCConfig(LinearConfig):
     eval_epochs: Annotated[int, MEASURED] = 1
     """Epochs between evaluations on the whole test part; the last step is always evaluated."""
 
-    def __post_init__(self) -> None:
-        self._resolve()
-        super().__post_init__()
-        counts = (*_BAG_FIELDS, "max_length", "chunks", "epochs", "batch_size", "eval_epochs")
+    def check(self) -> None:
+        """As of every configuration."""
+        super().check()
+        self._check_length()
+        counts = (*_BAG_FIELDS, "max_length", "chunks", "batch_size", "eval_epochs")
         check_fields(self, counts, 1)
         check_fields(self, ("final_lr", "head_fraction", "warmup"), 0, 1)
         check_fields(self, ("dropout", "weight_dropout"), 0, 1, top_included=False)
@@ -216,7 +220,7 @@ class XMCConfig(LinearConfig):
         for name in own:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(XMCConfig, name))  # The class is frozen.
-        self._fill_defaults(settings)
+        self._fill_defaults(settings | self._decided_epochs())
 
     def _located(self, name: str, value: Any) -> Any:
         if name == "encoder" and value != "bag":

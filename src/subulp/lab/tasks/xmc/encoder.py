@@ -66,6 +66,14 @@ class BagEncoder(torch.nn.Module):
         self.layers = torch.nn.ModuleList(Residual(width) for _ in range(layers))
         self.output = ClassifierInput(width, dropout)
 
+    @staticmethod
+    def sizes(terms: int, places: int, width: int, layers: int) -> tuple[int, int]:
+        """Size of the output, and how many numbers the parameters are."""
+        # Two matrices, their biases and a norm, and the norm of the output.
+        layer = width * (2 * _HIDDEN * width + _HIDDEN + 1 + 2)
+        gates = width + places + places * width
+        return width + CONSTANTS, terms * width + gates + layers * layer + 2 * width
+
     @property
     def dim(self) -> int:
         """Size of the output."""

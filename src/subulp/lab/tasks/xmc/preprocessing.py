@@ -47,6 +47,9 @@ class Preprocessor(Protocol[T]):
     kind: ClassVar[str]
     """What the saved settings call it."""
 
+    reads_features: ClassVar[bool]
+    """Whether instances are features that the data set gives; otherwise they are texts."""
+
     def lines(self, path: Path) -> Lines[T]:
         """A file of new instances, one a line, plain or ``.gz``.
 
@@ -57,6 +60,9 @@ class Preprocessor(Protocol[T]):
     def read(self, instances: T) -> Batch:
         """A batch of instances, on the CPU."""
 
+    def sizes(self) -> tuple[int, int]:
+        """Size of the encoder's output, and how many numbers its parameters are."""
+
     def encoder(self, device: torch.device) -> Encoder:
         """A new encoder in FP32; what is random about it comes from torch's random state."""
 
@@ -65,6 +71,9 @@ class Preprocessor(Protocol[T]):
 
     def save(self, folder: Path) -> None:
         """Write files into a folder that exists."""
+
+    def files(self, folder: Path) -> list[str]:
+        """Names of the files that :meth:`save` has written into a folder."""
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
@@ -96,6 +105,10 @@ class _KnownPreprocessor(Generic[Known]):
     known_type: ClassVar[type[Vocabulary | KnownFeatures]]
     file: ClassVar[str]
 
+    def sizes(self) -> tuple[int, int]:
+        """Those of :class:`BagEncoder`."""
+        return BagEncoder.sizes(len(self.known), self.places, self.width, self.layers)
+
     def encoder(self, device: torch.device) -> BagEncoder:
         """A new :class:`BagEncoder`."""
         encoder = BagEncoder(len(self.known), self.places, self.width, self.layers, self.dropout)
@@ -109,6 +122,10 @@ class _KnownPreprocessor(Generic[Known]):
         """Write what is known."""
         self.known.save(folder / self.file)
 
+    def files(self, folder: Path) -> list[str]:
+        """The name of that file."""
+        return [self.file]
+
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
         """Read what is known."""
@@ -120,6 +137,7 @@ class BagPreprocessor(_KnownPreprocessor[Vocabulary]):
     """Bags of the words and word pairs that the training texts have."""
 
     kind: ClassVar[str] = "bag"
+    reads_features: ClassVar[bool] = False
     places = PLACES
     known_type = Vocabulary
     file = "vocabulary.json"
@@ -143,6 +161,7 @@ class FeaturePreprocessor(_KnownPreprocessor[KnownFeatures]):
     """Bags of the features that a data set gives, weighted by their values."""
 
     kind: ClassVar[str] = "features"
+    reads_features: ClassVar[bool] = True
     places = 1
     known_type = KnownFeatures
     file = "features.json"

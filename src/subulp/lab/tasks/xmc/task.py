@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ...data.batches import ShuffledBatches
 from ...data.digest import digest as digest_of
 from ...engine.linear_operands import TORCHAO
 from ...engine.metrics import Metric
-from ...engine.recipe import decay_groups, rise_and_fall
+from ...engine.recipe import bytes_of_parameters, decay_groups, rise_and_fall, steps_of
 from ...engine.task import Workload
 from .config import XMCConfig
 from .encoder import CONSTANTS, prior_weight
@@ -27,7 +28,7 @@ from .preprocessing import Batch, Encoder, Preprocessor, make_preprocessor, to_d
 from .readers.dataset import BagSplit, TextSplit, XMCData
 from .readers.load import load_bundled, read_xmc
 from .renee import ReneeClassifier
-from .saved_model import save_model
+from .saved_parts import LEFT_OUT, describe_head, save_shared
 from .storage import HeadStorage, parse_precision
 
 METRICS = (
@@ -81,7 +82,7 @@ def load(config: XMCConfig) -> XMCText:
         )
     if TORCHAO in config.linear:
         check_torchao()
-    data = load_bundled() if config.data is None else read_xmc(config.data)
+    data = read_data(config.data)
     if config.chunks > data.num_labels:
         raise ValueError(
             f"chunks={config.chunks} is above the {data.num_labels} labels of data={data.name}"
@@ -96,12 +97,22 @@ def load(config: XMCConfig) -> XMCText:
             f"data={data.name}: give at most as many"
         )
     text = XMCText(data, train, make_preprocessor(config, train))
+    if data.train.source.digest == data.test.source.digest:
+        raise ValueError(
+            f"data={data.name} has the same instances in its training part and its test part: a "
+            "model would be tested on what it was trained on; give another test part"
+        )
     if config.rising_steps(steps(config, text)) > steps(config, text):
         raise ValueError(
             f"warmup_steps={config.warmup_steps} is above the {steps(config, text)} steps of the "
             "training: give fewer, or a share with --warmup"
         )
     return text
+
+
+def read_data(folder: Path | None) -> XMCData:
+    """The data set in a folder; ``None`` is the bundled one."""
+    return load_bundled() if folder is None else read_xmc(folder)
 
 
 def describe(data: XMCText) -> dict[str, Any]:
@@ -125,8 +136,8 @@ def describe(data: XMCText) -> dict[str, Any]:
 
 
 def steps(config: XMCConfig, data: XMCText) -> int:
-    """Whole batches of all epochs."""
-    return config.epochs * (len(data.train) // config.batch_size)
+    """Whole batches of all epochs, or what was asked for."""
+    return steps_of(config.steps, config.epochs, len(data.train) // config.batch_size)
 
 
 def digest(data: XMCText) -> str:
@@ -228,15 +239,39 @@ def build(
         lambda step: rise_and_fall(step, total, rising=rising, final=config.final_lr),
         loss,
         lambda: evaluate(config, data, model),
+        # The rounding of the encoder's products is part of what is measured.
+        {"head": describe_head(head), "encoder": run.settings()},
+        save_shared=lambda folder: save_shared(folder, data.preprocessor, data.data.label_texts),
+        left_out=LEFT_OUT,
         rows=rows,
         bytes_per_parameter=lambda: head_bytes(head, storage),
-        save=lambda path: save_model(path, model, run, data.preprocessor, data.data.label_texts),
         simulated=storage is not None and storage.simulated,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=mix,
         inner_skips=None if storage else lambda: int(head.get_buffer("skipped_steps")),
         parts={"batches": batches},
     )
+
+
+def least_memory(config: XMCConfig, data: XMCText, variant: str) -> int:
+    """Rows of the classifier, parameters of the encoder, and the logits of a chunk."""
+    precision = config.grid[variant].precision
+    storage = parse_precision(precision)
+    dim, parameters = data.preprocessor.sizes()
+    labels = data.data.num_labels
+    if storage is None:
+        # FP32 weights and momentum, an FP16 copy, and logits and the gradient in both.
+        head, chunk = labels * dim * 16, labels
+    else:
+        head, chunk = labels * dim * storage.bits // 8, -(-labels // config.chunks)
+    wide = precision in config.plain_precisions
+    encoder = bytes_of_parameters(
+        optim.AdamW,
+        torch.float32 if wide else torch.bfloat16,
+        parameters,
+        precision="fp32" if wide else "kahan",
+    )
+    return head + encoder + 2 * config.batch_size * chunk
 
 
 def head_bytes(
@@ -266,6 +301,7 @@ def evaluate(config: XMCConfig, data: XMCText, model: nn.ModuleDict) -> dict[str
         data.data.label_counts, len(data.data.train), PROPENSITIES[config.propensity]
     )
     device = next(encoder.parameters()).device
+    training = model.training
     model.eval()
     for start in range(0, len(test), EVALUATION_BATCH):
         chosen = np.arange(start, min(start + EVALUATION_BATCH, len(test)))
@@ -274,7 +310,7 @@ def evaluate(config: XMCConfig, data: XMCText, model: nn.ModuleDict) -> dict[str
             _ranking(data.data, head.topk, x, chosen, measures.longest),
             *test.pairs(chosen),
         )
-    model.train()
+    model.train(training)
     return measures.result()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ....nn import Embedding, LayerNorm, Linear
 from ...data.lines import TextLines
 from ...engine.files import replacing
-from .encoder import ClassifierInput
+from .encoder import CONSTANTS, ClassifierInput
 
 Pooling = Literal["mean", "cls"]
 
@@ -95,6 +95,7 @@ class TransformerPreprocessor:
     pretrained: bool = True
 
     kind: ClassVar[str] = "transformer"
+    reads_features: ClassVar[bool] = False
 
     @classmethod
     def open(
@@ -143,6 +144,10 @@ class TransformerPreprocessor:
         )
         return Tokens(encoded["input_ids"], encoded["attention_mask"])
 
+    def sizes(self) -> tuple[int, int]:
+        """Size of the output; the transformer's own parameters are not counted."""
+        return _config(self.folder).hidden_size + CONSTANTS, 0
+
     def encoder(self, device: torch.device) -> TransformerEncoder:
         """A new :class:`TransformerEncoder` in FP32, in ``train()``."""
         config = _config(self.folder)
@@ -178,6 +183,10 @@ class TransformerPreprocessor:
             for file in sorted(written.iterdir()):
                 with replacing(folder / _SAVED / file.name) as unfinished:
                     file.rename(unfinished)
+
+    def files(self, folder: Path) -> list[str]:
+        """Names of these files."""
+        return sorted(f"{_SAVED}/{file.name}" for file in (folder / _SAVED).iterdir())
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
@@ -250,7 +259,7 @@ def _transformers() -> Any:
     except ImportError as error:
         raise ValueError(
             f"a transformer as encoder needs the package transformers ({error}): "
-            "pip install 'subulp[transformers]'"
+            "pip install transformers"
         ) from None
     # Its bar would run through that of the training.
     transformers.utils.logging.disable_progress_bar()

@@ -227,7 +227,7 @@ def test_the_bundled_data_is_adult():
 def test_a_folder_with_the_repositorys_files(tmp_path):
     row = "39, Private, 77516, HS-grad, 9, Divorced, Sales, Husband, White, Male, 0, 0, 40, ?, "
     (tmp_path / "adult.data").write_text(f"{row}<=50K\n{row}>50K\n\n")
-    (tmp_path / "adult.test").write_text(f"|1x3 Cross validator\n{row}<=50K.\n{row}>50K.\n\n")
+    (tmp_path / "adult.test").write_text(f"|1x3 Cross validator\n{row}>50K.\n{row}<=50K.\n\n")
     data = load_data(f"adult:{tmp_path}", PLAIN)
     assert (len(data.train), len(data.test), data.positive_share) == (2, 2, 0.5)
     (tmp_path / "adult.test").unlink()
@@ -385,7 +385,7 @@ def test_too_little(tmp_path, criteo):
         load_data(f"criteo:{path}", PLAIN)
     with pytest.raises(ValueError, match="rows has 2 numbers: give one for all tables, or 26"):
         load_data(f"criteo:{criteo}", PLAIN, rows=[1, 2])
-    with pytest.raises(ValueError, match="is a file of data"):
+    with pytest.raises(ValueError, match="are the same file: a model would be tested"):
         load_data(f"criteo:{criteo}", PLAIN, test=criteo)
     with pytest.raises(ValueError, match="needs a description"):
         load_data(f"csv:{criteo}", PLAIN)

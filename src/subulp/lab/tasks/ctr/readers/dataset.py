@@ -80,6 +80,7 @@ def make_data(
     counts = [Counts(np.uint32) for _ in layout.tables] if options.min_count is not None else []
     positives = 0.0
     digests: list[str] = []
+    ends: list[int] = []
 
     def note(block: Examples) -> None:
         digests.append(digest((block.labels, block.numbers, block.keys)))
@@ -95,8 +96,14 @@ def make_data(
     parts = {}
     for part, spans, tell in (("training", train, see), ("test", test, note)):
         parts[part] = _part(layout, spans, options.buffer, bad, tell)
+        ends.append(len(digests))
         if not len(parts[part]):
             raise ValueError(f"data={name} has no examples in its {part} part")
+    if digests[: ends[0]] == digests[ends[0] :]:
+        raise ValueError(
+            f"data={name} has the same examples in its training part and its test part: a model "
+            "would be tested on what it was trained on; give another test part"
+        )
     share = positives / len(parts["training"])
     if share in (0.0, 1.0):
         raise ValueError(

@@ -17,6 +17,8 @@ from .parse_block import parse_block
 
 OnBadLine = Literal["raise", "skip"]
 
+_SKIP = " (--on-bad-line skip skips such lines)"
+
 
 @dataclass(frozen=True)
 class Span:
@@ -32,14 +34,15 @@ class BadLines:
 
     Args:
         policy: ``"raise"``, or ``"skip"`` to skip them.
+        hint: What ends the message of an error (default: that they can be skipped).
 
     Attributes:
         count: Lines that were skipped.
         first: The message about the first one; empty before it.
     """
 
-    def __init__(self, policy: OnBadLine) -> None:
-        self._policy = policy
+    def __init__(self, policy: OnBadLine, hint: str = _SKIP) -> None:
+        self._policy, self._hint = policy, hint
         self.count = 0
         self.first = ""
 
@@ -50,7 +53,7 @@ class BadLines:
             ValueError: The policy is ``"raise"``.
         """
         if self._policy == "raise":
-            fail(path, line, f"{message} (--on-bad-line skip skips such lines)")
+            fail(path, line, f"{message}{self._hint}")
         self.first = self.first or f"{path}:{line}: {message}"
         self.count += 1
 

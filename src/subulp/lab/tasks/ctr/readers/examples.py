@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +96,7 @@ class Encoder:
         vocabularies: Keys of each table, ascending; ``None`` to hash.
 
     Attributes:
+        layout: As above.
         rows: Rows of each table.
     """
 
@@ -104,12 +105,50 @@ class Encoder:
     ) -> None:
         mean, deviation = statistics.result()
         scaled = np.array([number.standardise for number in layout.numbers])
-        self._mean = np.where(scaled, mean, 0.0).astype(np.float32)
-        self._deviation = np.where(scaled, deviation, 1.0).astype(np.float32)
-        self._vocabularies = vocabularies
+        self._set(
+            layout,
+            np.where(scaled, mean, 0.0).astype(np.float32),
+            np.where(scaled, deviation, 1.0).astype(np.float32),
+            vocabularies,
+        )
+
+    def _set(
+        self, layout: Layout, mean: Floats, deviation: Floats, vocabularies: Sequence[Keys] | None
+    ) -> None:
+        self.layout = layout
+        self._mean, self._deviation, self._vocabularies = mean, deviation, vocabularies
         self.rows = [table.rows for table in layout.tables]
         if vocabularies is not None:
             self.rows = [len(keys) + 1 for keys in vocabularies]
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """What :meth:`restored` needs beside the layout."""
+        named = {f"vocabulary.{i}": keys for i, keys in enumerate(self._vocabularies or ())}
+        return {"mean": self._mean, "deviation": self._deviation, **named}
+
+    @classmethod
+    def restored(cls, layout: Layout, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Encoder:
+        """The encoder whose :meth:`arrays` are given.
+
+        Raises:
+            ValueError: They are not those of an encoder of the layout.
+        """
+        count, tables = len(layout.numbers), len(layout.tables)
+        names = {f"vocabulary.{i}": i for i in range(tables)}
+        known = set(arrays) - {"mean", "deviation"}
+        if not {"mean", "deviation"} <= set(arrays) or known not in (set(), set(names)):
+            raise ValueError(f"the columns are {', '.join(sorted(arrays))}")
+        for name, array in arrays.items():
+            numbers = name in ("mean", "deviation")
+            right = np.float32 if numbers else np.uint32
+            if array.dtype != right or array.ndim != 1 or (numbers and len(array) != count):
+                raise ValueError(f"{name} has the dtype {array.dtype} and shape {array.shape}")
+            if not numbers and (np.diff(array.astype(np.int64)) <= 0).any():
+                raise ValueError(f"{name} does not ascend")
+        made = object.__new__(cls)
+        vocabularies = [arrays[name] for name in names] if known else None
+        made._set(layout, arrays["mean"], arrays["deviation"], vocabularies)  # type: ignore[arg-type]
+        return made
 
     def __call__(self, examples: Examples) -> Batch:
         """What a model takes of some examples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4", "int2"]
@@ -78,7 +78,7 @@ class Layout:
 
     Attributes:
         columns: All of them in their order.
-        label: The column to predict.
+        label: The column to predict; ``None`` where nobody knows it, and examples have the label 0.
         numbers: Columns of numbers.
         tables: Columns of categories, alone or crossed.
         separator: One character.
@@ -97,7 +97,7 @@ class Layout:
     """
 
     columns: tuple[str, ...]
-    label: str
+    label: str | None
     numbers: tuple[Number, ...]
     tables: tuple[Table, ...]
     separator: str
@@ -133,7 +133,7 @@ class Layout:
             )
         numeric = {number.column for number in self.numbers}
         for where, names in (
-            ("label", {self.label}),
+            ("label", set() if self.label is None else {self.label}),
             ("numeric", numeric),
             ("buckets", set(self.buckets)),
             ("table", self.categories),
@@ -142,13 +142,22 @@ class Layout:
                 problem = unknown(where, name, self.columns)
                 if problem is not None:
                     raise LayoutError(problem, where, name)
-        if self.label in numeric | self.categories:
+        if self.label is not None and self.label in numeric | self.categories:
             part = "numeric" if self.label in numeric else "table"
             raise LayoutError(
                 f"label={self.label} is a feature too: a model would see the answer",
                 part,
                 self.label,
             )
+
+    def unlabelled(self, *, column: bool) -> Layout:
+        """The same without a label.
+
+        Args:
+            column: Its column is there, and ignored; otherwise it is missing.
+        """
+        columns = tuple(name for name in self.columns if column or name != self.label)
+        return replace(self, columns=columns, label=None)
 
     @property
     def categories(self) -> set[str]:

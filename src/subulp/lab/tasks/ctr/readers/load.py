@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from ....data.lines import count_lines, find, shown, whole_lines
 from .dataset import CTRData, ReadOptions, make_data
 from .description import Description, make_layout, read_description
 from .example_stream import Span
-from .layout import criteo_layout
+from .layout import Layout, criteo_layout
 from .parse_line import split_line
 
 BUNDLED = Path(__file__).parent
 ADULT = BUNDLED / "adult.toml"
 
+_KINDS = ("adult", "criteo", "csv")
 _FORMS = "adult:DIR, criteo:FILE,FILE,... or csv:FILE"
 
 
@@ -76,16 +78,48 @@ def load_data(
 
 def _adult(folder: Path | None, options: ReadOptions) -> CTRData:
     where = folder or BUNDLED
-    spans = []
-    for name in ("adult.data", "adult.test"):
-        path = find(where, name)
-        if path is None:
-            raise FileNotFoundError(f"data=adult:{where} has neither {name} nor {name}.gz")
-        # The repository's test file begins with a remark.
-        spans.append(Span(path, int(_first_line(path).startswith(b"|"))))
+    spans = [_adult_span(where, name) for name in ("adult.data", "adult.test")]
+    if spans[0].path.samefile(spans[1].path):
+        raise ValueError(
+            f"{spans[1].path} and {spans[0].path} are the same file: give the test part of Adult"
+        )
     layout = make_layout(read_description(ADULT), None)
     name = "Adult (bundled)" if folder is None else f"adult:{folder}"
     return make_data(name, layout, spans[:1], spans[1:], options)
+
+
+def evaluation_spans(data: str, layout: Layout) -> list[Span]:
+    """All lines of the files that a name such as ``criteo:FILE`` means; the form may be left out.
+
+    Of a folder of Adult they are those of the test part.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    kind, _, rest = data.partition(":")
+    names = rest if kind in _KINDS and rest else data
+    if kind == "adult" or Path(names).is_dir():
+        return [_adult_span(Path(names), "adult.test")]
+    return [Span(path, int(layout.header)) for path in _paths(names)]
+
+
+def fields_of_first_line(path: Path, layout: Layout) -> list[str]:
+    """The fields of the first line of a file.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"file={path} is not a file: give a file with an example a line")
+    return _fields(path, layout.separator, layout.quote)
+
+
+def _adult_span(folder: Path, name: str) -> Span:
+    path = find(folder, name)
+    if path is None:
+        raise FileNotFoundError(f"data=adult:{folder} has neither {name} nor {name}.gz")
+    # The repository's test file begins with a remark.
+    return Span(path, int(_first_line(path).startswith(b"|")))
 
 
 def _paths(names: str) -> list[Path]:
@@ -113,12 +147,16 @@ def _first_line(path: Path) -> bytes:
 
 
 def _header(path: Path, description: Description) -> list[str]:
-    raw = _first_line(path)
     values = description.values
+    return _fields(path, values.separator, values.quote)
+
+
+def _fields(path: Path, separator: str, quote: str) -> list[str]:
+    raw = _first_line(path)
     try:
-        return split_line(values.separator, values.quote, raw.removeprefix(b"\xef\xbb\xbf"))
+        return split_line(separator, quote, raw)
     except ValueError as error:
-        raise ValueError(f"{path}:1: the header {shown(raw)} cannot be read: {error}") from None
+        raise ValueError(f"{path}:1: the line {shown(raw)} cannot be read: {error}") from None
 
 
 def _split(
@@ -126,9 +164,13 @@ def _split(
 ) -> tuple[list[Span], list[Span]]:
     """Lines that train and lines that test."""
     spans = [Span(path, first) for path in paths]
+    for earlier, path in itertools.combinations([*paths, *([test] if test else [])], 2):
+        if path.samefile(earlier):
+            raise ValueError(
+                f"{path} and {earlier} are the same file: a model would be tested on what it was "
+                "trained on, or see it twice; give each file once"
+            )
     if test is not None:
-        if any(test.samefile(path) for path in paths):
-            raise ValueError(f"test={test} is a file of data: give another one")
         return spans, [Span(test, first)]
     if len(paths) > 1:
         return spans[:-1], spans[-1:]

@@ -73,7 +73,8 @@ def _parse_arrays(layout: Layout, block: bytes) -> Examples:
     if not lines:
         return _parse_lines(layout, b"", lambda *_: None)
     numeric = {n.column for n in layout.numbers} | set(layout.buckets)
-    text = {layout.label, *layout.categories} - set(layout.buckets)
+    label = set() if layout.label is None else {layout.label}
+    text = (label | layout.categories) - set(layout.buckets)
     table = csv.read_csv(
         pa.BufferReader(block),
         csv.ReadOptions(
@@ -102,7 +103,9 @@ def _parse_arrays(layout: Layout, block: bytes) -> Examples:
         texts = {name: pc.utf8_trim(column, " ") for name, column in texts.items()}
     values = {name: _numbers(layout, (columns | texts)[name]) for name in numeric}
     return Examples(
-        _labels(layout, texts[layout.label]),
+        np.zeros(lines, np.float32)
+        if layout.label is None
+        else _labels(layout, texts[layout.label]),
         np.stack([_transform(values[n.column], n.transform) for n in layout.numbers], 1),
         _keys(layout, texts, values),
     )

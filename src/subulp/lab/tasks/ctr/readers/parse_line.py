@@ -34,7 +34,7 @@ def parse_line(layout: Layout, raw: bytes) -> tuple[float, list[float], list[int
     if len(fields) != len(layout.columns):
         raise ValueError(f"{len(fields)} fields: {expected(layout)}")
     values = dict(zip(layout.columns, fields, strict=True))
-    label = values[layout.label]
+    label = layout.negative[0] if layout.label is None else values[layout.label]
     if label not in layout.positive and label not in layout.negative:
         known = " or ".join(repr(v) for v in (layout.negative[0], layout.positive[0]))
         raise ValueError(f"label {layout.label} is {_quoted(label)}: expected {known}")
@@ -71,8 +71,8 @@ def split_line(separator: str, quote: str, raw: bytes) -> list[str]:
 def expected(layout: Layout) -> str:
     """How many fields a line must have."""
     separator = {"\t": "tabs", ",": "commas"}.get(layout.separator, repr(layout.separator))
-    kinds = "26 categories" if layout.hexadecimal else "others"
-    what = f" (label, 13 numbers, {kinds})" if layout.hexadecimal else ""
+    label = "label, " if "label" in layout.columns else ""
+    what = f" ({label}13 numbers, 26 categories)" if layout.hexadecimal else ""
     return f"expected {len(layout.columns)}{what}, separated by {separator}"
 
 

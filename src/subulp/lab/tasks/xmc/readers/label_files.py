@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ....data import room
 from ....data.lines import count_lines, fail, shown, single_lines, whole_lines
 from .labels import MAX_LABELS, LabelMatrix
 from .sparse import label_rows
@@ -41,6 +42,9 @@ class Headed:
         self.instances, self.num_labels = self.numbers[0], self.numbers[-1]
         if not 1 <= self.num_labels <= MAX_LABELS:
             fail(path, 1, f"{self.num_labels} labels: expected 1 to {MAX_LABELS}")
+        # Counts of each label are the first thing that is made of them.
+        what = f"{path}:1: {self.num_labels:,} labels: an array of their counts"
+        room.check_room(what, 8 * self.num_labels, "is it the header of this file?")
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         """Whole lines after the header, and the number of the first of them.

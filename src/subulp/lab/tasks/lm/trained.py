@@ -1,0 +1,157 @@
+"""Trained language models: they continue texts and are measured on others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from ...engine.config import check_range
+from ...engine.linear_operands import Variant
+from ...engine.saved_model import SavedModel, Weights
+from ...engine.trained import TrainedModel
+from .config import LMConfig
+from .gpt import GPT, Shape
+from .task import EVALUATION_BATCH, convert_blocks, evaluate, measures
+from .text import byte_tokens, character_tokens, evaluation_batches, load_text, read_text
+
+_MOST_TOKENS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a model is built from.
+
+    Attributes:
+        shape: Its sizes.
+        characters: The characters of its vocabulary in their order; ``None`` for bytes.
+        variant: What its linear layers multiply: the rounding of their products is part of what
+            was measured.
+    """
+
+    shape: Shape
+    characters: str | None
+    variant: Variant
+
+
+_BUILT = TypeAdapter(Built)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained(TrainedModel):
+    """A language model.
+
+    Attributes:
+        built: What it was built from.
+    """
+
+    built: Built
+
+    uses: ClassVar[str] = "sample"
+
+    @classmethod
+    def of(cls, saved: SavedModel, weights: Weights, device: torch.device) -> Self:
+        """Build a model."""
+        built = saved.settings(_BUILT)
+        characters = built.characters
+        if (256 if characters is None else len(characters)) != built.shape.vocabulary:
+            raise saved.damaged("its vocabulary is of another size")
+        _check_shape(saved, built.shape, len(saved.tensors(weights)))
+        try:
+            with torch.device("meta"):
+                model = GPT(built.shape)
+        except (RuntimeError, TypeError, OverflowError) as error:
+            raise saved.damaged(error) from None
+        saved.fill(model, weights)
+        convert_blocks(model, built.variant)
+        return cls(saved, model.to(device), device, built)
+
+    def measure(self, config: LMConfig, data: str | None) -> dict[str, float]:
+        """Loss and perplexity: of the run's validation part, or of all of another text."""
+        if data is None:
+            text = load_text(config.data, config.level)
+            tokens = text.validation
+        else:
+            name, raw = read_text(Path(data))
+            tokens = self._tokens(raw, f"data={name}")
+        context = self.built.shape.context
+        if len(tokens) <= context:
+            raise ValueError(
+                f"data={data} has {len(tokens)} tokens: too few for one context of {context} and "
+                f"the token after it; give a text of at least {context + 1}"
+            )
+        batches = evaluation_batches(tokens, EVALUATION_BATCH, context)
+        return measures(
+            evaluate(self._gpt, [(x.to(self.device), y.to(self.device)) for x, y in batches])
+        )
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompt: str,
+        length: int,
+        *,
+        temperature: float = 1.0,
+        top: int | None = None,
+        seed: int = 0,
+    ) -> bytes:
+        """Continue a text; beyond the context, the earliest tokens are forgotten."""
+        check_range("length", length, 0, _MOST_TOKENS)
+        check_range("temperature", temperature, 0)
+        check_range("sampling_seed", seed, 0, 2**64 - 1)
+        if top is not None:
+            check_range("top", top, 1)
+        if not prompt:
+            raise ValueError("prompt is empty: give at least one character to continue")
+        tokens = self._tokens(prompt.encode("utf-8", "surrogateescape"), "prompt").long()
+        generator = torch.Generator().manual_seed(seed)
+        known, context = tokens.tolist(), self.built.shape.context
+        for _ in range(length):
+            window = torch.tensor([known[-context:]], device=self.device)
+            logits = self._gpt(window)[0, -1].double().cpu()
+            known.append(_drawn(logits, temperature, top, generator))
+        return self._bytes(known[len(tokens) :])
+
+    @property
+    def _gpt(self) -> GPT:
+        assert isinstance(self.model, GPT)
+        return self.model
+
+    def _tokens(self, raw: bytes, name: str) -> Tensor:
+        if self.built.characters is None:
+            return byte_tokens(raw)
+        return character_tokens(raw, self.built.characters, name)
+
+    def _bytes(self, tokens: list[int]) -> bytes:
+        if self.built.characters is None:
+            return bytes(tokens)
+        return "".join(self.built.characters[token] for token in tokens).encode()
+
+
+def _check_shape(saved: SavedModel, shape: Shape, tensors: int) -> None:
+    """Refuse sizes that no model has; others are compared with its tensors."""
+    try:
+        for name in ("context", "width", "heads"):
+            check_range(name, getattr(shape, name), 1)
+        check_range("layers", shape.layers, 1, tensors)
+        check_range("dropout", shape.dropout, 0, 1, top_included=False)
+    except ValueError as error:
+        raise saved.damaged(error) from None
+    if shape.width % shape.heads:
+        raise saved.damaged(f"width={shape.width} is no multiple of heads={shape.heads}")
+
+
+def _drawn(logits: Tensor, temperature: float, top: int | None, generator: torch.Generator) -> int:
+    if not logits.isfinite().all():
+        raise ValueError("the model's logits are not finite: its training diverged; choose another")
+    if temperature == 0:
+        return int(logits.argmax())
+    best = logits.topk(min(top or len(logits), len(logits)))
+    # The highest one is 0: no temperature makes it overflow.
+    scaled = (best.values - best.values[0]) / temperature
+    place = torch.multinomial(scaled.softmax(0), 1, generator=generator)
+    return int(best.indices[place])
