@@ -278,7 +278,7 @@ class _Training:
         seen, skipped = len(self._watch.history), work.skipped_steps()
         watching = (step - 1) % config.watch_every == 0
         logged = self._evaluates or watching or step % config.log_every == 0
-        started = time.perf_counter()
+        started, watched = time.perf_counter(), self._watch.seconds
         with self._memory if step == MEMORY_STEP else nullcontext():
             loss = work.loss(logged)
             # Rows step in the forward pass, and their loss is computed only where it is logged.
@@ -290,7 +290,8 @@ class _Training:
                 value = loss.item()
                 tally.value = value if known else None
             del loss
-        tally.seconds.append(time.perf_counter() - started)
+        watched = self._watch.seconds - watched
+        tally.seconds.append(time.perf_counter() - started - watched)
         if step == MEMORY_STEP:
             tally.peak_bytes = self._memory.peak_bytes
             tally.category_peak_bytes = self._memory.category_peak_bytes
@@ -413,6 +414,8 @@ def _descent(entry: Mapping[str, float]) -> dict[str, float]:
     return {
         "effective_descent_quality": quality,
         "update_norm": norm,
+        "effective_update_norm": entry["effective_update_norm"],
+        "parameter_norm": entry["parameter_norm"],
         # No update was intended: none of it was lost.
         "descent_share": quality / norm if norm else 1.0,
         "lost_arithmetic": entry["lost_arithmetic"],

@@ -65,6 +65,8 @@ class Record:
         effective_descent_quality: Collage, equation 3: the effective update's length in the
             direction of the intended one.
         update_norm: Norm of the intended update.
+        effective_update_norm: Norm of the effective one.
+        parameter_norm: Norm of the parameters before the step.
         descent_share: ``effective_descent_quality / update_norm``: 1 when nothing is lost.
         lost_arithmetic: Share of the nonzero updates that left their parameter unchanged.
         mix: Mean decision about each operand of the linear layers since the record before with
@@ -86,6 +88,8 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)
     effective_descent_quality: float | None = None
     update_norm: float | None = None
+    effective_update_norm: float | None = None
+    parameter_norm: float | None = None
     descent_share: float | None = None
     lost_arithmetic: float | None = None
     mix: list[dict[str, Any]] | None = None

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from ...diagnostics.memory import CATEGORIES
@@ -339,6 +340,14 @@ def _lost(group: Group) -> list[LineChart]:
         charts += _drawn(
             group, LineChart(title, unit, lines, "{:.2f}".format, from_zero=True), None
         )
+    # Collage, Figures 3 (right) and 2.
+    for title, name in (
+        ("Effective descent quality, absolute", "effective_descent_quality"),
+        ("Norm of the intended update", "update_norm"),
+        ("Norm of the weights", "parameter_norm"),
+    ):
+        lines = group.lines(attrgetter(name))
+        charts += _drawn(group, LineChart(title, "Euclidean norm", lines, "{:.4g}".format), None)
     return charts
 
 
