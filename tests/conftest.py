@@ -9,6 +9,9 @@ from pathlib import Path
 # Before torch loads OpenMP. The tests make many short passes: threads that spin while they wait
 # take the cores from other processes, and beside those the same tests take ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Workers share the cores: a thread each. Tests of threads ask for theirs.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
