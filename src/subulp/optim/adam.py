@@ -94,14 +94,12 @@ class Adam(Optimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        eps = float(group["eps"])
+        eps = torch.tensor(float(group["eps"]), dtype=torch.float64)
         for p in group["params"]:
             # Zero gradients would divide zero by zero.
-            if group["arithmetic"] == "strict" and eps > 0.0 == torch.tensor(
-                eps, dtype=torch.float64
-            ).to(p.dtype):
+            if group["arithmetic"] == "strict" and eps > 0.0 == eps.to(p.dtype):
                 raise ValueError(
-                    f"eps={eps} rounds to zero in {p.dtype}, and arithmetic='strict' rounds it: "
+                    f"eps={group['eps']} rounds to zero in {p.dtype}, and arithmetic='strict' rounds it: "
                     "use for example eps=1e-6"
                 )
 
