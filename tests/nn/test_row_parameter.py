@@ -197,6 +197,14 @@ def test_assigned_rows_are_not_taken_from_another_module():
     assert torch.equal(other.table.decode(0, 20), transposed)
 
 
+def test_a_fused_optimizer_of_dense_parameters_refuses_rows():
+    model = torch.nn.ModuleDict({"head": head("e4m3"), "dense": torch.nn.Linear(4, 4).bfloat16()})
+    optimizer = optim.AdamW(model.parameters(), precision="nearest")
+    with pytest.raises(ValueError, match=r"rows of shape \(20, 4\) update themselves"):
+        optim.fuse_backward(model, optimizer)
+    assert not model["head"].table.frozen
+
+
 def test_rows_of_no_group():
     module = head()
     optimizer = module.row_optimizer
