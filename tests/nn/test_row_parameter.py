@@ -99,6 +99,15 @@ def test_heads_in_eval_pass_the_gradient_on(storage):
     assert torch.equal(module.table.decode(0, 20), before)
 
 
+def test_rows_that_are_frozen_after_the_forward_pass_stay():
+    module = bag()
+    before, out = module.weight_fp32(), look_up(module)
+    module.requires_grad_(False)
+    out.sum().backward()
+    assert torch.equal(module.weight_fp32(), before)
+    assert module.steps == 0
+
+
 def test_some_tables_freeze():
     """The others step as they would with those that are frozen left out."""
     tables = [nn.EmbeddingTable(30, 4, "fp32", 0.0), nn.EmbeddingTable(20, 2, "fp32", 0.0)]
