@@ -99,6 +99,15 @@ def test_heads_in_eval_pass_the_gradient_on(storage):
     assert torch.equal(module.table.decode(0, 20), before)
 
 
+def test_rows_that_are_frozen_after_the_forward_pass_stay():
+    module = bag()
+    before, out = module.weight_fp32(), look_up(module)
+    module.requires_grad_(False)
+    out.sum().backward()
+    assert torch.equal(module.weight_fp32(), before)
+    assert module.steps == 0
+
+
 def test_some_tables_freeze():
     """The others step as they would with those that are frozen left out."""
     tables = [nn.EmbeddingTable(30, 4, "fp32", 0.0), nn.EmbeddingTable(20, 2, "fp32", 0.0)]
@@ -195,6 +204,14 @@ def test_assigned_rows_are_not_taken_from_another_module():
     state = other.state_dict() | {"table.codes": transposed}
     other.load_state_dict(state, assign=True)
     assert torch.equal(other.table.decode(0, 20), transposed)
+
+
+def test_a_fused_optimizer_of_dense_parameters_refuses_rows():
+    model = torch.nn.ModuleDict({"head": head("e4m3"), "dense": torch.nn.Linear(4, 4).bfloat16()})
+    optimizer = optim.AdamW(model.parameters(), precision="nearest")
+    with pytest.raises(ValueError, match=r"rows of shape \(20, 4\) update themselves"):
+        optim.fuse_backward(model, optimizer)
+    assert not model["head"].table.frozen
 
 
 def test_rows_of_no_group():

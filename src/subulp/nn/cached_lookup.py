@@ -153,7 +153,8 @@ class CachedLookup(FixedDtypes):
                 "optim.RowSGD(module, lr=), or call eval() to leave them as they are"
             )
         unscaled = optimizer.unscaled(grad)
-        if unscaled is None:
+        # Rows may have been frozen since the forward pass.
+        if unscaled is None or all(p.frozen for p in self._codes()):
             return
         lookups = Lookups(self._features, values, offsets, weights)
         lookups, grad = self._of_trained(lookups, unscaled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,14 @@ class RowParameter(nn.Parameter):
         """Let the rows train, or freeze them."""
         self.frozen = not requires_grad
         return self
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> NoReturn:
+        """Raise ValueError: there is no gradient that a hook could wait for."""
+        raise ValueError(
+            f"rows of shape {tuple(self.shape)} update themselves and have no gradient: leave them "
+            "out of the parameters of dense optimizers, and give their module to RowSGD or "
+            "RowAdagrad"
+        )
 
     def detach(self) -> Tensor:
         """The rows as a tensor; one that refuses arithmetic unless they are numbers."""
