@@ -99,8 +99,8 @@ class Adam(Optimizer):
             # Zero gradients would divide zero by zero.
             if group["arithmetic"] == "strict" and eps > 0.0 == eps.to(p.dtype):
                 raise ValueError(
-                    f"eps={group['eps']} rounds to zero in {p.dtype}, and arithmetic='strict' rounds it: "
-                    "use for example eps=1e-6"
+                    f"eps={group['eps']} rounds to zero in {p.dtype}, and arithmetic='strict' "
+                    "rounds it: use for example eps=1e-6"
                 )
 
     def _arguments(self, bucket: Bucket) -> dict[str, Any]:
