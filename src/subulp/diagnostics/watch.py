@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+import torch.utils._python_dispatch as dispatch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..optim.base import Optimizer
 from ..optim.parameters import Bucket
@@ -136,7 +136,9 @@ class Watch:
         """Restore what :meth:`state_dict` returned."""
         self._step, self.history = state_dict["step"], list(state_dict["history"])
         if self._shadows is not None:
-            pairs = zip(self._params, state_dict["moments"], strict=True)
+            # A watch of version 0.1 had none: they begin as the stored ones, as they do here.
+            moments = state_dict.get("moments") or [[] for _ in self._params]
+            pairs = zip(self._params, moments, strict=True)
             self._shadows = {
                 p: [m.detach().to(p.device, copy=True) for m in moments]
                 for p, moments in pairs
@@ -191,7 +193,7 @@ class Watch:
     def _aside(self) -> Iterator[None]:
         """Watching is not training: neither its time nor its memory is."""
         started = time.perf_counter()
-        with _disable_current_modes():
+        with dispatch._disable_current_modes():
             yield
         self.seconds += time.perf_counter() - started
 
