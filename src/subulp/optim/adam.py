@@ -78,7 +78,8 @@ class Adam(Optimizer):
         eps = float(group["eps"])
         for p in group["params"]:
             # Zero gradients would divide zero by zero.
-            if group["arithmetic"] == "strict" and eps > 0.0 == torch.tensor(eps).to(p.dtype):
+            narrow = torch.tensor(eps, dtype=torch.float32, device="cpu").to(p.dtype)
+            if group["arithmetic"] == "strict" and eps > 0.0 == narrow:
                 raise ValueError(
                     f"eps={eps} rounds to zero in {p.dtype}, and arithmetic='strict' rounds it: "
                     "use for example eps=1e-6"
