@@ -80,6 +80,8 @@ def optimizers() -> Iterator[Tensor]:
                 yield p.detach()
                 state = optimizer.state_dict()["state"][0]
                 yield from (value for value in state.values() if isinstance(value, Tensor))
+    # An eps that BF16 holds and FP16 does not.
+    optim.AdamW([torch.nn.Parameter(random(4).bfloat16())], precision="kahan", arithmetic="strict")
     yield all_finite([random(40), random(40).bfloat16()])
 
 
