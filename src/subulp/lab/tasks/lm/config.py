@@ -35,8 +35,8 @@ class LMConfig(LinearConfig):
         ("master", "nearest", "collage-light", "collage-plus")
     )
     """Strategies to compare, separated by commas: fp32, nearest, stochastic, kahan, collage-light,
-    collage-plus, fp32-states, master, extra-bits-K or extra-bits-K-stochastic. With several
-    --linear, the default is master alone."""
+    collage-plus, fp32-states, master, extra-bits-K, also with -deterministic, -truncate or
+    -stochastic behind it. With several --linear, the default is master alone."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Text file to train on, plain or .gz; without it, the bundled megabyte of Shakespeare."""
