@@ -38,7 +38,8 @@ class ImageConfig(RunConfig):
     )
     """Strategies to compare, separated by commas: fp32, amp (FP32 weights, arithmetic in --dtype),
     nearest, stochastic, kahan, collage-light, collage-plus, fp32-states, master, extra-bits-K,
-    also with -deterministic, -truncate or -stochastic behind it; and simulated in FP16, e5m2 and e5m2+K with K extra bits."""
+    also with -deterministic, -truncate or -stochastic behind it; and simulated in FP16, e5m2 and
+    e5m2+K with K extra bits."""
 
     data: Annotated[str, COMPARED] = "digits"
     """digits: 1,797 bundled pictures of handwritten digits, 8 x 8; cifar10:DIR: CIFAR-10's binary
