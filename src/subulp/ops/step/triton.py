@@ -94,7 +94,8 @@ def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, A
         "WHOLE": whole,
         "BLOCK": BLOCK,
         # Ragged blocks compute a counter for each element: fewer elements a thread spare registers.
-        "num_warps": 4 if whole else 8,
+        # So do tails, whose packing holds words beside them.
+        "num_warps": 4 if whole else 16 if strategy.k else 8,
         **flags,
     }
 

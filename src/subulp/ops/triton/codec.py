@@ -210,9 +210,9 @@ def split_nearest(x, bits, fmt: tl.constexpr, k: tl.constexpr, random: tl.conste
         where += fraction_of(bits, fmt) & ((1 << drop) - 1)
     elif drop > 0:
         where += ((1 << drop) >> 1) - 1 + ((where >> drop) & 1)
-    kept = tl.minimum(where >> drop, last)
+    kept = tl.minimum(where >> drop, last).to(tl.uint32)
     tail = tl.where(magnitude_of(x) >= 0x7F800000, 0, kept & ((1 << k) - 1))
-    return restore_special(((kept + half) >> k).to(tl.uint32), x, fmt), tail.to(tl.uint32)
+    return restore_special((kept + half) >> k, x, fmt), tail
 
 
 @triton.jit

@@ -72,9 +72,10 @@ def test_fp8_gradients_scale_the_loss_unless_told_otherwise(small):
 
 def test_fp16_needs_no_loss_scale(small):
     """Its moments are BF16: as good as master weights, where unscaled FP16 ones blew it up."""
-    config = small(dtype="fp16", steps=60, lr=1e-2)
+    names = ("master", "collage-plus")
+    config = small(dtype="fp16", steps=60, lr=1e-2, precision=names)
     text = load_text(config.data)
-    losses = [run(config, text, name, 0).metrics["val_loss"] for name in ("master", "collage-plus")]
+    losses = [run(config, text, name, 0).metrics["val_loss"] for name in names]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 

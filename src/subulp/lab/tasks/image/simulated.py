@@ -63,6 +63,18 @@ class SimulatedSGD(optim.SGD):
             simulated["extra_bits"] = self._bits / 8
         return {**simulated, "total": sum(simulated.values())}
 
+    def _pending(self, bucket: Bucket) -> Pending:
+        # What the model computes with is cut to E5M2, and is no FP16 rounding of the master weight:
+        # a step would take it for a weight that somebody has written.
+        for p in bucket.params:
+            if self.state[p]:
+                p.copy_(self.state[p]["master"])
+        return super()._pending(bucket)
+
+    def _wide_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        state = self.state.get(p)
+        return state["master"] if state else super()._wide_value(group, p)
+
     def update(self, bucket: Bucket, pending: Pending | None = None) -> None:
         """As for any optimizer; then the master weights lose what is not stored."""
         super().update(bucket, pending)
