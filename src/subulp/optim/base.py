@@ -70,6 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ValueError: An option is out of range, or a parameter cannot have the group's precision:
                 its dtype, layout, or a complex or sparse value.
+            TypeError: A parameter is no plain tensor, as a DTensor is not.
             RuntimeError: The step is fused into the backward pass.
         """
         if self.fused is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import format_of
+from ..ops.pointers import check_plain
 from ..ops.step.job import is_strict
 from ..ops.strategy import Strategy
 from .components import is_dense
@@ -40,9 +41,10 @@ def places(groups: list[dict[str, Any]]) -> dict[int, Place]:
 
 
 def check_parameters(group: dict[str, Any]) -> None:
-    """Raise ValueError unless every parameter of a group can have the group's precision."""
+    """Raise an error unless every parameter of a group can have the group's precision."""
     for i, p in enumerate(group["params"]):
         where = _name(group, i)
+        check_plain(where, p)
         if p.is_complex():
             raise ValueError(
                 f"{where} is complex ({p.dtype}): narrow formats are real; optimize "
@@ -114,8 +116,12 @@ class Buckets:
             folded: See :class:`Bucket` (default: ``False``).
 
         Raises:
+            TypeError: One of them is no plain tensor, as a DTensor is not.
             ValueError: The gradient is sparse, complex or has a dtype that is no format of subulp.
         """
+        # A parameter may have been replaced by a sharded one since.
+        check_plain(gradient_name(group, place), grad)
+        check_plain(_name(group, place.index), p)
         if grad.layout != torch.strided:
             raise ValueError(
                 f"{gradient_name(group, place)} has layout {grad.layout}: only dense gradients are "
