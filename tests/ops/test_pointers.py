@@ -98,7 +98,7 @@ def test_distributed_tensors_are_refused_by_name(mesh):
 
     p = torch.nn.Parameter(spread(torch.ones(4, 4)))
     p.grad = torch.ones_like(p)
-    with pytest.raises(TypeError, match="params is a DTensor"):
+    with pytest.raises(TypeError, match="is a DTensor"):
         optim.AdamW([p], precision="fp32").step()
     bag = nn.CachedEmbeddingBag(20, 4)
     with pytest.raises(TypeError, match="values is a DTensor"):
