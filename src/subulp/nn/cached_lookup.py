@@ -272,29 +272,15 @@ class CachedLookup(FixedDtypes):
         """Restore seed and number of updates."""
         self.seed, self.steps, _ = read_state(state)
 
+    # As torch calls it; the last of the others collects errors.
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
         tables = {f"tables.{i}": table for i, table in enumerate(self._tables())}
         faults = check_state(state_dict, prefix, tables)
-        error_msgs += faults
+        others[-1].extend(faults)
         if not faults:
-            super()._load_from_state_dict(
-                state_dict,
-                prefix,
-                local_metadata,
-                strict,
-                missing_keys,
-                unexpected_keys,
-                error_msgs,
-            )
+            super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 def _follow_tables(module: nn.Module, _: object) -> None:

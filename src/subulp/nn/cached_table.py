@@ -359,32 +359,18 @@ class CachedTable(FixedDtypes):
                 self.counts.zero_()
         return self
 
+    # As torch calls it; the last of the others collects errors.
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
         refuses, self._refuses = self._refuses, False
         if refuses:
             return
         if faults := self.faults(state_dict, prefix):
-            error_msgs += faults
+            others[-1].extend(faults)
             self.table.refuse()
             return
-        super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
+        super()._load_from_state_dict(state_dict, prefix, *others)
         if self.floors is not None:
             # Zero is a lower bound whatever rows are cached.
             self.floors = torch.zeros_like(self.floors, device=self.tags.device)

@@ -481,19 +481,13 @@ class ExtremeClassifier(FixedDtypes):
         self.table.check_rows(labels)
         return self.table.gather(self._rows(labels))
 
+    # As torch calls it; the last of the others collects errors, the third missing keys.
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
         faults = check_state(state_dict, prefix, {"table": self.table})
         faults += self._wrong_order(state_dict, prefix)
-        error_msgs += faults
+        others[-1].extend(faults)
         if faults:
             self.table.refuse()
             return
@@ -502,17 +496,10 @@ class ExtremeClassifier(FixedDtypes):
             saved = state_dict.get(prefix + name)
             if saved is not None and getattr(self, name) is None:
                 setattr(self, name, torch.empty_like(saved, device=self.table.codes.device))
-        super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
+        super()._load_from_state_dict(state_dict, prefix, *others)
         self._needs_counts &= self.label_of is None
         # Older state dicts have none: the count of updates was in the optimizer's state dict.
+        missing_keys: list[str] = others[2]
         if prefix + KEY in missing_keys:
             missing_keys.remove(prefix + KEY)
 

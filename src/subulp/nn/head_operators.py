@@ -6,6 +6,8 @@ tensors and numbers, and put it together again around the same memory when they 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -86,18 +88,8 @@ def classifier_topk(
 
 
 @classifier_topk.register_fake
-def _(
-    codes: Tensor,
-    row_of: Tensor | None,
-    label_of: Tensor | None,
-    storage: str,
-    dim: int,
-    scale: float,
-    head_fraction: float,
-    products: str,
-    embeddings: Tensor,
-    k: int,
-) -> tuple[Tensor, Tensor]:
+def _(codes: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    embeddings, k = others[-2:]
     shape = embeddings.shape[0], k
     return (
         torch.empty(shape, dtype=torch.float32, device=codes.device),
