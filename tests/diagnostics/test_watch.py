@@ -289,6 +289,34 @@ def test_shadow_moments_are_those_of_fp32(make: type) -> None:
             assert w.total.update_norm == pytest.approx(moved, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (optim.AdamW, {"weight_decay": 0.1}),
+        (optim.Adam, {"weight_decay": 0.1, "maximize": True}),
+        (optim.SGD, {"momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1}),
+        (optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        (optim.SGD, {}),
+    ],
+)
+@pytest.mark.parametrize("precision", ["nearest", "collage-plus", "extra-bits-4", "master"])
+def test_how_often_is_measured_changes_no_measurement(
+    make: type, options: dict[str, object], precision: str
+) -> None:
+    """Between measured steps the shadows move, coupled weight decay included, without an update."""
+    histories = []
+    for every in (1, 3):
+        params, gradients = model_and_gradients(7)
+        optimizer = make(params, lr=0.01, precision=precision, seed=0, **options)
+        with diagnostics.watch(optimizer, every) as w:
+            for of_step in gradients:
+                for p, g in zip(params, of_step, strict=True):
+                    p.grad = g
+                optimizer.step()
+        histories.append(w.history)
+    assert histories[0][::3] == histories[1]
+
+
 def test_shadow_moments_are_saved() -> None:
     """A watch that is saved and loaded measures what one that went on measures."""
     runs = []

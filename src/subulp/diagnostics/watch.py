@@ -168,16 +168,18 @@ class Watch:
         """Move the shadows on."""
         if self._shadows is not None:
             with self._aside():
-                self._optimizer.fold_shadows(pending, self._shadows)
+                self._optimizer.move_shadows(pending, self._shadows, decay=False)
 
     def begin_update(self, pending: Pending) -> None:
         """Move the shadows on, and remember the parameters and what the optimizer intends."""
-        if not self._measuring and self._shadows is None:
+        if not self._measuring:
+            if self._shadows is not None:
+                with self._aside():
+                    self._optimizer.move_shadows(pending, self._shadows, decay=True)
             return
         with self._aside():
             for p, theta, intended in self._optimizer.intended_updates(pending, self._shadows):
-                if self._measuring:
-                    self._before[id(p)] = theta.clone(), intended
+                self._before[id(p)] = theta.clone(), intended
 
     def end_update(self, bucket: Bucket) -> None:
         """Compare them with their new values."""

@@ -142,8 +142,10 @@ class Adam(Optimizer):
     ) -> tuple[Tensor, list[Tensor]]:
         return reference.update(job, i, theta, moments)
 
-    def _folded_moments(self, job: StepJob, i: int, moments: list[Tensor]) -> list[Tensor]:
-        return reference.folded(job, i, moments)
+    def _moved_moments(
+        self, job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None
+    ) -> list[Tensor]:
+        return reference.moved(job, i, moments, theta)
 
 
 class AdamW(Adam):

@@ -383,18 +383,30 @@ class Optimizer(torch.optim.Optimizer):
             yield p, theta, -update
 
     @torch.no_grad()
-    def fold_shadows(self, pending: Pending, shadows: dict[Tensor, list[Tensor]]) -> None:
-        """Let gradients enter the shadows of :meth:`intended_updates` before the step.
+    def move_shadows(
+        self, pending: Pending, shadows: dict[Tensor, list[Tensor]], *, decay: bool
+    ) -> None:
+        """Let gradients enter the shadows of :meth:`intended_updates`, without their update.
 
         Args:
-            pending: What is folded; not updated yet.
+            pending: The step, or what is folded before it; not taken yet.
             shadows: Moved on.
+            decay: Whether coupled weight decay is part of these gradients; once a step it is.
         """
+        job = pending.job
+        coupled = decay and job.weight_decay != 0.0 and not job.decoupled
         for i, p in enumerate(pending.bucket.params):
-            moments = shadows.get(p) or storage.decode_moments(pending.job, i)
-            shadows[p] = self._folded_moments(pending.job, i, moments)
+            theta = None
+            if coupled:
+                extra = job.role(job.extras, i)
+                theta = storage.decode_parameter(job.strategy, job.params[i], extra)
+            moments = shadows.get(p) or storage.decode_moments(job, i)
+            shadows[p] = self._moved_moments(job, i, moments, theta)
 
-    def _folded_moments(self, job: StepJob, i: int, moments: list[Tensor]) -> list[Tensor]:
+    def _moved_moments(
+        self, job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None
+    ) -> list[Tensor]:
+        """The moments after a step from the wide ones before it; ``theta`` has a decay."""
         raise NotImplementedError
 
     def _reference_update(

@@ -121,3 +121,8 @@ class SGD(Optimizer):
         self, job: StepJob, i: int, theta: Tensor, moments: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         return reference.update(job, i, theta, moments)
+
+    def _moved_moments(
+        self, job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None
+    ) -> list[Tensor]:
+        return reference.moved(job, i, moments, theta)

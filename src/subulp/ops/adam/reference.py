@@ -34,13 +34,29 @@ def fold(job: StepJob) -> None:
     The random bits are those that the step of the job draws.
     """
     for i, param in enumerate(job.params):
-        moments = folded(job, i, storage.decode_moments(job, i))
+        moments = moved(job, i, storage.decode_moments(job, i))
         _encode_moments(job, i, moments, _bits(job, i, param))
 
 
-def folded(job: StepJob, i: int, moments: list[Tensor]) -> list[Tensor]:
-    """The moments of tensor ``i`` with its gradient in them."""
-    return _moved(job, moments, _gradient(job, i))
+def moved(job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None = None) -> list[Tensor]:
+    """The new moments of tensor ``i``, with its gradient in them.
+
+    Args:
+        job: A step.
+        i: Position of the tensor.
+        moments: The wide values of its two moments.
+        theta: Its wide value, whose decay is part of the gradient unless it is decoupled
+            (default: ``None``, no decay).
+    """
+    g = job.grads[i].to(torch.float32)
+    if job.maximize:
+        g = -g
+    if theta is not None and not job.decoupled and job.weight_decay != 0.0:
+        g = g + theta * job.weight_decay
+    m, v = moments
+    m = m * job.beta1 + g * job.one_minus_beta1
+    v = v * job.beta2 + (g * job.one_minus_beta2) * g
+    return [m, v]
 
 
 def update(
@@ -59,10 +75,8 @@ def update(
     Returns:
         What is subtracted from ``theta``, and the new moments.
     """
-    s, g = job.scalars[i], _gradient(job, i)
-    if not job.decoupled and job.weight_decay != 0.0:
-        g = g + theta * job.weight_decay
-    m, v = moments = _moved(job, moments, g)
+    s = job.scalars[i]
+    m, v = moments = moved(job, i, moments, theta)
     floor = float(s["slow_floor"])
     known = torch.where(v < floor, floor, v) if floor != 0.0 else v
     denominator = ieee.sqrt(known) * float(s["inv_sqrt_bias2"]) + job.eps
@@ -70,18 +84,6 @@ def update(
     if job.decoupled and s["decay"] != 0.0:
         delta = delta + theta * float(s["decay"])
     return delta, moments
-
-
-def _gradient(job: StepJob, i: int) -> Tensor:
-    g = job.grads[i].to(torch.float32)
-    return -g if job.maximize else g
-
-
-def _moved(job: StepJob, moments: list[Tensor], g: Tensor) -> list[Tensor]:
-    m, v = moments
-    m = m * job.beta1 + g * job.one_minus_beta1
-    v = v * job.beta2 + (g * job.one_minus_beta2) * g
-    return [m, v]
 
 
 def _encode_moments(job: StepJob, i: int, moments: list[Tensor], bits: Tensor | None) -> None:

@@ -55,14 +55,34 @@ def update(
     Returns:
         What is subtracted from ``theta``, and the new buffer.
     """
-    s = job.scalars[i]
+    g = _gradient(job, i, theta)
+    if moments:
+        (b,) = moments = _moved(job, i, moments, g)
+        g = g + b * job.beta1 if job.nesterov else b
+    return g * float(job.scalars[i]["step_size"]), moments
+
+
+def moved(job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None = None) -> list[Tensor]:
+    """The new moments of tensor ``i``, with its gradient in them.
+
+    Args:
+        job: A step.
+        i: Position of the tensor.
+        moments: The wide value of its momentum buffer, if it has one.
+        theta: Its wide value, whose decay is part of the gradient (default: ``None``, no decay).
+    """
+    return _moved(job, i, moments, _gradient(job, i, theta)) if moments else []
+
+
+def _gradient(job: StepJob, i: int, theta: Tensor | None) -> Tensor:
     g = job.grads[i].to(torch.float32)
     if job.maximize:
         g = -g
-    if job.weight_decay != 0.0:
+    if theta is not None and job.weight_decay != 0.0:
         g = g + theta * job.weight_decay
-    if moments:
-        b = g if s["first"] else moments[0] * job.beta1 + g * job.one_minus_beta1
-        moments = [b]
-        g = g + b * job.beta1 if job.nesterov else b
-    return g * float(s["step_size"]), moments
+    return g
+
+
+def _moved(job: StepJob, i: int, moments: list[Tensor], g: Tensor) -> list[Tensor]:
+    first = job.scalars[i]["first"]
+    return [g if first else moments[0] * job.beta1 + g * job.one_minus_beta1]
