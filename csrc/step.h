@@ -12,6 +12,7 @@
 #include "ieee_mode.h"
 #include "pair.h"
 #include "random_bits.h"
+#include "tails.h"
 
 // The body of the inner loop must be one piece of code: a call would pass vectors through memory.
 #define SUBULP_INLINE __attribute__((always_inline)) inline
@@ -139,48 +140,6 @@ struct Sgd {
 
 // ------------------------------------------------------------------------------------- the pass
 
-template <class Word>
-inline void widen(const char* from, uint32_t* to) {
-  Word t[BLOCK];
-  std::memcpy(t, from, sizeof t);
-  for (int i = 0; i < BLOCK; ++i) to[i] = t[i];
-}
-template <class Word>
-inline void narrow(const uint32_t* from, char* to) {
-  Word t[BLOCK];
-  for (int i = 0; i < BLOCK; ++i) t[i] = static_cast<Word>(from[i]);
-  std::memcpy(to, t, sizeof t);
-}
-
-inline void unpack_tails(const char* words, int width, uint32_t* tail) {
-  // Packed least significant bit first, whole bytes are simply bytes on a little-endian machine.
-  if (width == 8) return widen<uint8_t>(words, tail);
-  if (width == 16) return widen<uint16_t>(words, tail);
-  const uint64_t mask = (uint64_t{1} << width) - 1;
-  for (int group = 0; group < BLOCK / 32; ++group, words += 4 * width, tail += 32) {
-    uint32_t w[18] = {};
-    std::memcpy(w, words, 4 * static_cast<size_t>(width));
-    for (int i = 0, bit = 0; i < 32; ++i, bit += width) {
-      const uint64_t pair = w[bit / 32] | uint64_t{w[bit / 32 + 1]} << 32;
-      tail[i] = static_cast<uint32_t>(pair >> (bit % 32) & mask);
-    }
-  }
-}
-
-inline void pack_tails(const uint32_t* tail, int width, char* words) {
-  if (width == 8) return narrow<uint8_t>(tail, words);
-  if (width == 16) return narrow<uint16_t>(tail, words);
-  for (int group = 0; group < BLOCK / 32; ++group, words += 4 * width, tail += 32) {
-    uint32_t w[18] = {};
-    for (int i = 0, bit = 0; i < 32; ++i, bit += width) {
-      const uint64_t pair = uint64_t{tail[i]} << (bit % 32);
-      w[bit / 32] |= static_cast<uint32_t>(pair);
-      w[bit / 32 + 1] |= static_cast<uint32_t>(pair >> 32);
-    }
-    std::memcpy(words, w, 4 * static_cast<size_t>(width));
-  }
-}
-
 template <class Format>
 inline void decode_block(const char* from, float* to) {
   for (int i = 0; i < BLOCK; i += W) store_f32(to + i, Format::load(from + i * Format::bytes));
@@ -257,6 +216,7 @@ class Pass {
         maximize_(s.maximize != 0),
         has_slow_(s.slow != nullptr),
         tail_width_(s.extra_bits + (L::tails && !L::signed_tails && L::random)),
+        tails_(tail_width_),
         k_(u32(static_cast<uint32_t>(s.extra_bits))),
         work_{{s.seed, scalars_.stream, scalars_.step, scalars_.offset}, {}, {}} {}
 
@@ -301,7 +261,7 @@ class Pass {
     block({copy[0], copy[1], copy[2], copy[3], copy[4], copy[5]}, index);
     if constexpr (L::tails) {
       std::fill(work_.tail + n, work_.tail + BLOCK, 0u);
-      pack_tails(work_.tail, tail_width_, copy[4]);
+      tails_.pack(work_.tail, copy[4]);
     }
     for (int i = 0; i < 6; ++i)
       if (bytes[i] && i != 1) std::memcpy(from[i], copy[i], static_cast<size_t>(bytes[i]));
@@ -309,11 +269,11 @@ class Pass {
 
   void block(const Pointers& p, int64_t index) {
     const uint64_t first = static_cast<uint64_t>(index) * BLOCK;
-    if constexpr (L::tails) unpack_tails(p.extra, tail_width_, work_.tail);
+    if constexpr (L::tails) tails_.unpack(p.extra, work_.tail);
     if constexpr (L::random) work_.bits.template draw<Base::random_width>(first);
     if (narrow_grad_) decode_gradient(grad_dtype_, p.grad, work_.grad);
     elements(p, BLOCK);
-    if constexpr (L::tails) pack_tails(work_.tail, tail_width_, p.extra);
+    if constexpr (L::tails) tails_.pack(work_.tail, p.extra);
   }
 
   void elements(const Pointers& p, int64_t n) {
@@ -474,6 +434,7 @@ class Pass {
   int grad_dtype_, grad_bytes_;
   bool same_grad_, narrow_grad_, maximize_, has_slow_;
   int tail_width_;
+  std::conditional_t<L::tails, Tails, int> tails_;
   U k_;
   Work work_;
 };
