@@ -152,18 +152,22 @@ def pack(tail: Tensor, width: int) -> Tensor:
 
     Args:
         tail: Integer tensor with values in ``[0, 2**width)``, any shape; flattened.
-        width: Bits of one tail, 1 to 32.
+        width: Bits of one tail, 1 to 31.
 
     Returns:
         int32 tensor (packed_words(tail.numel(), width),); missing values of the last group are 0.
     """
     groups = torch.zeros(
-        packed_words(tail.numel(), 1) * GROUP, dtype=torch.int64, device=tail.device
+        packed_words(tail.numel(), 1), GROUP, dtype=torch.int64, device=tail.device
     )
-    groups[: tail.numel()] = tail.flatten().to(torch.int64)
-    string = (groups.view(-1, GROUP, 1) >> torch.arange(width, device=tail.device)) & 1
-    words = (string.view(-1, width, 32) << torch.arange(32, device=tail.device)).sum(-1)
-    return words.flatten().to(torch.int32)
+    groups.view(-1)[: tail.numel()] = tail.flatten()
+    word, shift = _places(width, tail.device)
+    # Bits of different tails never overlap, so that their sum is their union.
+    pairs = groups << shift
+    words = groups.new_zeros(groups.shape[0], width + 1)
+    words.index_add_(1, word, pairs & _WORD)
+    words.index_add_(1, word + 1, pairs >> 32)
+    return words[:, :width].flatten().to(torch.int32)
 
 
 def unpack(words: Tensor, count: int, width: int) -> Tensor:
@@ -180,7 +184,18 @@ def unpack(words: Tensor, count: int, width: int) -> Tensor:
             f"words has {words.numel()} entries: {count} values of {width} bits take "
             f"{packed_words(count, width)}"
         )
-    bit = (words.view(-1, 1).to(torch.int64) >> torch.arange(32, device=words.device)) & 1
-    string = bit.view(-1, GROUP, width)
-    values = (string << torch.arange(width, device=words.device)).sum(-1)
+    word, shift = _places(width, words.device)
+    # A tail lies in one word or in two that follow each other; the last group's last has no next.
+    wide = torch.nn.functional.pad(words.view(-1, width).to(torch.int64) & _WORD, (0, 1))
+    pairs = wide[:, word + 1] << 32 | wide[:, word]
+    values = pairs >> shift & (1 << width) - 1
     return values.flatten()[:count].to(torch.int32)
+
+
+_WORD = (1 << 32) - 1
+
+
+def _places(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The word in which each tail of a group begins, and its place there."""
+    bit = torch.arange(GROUP, device=device) * width
+    return bit // 32, bit % 32
