@@ -159,8 +159,10 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if parameter.grad is not None:
             self._gradient(parameter.grad)
 
-    def _gradient(self, grad: Tensor) -> None:
-        self._storages.see(grad, "gradients")
+    def _gradient(self, grad: Tensor | None) -> None:
+        # None where a function gave no gradient.
+        if grad is not None:
+            self._storages.see(grad, "gradients")
 
 
 @dataclass

@@ -27,6 +27,7 @@ def fuse_backward(
     *,
     max_norm: float | None = None,
     norm_type: float = 2.0,
+    keep_bytes: int = 0,
     clip_parameter_norm: float | None = None,
     clip_value: float | None = None,
     accumulate: int = 1,
@@ -51,6 +52,10 @@ def fuse_backward(
             known before the first parameter steps, so :meth:`FusedBackward.backward` runs the
             backward pass twice: once for the norm, each gradient freed at once, and once to step.
         norm_type: Order p of the norm (default: 2).
+        keep_bytes: Bytes of gradients that the first of two passes may keep until the step, the
+            last ones that it completes. The second pass computes no gradient again that was kept,
+            and does not go down to layers whose gradients all were; there, hooks of tensors get
+            ``None`` from it. The peak of memory grows by no more than these bytes (default: 0).
         clip_parameter_norm: Clip the norm of each parameter's gradient, as ``clip_grad_norm_`` of
             that parameter alone does; needs no second pass.
         clip_value: Clamp each gradient element to ``[-clip_value, clip_value]``; needs no second
@@ -79,6 +84,8 @@ def fuse_backward(
             gradient; or the model is wrapped in ``DistributedDataParallel``.
     """
     _check_pair(model, optimizer)
+    if isinstance(keep_bytes, bool) or not isinstance(keep_bytes, int) or keep_bytes < 0:
+        raise ValueError(f"keep_bytes={keep_bytes!r} is out of range: a whole number of bytes")
     clipping = Clipping(max_norm, clip_parameter_norm, clip_value, norm_type)
     accumulator = _accumulator(optimizer, accumulate, accumulate_in)
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
@@ -92,6 +99,7 @@ def fuse_backward(
         accumulator,
         None if scaler is None else ScalerLink(scaler),
         None if reduce is None else Reduction(reduce),
+        keep_bytes,
     )
 
 

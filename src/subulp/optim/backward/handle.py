@@ -23,6 +23,7 @@ from ..loss_scaling import ScalerLink
 from ..parameters import Buckets, nonfinite_error, places
 from .accumulation import Accumulator
 from .clipping import Clipping, scaled
+from .kept import KeptGradients
 from .look_ahead import LookAhead
 from .reduction import Reduction
 
@@ -51,6 +52,7 @@ class FusedBackward:
         accumulator: Accumulator,
         scaler: ScalerLink | None,
         reduction: Reduction | None,
+        keep_bytes: int,
     ) -> None:
         self.total_norm: Tensor | None = None
         self._optimizer = optimizer
@@ -60,6 +62,8 @@ class FusedBackward:
         self._factor: float | None = None
         self._coefficient: Tensor | None = None
         self._ahead: LookAhead | None = None
+        self._keep_bytes = keep_bytes
+        self._kept = KeptGradients(keep_bytes)
         self._inside = False
         self._pauses = 0
         # The user's own backward pass, if one is running: autograd's number for it.
@@ -74,6 +78,11 @@ class FusedBackward:
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
         accumulator.check(self._params)
         self._check_policies()
+        if keep_bytes and not (clipping.max_norm or scaler or self._guarding):
+            raise ValueError(
+                f"keep_bytes={keep_bytes} cannot apply: one pass is enough without max_norm, "
+                "scaler, and nonfinite='raise' or 'skip'"
+            )
         optimizer.fused = self
         self._hooks = [_hook(p, self._complete) for p in self._params]
 
@@ -109,15 +118,16 @@ class FusedBackward:
             raise ValueError("loss is an empty sequence: pass at least one")
         roots = losses, (gradient,) if isinstance(gradient, Tensor) else gradient
         if not (self._accumulator.last and self._looks_ahead):
-            self._run(roots, retain_graph)
+            self._run(roots, retain_graph=retain_graph)
             return
         if self._scaling is not None:
             self._factor = self._scaling.factor()
         try:
             if self._look_ahead(roots):
-                self._run(roots, retain_graph)
+                self._run(roots, retain_graph=retain_graph)
         finally:
             self._factor = self._coefficient = None
+            self._kept = KeptGradients(self._keep_bytes)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -198,7 +208,7 @@ class FusedBackward:
                 "the moments cannot give a gradient back; use nonfinite='propagate'"
             )
 
-    def _run(self, roots: _Roots, retain_graph: bool) -> None:
+    def _run(self, roots: _Roots, *, retain_graph: bool) -> None:
         """One backward pass that was called from here."""
         if self._pauses:
             raise RuntimeError(
@@ -206,8 +216,13 @@ class FusedBackward:
             )
         self._begin(None)
         try:
-            losses, gradients = roots
-            torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
+            if self._ahead is None:
+                self._kept.backward(*roots, retain_graph=retain_graph)
+            else:
+                # Other leaves have their gradients from the second pass alone.
+                inputs = [p for p in self._params if p.requires_grad]
+                if inputs:
+                    torch.autograd.backward(*roots, retain_graph=True, inputs=inputs)
             self._end()
         except BaseException:
             self._abandon()
@@ -265,7 +280,8 @@ class FusedBackward:
         if not self._accumulator.last:
             return
         if self._reduction is not None:
-            self._reduction.begin([p for p in reversed(self._params) if p.requires_grad])
+            waited_for = (p for p in reversed(self._params) if p not in self._kept)
+            self._reduction.begin([p for p in waited_for if p.requires_grad])
         # With two passes, the step begins with the first; a pass that failed has begun it already.
         if (self._ahead is not None or not self._looks_ahead) and not self._done:
             self._optimizer.begin_step()
@@ -279,7 +295,8 @@ class FusedBackward:
                 "backward(create_graph=True) while the step is fused: the weights change during "
                 "the pass, so it cannot be differentiated again; remove the handle for this"
             )
-        if self._pauses:
+        # Without a gradient the pass has not reached it: a function gave none, or it was cut off.
+        if self._pauses or p in self._kept or p.grad is None:
             p.grad = None
             return
         if self._inside and self._failed():
@@ -306,6 +323,8 @@ class FusedBackward:
             self._finish_untouched()
         if self._ahead is not None:
             return
+        for p, grad in self._kept.take():
+            self._wait(p, grad)
         while self._waiting:
             self._step_largest()
         self._done.clear()
@@ -324,7 +343,9 @@ class FusedBackward:
     def _finish_untouched(self) -> None:
         """Step parameters that only an earlier pass, or another rank, has reached."""
         for p in self._params:
-            if id(p) not in self._completed and self._accumulator.holds(p):
+            if id(p) in self._completed or p in self._kept:
+                continue
+            if self._accumulator.holds(p):
                 self._finish(p)
         if self._reduction is not None:
             for q, grad in self._reduction.rest(self._accumulator.zero):
@@ -366,7 +387,8 @@ class FusedBackward:
 
     def _look_ahead(self, roots: _Roots) -> bool:
         """Run the pass without stepping; return whether the step may follow."""
-        self._ahead = LookAhead(self._clipping, self._factor, self._is_guarded)
+        kept = KeptGradients(self._keep_bytes)
+        self._ahead = LookAhead(self._clipping, self._factor, self._is_guarded, kept)
         try:
             self._run(roots, retain_graph=True)
             bad, clip = self._ahead.nonfinite(), self._ahead.coefficient(self._params)
@@ -380,6 +402,7 @@ class FusedBackward:
             return False
         if clip is not None:
             self.total_norm, self._coefficient = clip
+        self._kept = kept
         return True
 
     def _is_guarded(self, p: Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...ops import all_finite
 from .. import loss_scaling
 from .clipping import Clipping
+from .kept import KeptGradients
 
 
 class LookAhead:
@@ -19,17 +20,24 @@ class LookAhead:
         clipping: If it needs norms, they are computed.
         factor: The factor that unscales gradients; ``None`` without a scaler.
         guarded: Whether the gradient of a parameter must be finite.
+        kept: Takes the gradients that the second pass need not compute again.
     """
 
     def __init__(
-        self, clipping: Clipping, factor: float | None, guarded: Callable[[Tensor], bool]
+        self,
+        clipping: Clipping,
+        factor: float | None,
+        guarded: Callable[[Tensor], bool],
+        kept: KeptGradients,
     ) -> None:
         self._clipping, self._factor, self._guarded = clipping, factor, guarded
+        self._kept = kept
         self._norms: dict[int, Tensor] = {}
         self._finite: list[tuple[Tensor, Tensor]] = []
 
     def see(self, p: Tensor, grad: Tensor) -> None:
         """Record a gradient that is still scaled."""
+        self._kept.add(p, grad)
         if self._guarded(p):
             self._finite.append((p, all_finite([grad])))
         if self._clipping.max_norm is not None:
