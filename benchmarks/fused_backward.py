@@ -33,12 +33,16 @@ Loss = Callable[[], torch.Tensor]
 
 AIM = 1.03
 """A fused step takes at most this many times an unfused one, where it needs one backward pass."""
+AIM_OF_TWO_PASSES = 1.35
 
 METHODS: dict[str, dict[str, float]] = {
     "plain": {},
     "clip_parameter_norm=1": {"clip_parameter_norm": 1.0},
     "max_norm=1, two passes": {"max_norm": 1.0},
+    "max_norm=1, half kept": {"max_norm": 1.0, "kept": 0.5},
+    "max_norm=1, three quarters kept": {"max_norm": 1.0, "kept": 0.75},
 }
+"""Options of ``fuse_backward``; ``kept`` is a share of all gradients, for ``keep_bytes``."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,10 @@ def make_side(case: Case, options: dict[str, float], *, fused: bool) -> Side:
     else:
         model, loss_of = resnet(case)
         optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, precision=case.precision)
-    handle = optim.fuse_backward(model, optimizer, **options) if fused else None
+    given: dict[str, Any] = dict(options)
+    if "kept" in given:
+        given["keep_bytes"] = int(given.pop("kept") * sum(p.nbytes for p in model.parameters()))
+    handle = optim.fuse_backward(model, optimizer, **given) if fused else None
 
     def step() -> None:
         loss = loss_of()
@@ -187,14 +194,15 @@ def main(*, out: Path | None = None) -> None:
     console.print(f"{machine['processor']}, load {machine['load_before']:.2f}")
     console.print(table)
     for row in rows:
-        if row["method"] != "max_norm=1, two passes":
-            verdict = "met" if row["times_unfused"] <= AIM else "missed"
-            console.print(f"{row['case']}, {row['method']}: the aim of {AIM} is {verdict}")
+        aim = AIM_OF_TWO_PASSES if "max_norm" in METHODS[row["method"]] else AIM
+        verdict = "met" if row["times_unfused"] <= aim else "missed"
+        console.print(f"{row['case']}, {row['method']}: the aim of {aim} is {verdict}")
     if out:
         record = {
             "benchmark": "fused_backward",
             "machine": machine,
             "aim": AIM,
+            "aim_of_two_passes": AIM_OF_TWO_PASSES,
             "cases": [asdict(case) for case in CASES],
             "methods": rows,
         }

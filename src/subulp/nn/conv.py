@@ -105,12 +105,16 @@ class _NarrowConv2d(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, bias, *ctx.options = inputs
         ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
         ctx.bias_grad_dtype = None if bias is None else gradient_dtype(bias)
         ctx.weight_grad_dtype = gradient_dtype(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
+        # None passes where fuse_backward(keep_bytes=) has the gradients below already.
+        if grad_y is None:
+            return (None,) * 7
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.options
         with without_autocast(x):

@@ -68,13 +68,15 @@ class _NarrowEmbedding(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ids, weight = inputs
         ctx.save_for_backward(ids)
+        ctx.set_materialize_grads(False)
         ctx.shape = weight.shape
         ctx.grad_dtype = gradient_dtype(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[None, Tensor | None]:
-        if not ctx.needs_input_grad[1]:
+    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[None, Tensor | None]:
+        # None passes where fuse_backward(keep_bytes=) has the gradient already.
+        if grad_y is None or not ctx.needs_input_grad[1]:
             return None, None
         (ids,) = ctx.saved_tensors
         touched, position = ids.reshape(-1).unique(return_inverse=True)

@@ -95,12 +95,16 @@ class _NarrowLinear(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, bias = inputs
         ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
         ctx.bias_grad_dtype = None if bias is None else gradient_dtype(bias)
         ctx.weight_grad_dtype = gradient_dtype(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
+        # None passes where fuse_backward(keep_bytes=) has the gradients below already.
+        if grad_y is None:
+            return None, None, None
         x, weight = ctx.saved_tensors
         rows = x.reshape(-1, x.shape[-1]).float()
         grad_rows = grad_y.reshape(-1, weight.shape[0]).float()

@@ -263,11 +263,15 @@ class _MoRLinear(torch.autograd.Function):
         ctx.mor, ctx.note, ctx.x_shape, ctx.x_dtype = mor, note, x.shape, x.dtype
         ctx.weight_grad_dtype = gradient_dtype(weight)
         ctx.bias_grad_dtype = None if bias is None else gradient_dtype(bias)
+        ctx.set_materialize_grads(False)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
+        # None passes where fuse_backward(keep_bytes=) has the gradients below already.
+        if grad_y is None:
+            return None, None, None, None, None
         weight, *stored = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         saved = _with_tensors(ctx.saved_input, stored) if needs_weight else None

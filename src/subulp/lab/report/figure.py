@@ -38,6 +38,7 @@ LABEL_HEIGHT = 12.5
 _SIZE = 10.0
 _TITLE = 40.0
 _DPI = 160
+_ACROSS = 3
 
 # What neither XML nor UTF-8 can hold; a file name may.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -358,20 +359,23 @@ def _rename(root: ET.Element, prefix: str) -> None:
 
 
 def save_png(charts: Sequence[Chart], path: Path) -> None:
-    """Save charts side by side, with their titles."""
-    sizes = [chart.size for chart in charts]
+    """Save charts with their titles, up to three side by side."""
+    rows = [charts[i : i + _ACROSS] for i in range(0, len(charts), _ACROSS)]
     gap = 14.0
-    width = sum(size[0] for size in sizes) + gap * (len(charts) + 1)
-    height = max(size[1] for size in sizes) + _TITLE + gap
+    width = max(sum(chart.size[0] + gap for chart in row) for row in rows) + gap
+    heights = [max(chart.size[1] for chart in row) + _TITLE + gap for row in rows]
     with _drawing():
-        figure = _figure((width, height))
-        left = gap
-        for chart, size in zip(charts, sizes, strict=True):
-            panel = Panel(figure, left, _TITLE, size)
-            chart.draw(panel)
-            panel.text(chart.title, 0, -_TITLE + 18, fontsize=12)
-            panel.text(chart.unit, 0, -_TITLE + 32, color=QUIET)
-            left += size[0] + gap
+        figure = _figure((width, sum(heights)))
+        top = _TITLE
+        for row, height in zip(rows, heights, strict=True):
+            left = gap
+            for chart in row:
+                panel = Panel(figure, left, top, chart.size)
+                chart.draw(panel)
+                panel.text(chart.title, 0, -_TITLE + 18, fontsize=12)
+                panel.text(chart.unit, 0, -_TITLE + 32, color=QUIET)
+                left += chart.size[0] + gap
+            top += height
         figure.savefig(path, dpi=_DPI, facecolor="white")
 
 

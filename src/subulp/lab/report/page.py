@@ -279,7 +279,11 @@ def _headline(group: Group, metrics: Sequence[Metric]) -> list[LineChart]:
     excess = _excess_chart(group, last) if last.versus == "ratio" else []
     # By itself, what compares by ratio says what the first metric says.
     alone = [] if last is first or last.versus == "ratio" else _metric_chart(group, last)
-    return [*_metric_chart(group, first), *(excess or alone)]
+    charts = _metric_chart(group, first)
+    if excess:
+        # Differences stand in that one.
+        charts = [replace(chart, below=None) for chart in charts]
+    return [*charts, *(excess or alone)]
 
 
 def _metric_chart(group: Group, metric: Metric) -> list[LineChart]:
@@ -530,7 +534,11 @@ def _mixtures(group: Group) -> list[HeatMap]:
     for variant in group.variants:
         records = group.runs[variant.run].records
         mixes = (record.mix or () for record in records if record.name == variant.own)
-        found.append(heat_map(variant.name, itertools.chain.from_iterable(mixes)))
+        linear = {str(summary.settings.get("linear", "")) for summary in variant.summaries}
+        # A run of one kind of layers does not name it.
+        kind = [name for name in linear if name and name not in variant.name]
+        title = " ".join([variant.name, *kind])
+        found.append(heat_map(title, itertools.chain.from_iterable(mixes)))
     return [each for each in found if each is not None]
 
 
