@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from .support import Case, Run, assert_same, batch, cases
 
@@ -54,6 +58,21 @@ def test_compiled_training_step(case):
     compiled = train(case, lambda f: torch.compile(f, backend="aot_eager"))
     assert_same(compiled, train(case, lambda f: f))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+
+
+def test_a_step_in_a_compiled_loop_warns_of_nothing(capfd):
+    """Torch's own steps do, of the profiler that Dynamo leaves out. Hooks are called."""
+    torch._logging._internal.warning_once.cache_clear()
+    calls = []
+    registers = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
+    hooks = [register(lambda *_: calls.append(1)) for register in registers]
+    try:
+        train(TRAINABLE[2], lambda f: torch.compile(f, backend="eager"))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(calls) == 10
+    assert "will be ignored" not in capfd.readouterr().err
 
 
 def test_compiled_step_with_policy():

@@ -198,7 +198,7 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self.fused is None:
-            self._step_between_graphs()
+            self._take_step()
         elif hasattr(self, "grad_scale"):
             self.fused.check_scaled()
         return loss
@@ -212,11 +212,7 @@ class Optimizer(torch.optim.Optimizer):
         if self.fused is None:
             super().zero_grad(set_to_none)
 
-    # If traced, a step would be one opaque op in a graph that guards on every tensor, is recompiled
-    # for every new learning rate, and copies what the op mutates unless the compiler can prove that
-    # it need not.
-    @between_graphs
-    def _step_between_graphs(self) -> None:
+    def _take_step(self) -> None:
         self.check_groups()
         buckets = parameters.buckets_of(self.param_groups)
         self.begin_step()
@@ -571,3 +567,11 @@ class Optimizer(torch.optim.Optimizer):
             components.store_wide(strategy, p, state, wide, seed=group["seed"], stream=place.stream)
 
         full_precision.load_state_dict(model, state_dict, places, store)
+
+
+# If traced, a step would be one opaque op in a graph that guards on every tensor, is recompiled for
+# every new learning rate, and copies what the op mutates unless the compiler can prove that it need
+# not. Torch's hooks, which it puts around a step that has none, stay out of the graph too: Dynamo
+# warns of their profiler.
+Optimizer.step = between_graphs(torch.optim.Optimizer.profile_hook_step(Optimizer.step))  # type: ignore[method-assign,assignment]
+Optimizer.step.hooked = True  # type: ignore[attr-defined]
