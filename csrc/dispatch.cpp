@@ -52,6 +52,10 @@ int subulp_all_finite(int64_t count, const int64_t* numel, const void* const* da
   const subulp_kernels* k = kernels(isa);
   return k ? k->all_finite(count, numel, data, dtype, threads) : -1;
 }
+uint64_t subulp_fingerprint(const void* data, int64_t bytes, int32_t threads, int32_t isa) {
+  const subulp_kernels* k = kernels(isa);
+  return k ? k->fingerprint(data, bytes, threads) : 0;
+}
 int subulp_decode(int32_t dtype, const void* from, float* to, int64_t count, float scale, int32_t threads,
                   int32_t isa) {
   const subulp_kernels* k = kernels(isa);

@@ -10,6 +10,7 @@
 #include "convert.h"
 #include "embedding_pool.h"
 #include "embedding_update.h"
+#include "fingerprint.h"
 #include "int_rows.h"
 #include "kernels.h"
 #include "logistic.h"
@@ -21,6 +22,7 @@ extern "C" const subulp_kernels SUBULP_JOIN(subulp_kernels_, SUBULP_ISA_NAME) = 
     simd::run_step<simd::Adam>,
     simd::run_step<simd::Sgd>,
     simd::run_all_finite,
+    simd::run_fingerprint,
     simd::run_decode,
     simd::run_encode,
     simd::run_logistic,

@@ -7,6 +7,7 @@ struct subulp_kernels {
   int (*adam)(const subulp_step&);
   int (*sgd)(const subulp_step&);
   int (*all_finite)(int64_t, const int64_t*, const void* const*, const int32_t*, int);
+  uint64_t (*fingerprint)(const void*, int64_t, int);
   int (*decode)(int, const void*, float*, int64_t, float, int);
   int (*encode)(int, const float*, void*, int64_t, float, int);
   int (*logistic)(float*, int64_t, int64_t, float, int, double*, int);

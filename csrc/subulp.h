@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 8
+#define SUBULP_ABI 9
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -221,6 +221,9 @@ SUBULP_EXPORT int subulp_sgd(const subulp_step* step);
 /* 1 if every value of every tensor is finite, else 0; -1 as above. */
 SUBULP_EXPORT int subulp_all_finite(int64_t count, const int64_t* numel, const void* const* data,
                                     const int32_t* dtype, int32_t threads, int32_t isa);
+
+/* A number of the bytes and their places: another one, as good as surely, where any of them differs. */
+SUBULP_EXPORT uint64_t subulp_fingerprint(const void* data, int64_t bytes, int32_t threads, int32_t isa);
 
 /* `to[i] = from[i] * scale`: from a narrow dtype to FP32, and from FP32 to a narrow dtype, rounded to
  * nearest even; -1 as above. */

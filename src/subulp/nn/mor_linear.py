@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from ..numerics.mixture import Mixture, Summary, wide_format_of
 from ..ops.graph_breaks import between_graphs
 from ..ops.mixture.product import Operand, product
+from .kept_weight import KeptWeight
 from .linear import Linear, check_linear, narrow_linear
 from .mor import MoR
 from .narrow import ACTIVATION_DTYPES, autocast_operands, gradient_dtype, without_autocast
@@ -73,9 +74,15 @@ def mor_linear(
 
 @between_graphs
 def eager_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, mor: MoR, note: Note | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    mor: MoR,
+    note: Note | None,
+    kept: KeptWeight | None = None,
 ) -> Tensor:
-    """:func:`mor_linear` outside of graphs."""
+    """:func:`mor_linear` outside of graphs; ``kept`` where nothing is differentiated."""
     check_linear(x, weight, bias)
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.device != x.device:
@@ -88,6 +95,8 @@ def eager_linear(
     if x.numel() == 0:
         return narrow_linear(x, weight, bias)
     x, weight = autocast_operands(x, weight)
+    if kept is not None:
+        return forward_product(x, weight, bias, mor, note, save=False, kept=kept)[0]
     y: Tensor = _MoRLinear.apply(x, weight, bias, mor, note)  # type: ignore[no-untyped-call]
     return y
 
@@ -105,6 +114,7 @@ class MixtureLayer(torch.nn.Module):
     mix: dict[str, Summary]
     observers: tuple[Note, ...]
     original_class: type[torch.nn.Module] | None
+    kept: KeptWeight
     ticket: str
 
     def become(self, mor: MoR, original: type[torch.nn.Module] | None = None) -> None:
@@ -123,19 +133,32 @@ class MixtureLayer(torch.nn.Module):
         self.mix = {}
         self.observers = ()
         self.original_class = original
+        self.kept = KeptWeight()
         self.ticket = issue(self)
 
     def leave(self) -> None:
         """Forget all that :meth:`become` added."""
-        for name in ("mor", "mix", "observers", "original_class", "ticket"):
+        for name in ("mor", "mix", "observers", "original_class", "kept", "ticket"):
             delattr(self, name)
 
-    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """:func:`mor_linear` of this layer, its decisions noted."""
+    def multiply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool = True
+    ) -> Tensor:
+        """:func:`mor_linear` of this layer, its decisions noted.
+
+        Args:
+            x: The input.
+            weight: The layer's weight.
+            bias: Its bias.
+            keep: Whether evaluation may keep the encoded weight: there is one (default: ``True``).
+        """
         check_mor(self.mor)
         if torch.compiler.is_compiling():
             return graph_linear(x, weight, bias, self.mor.text, self.ticket)
-        return eager_linear(x, weight, bias, mor=self.mor, note=self.note)
+        kept = self.kept if keep and not self.training and not torch.is_grad_enabled() else None
+        if kept is None:
+            self.kept.clear()
+        return eager_linear(x, weight, bias, mor=self.mor, note=self.note, kept=kept)
 
     def note(self, role: str, summary: Summary) -> None:
         """Remember a decision, and tell the observers."""
@@ -238,7 +261,8 @@ class MoRProduct(MixtureLayer):
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``F.linear(input, weight, bias)``, in the dtype of the input."""
-        return self.multiply(input, weight, bias)
+        # The weights of experts take turns here.
+        return self.multiply(input, weight, bias, keep=False)
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
@@ -297,13 +321,14 @@ def forward_product(
     note: Note | None,
     *,
     save: bool,
+    kept: KeptWeight | None = None,
 ) -> tuple[Tensor, Operand | None]:
     """The layer's output in the dtype of ``x``, and ``x`` as the weight's gradient needs it."""
     rows = x.reshape(-1, x.shape[-1])
     with without_autocast(x):
         quantise = _Quantiser(mor, note)
         q = quantise(rows, "input")
-        y = product(q, quantise(weight, "weight"), x.dtype)
+        y = product(q, quantise(weight, "weight", kept), x.dtype)
         if bias is not None:
             y = y + bias.to(y.dtype)
         saved = quantise.transposed(rows, "input", q) if save else None
@@ -343,9 +368,12 @@ class _Quantiser:
     def __init__(self, mor: MoR, note: Note | None) -> None:
         self.mor, self.note = mor, note
 
-    def __call__(self, matrix: Tensor, role: str) -> Operand:
-        """A matrix, quantised along its last dimension."""
-        operand, summary = self._encode(matrix)
+    def __call__(self, matrix: Tensor, role: str, kept: KeptWeight | None = None) -> Operand:
+        """A matrix, quantised along its last dimension, or ``kept`` from an earlier call."""
+        if kept is None:
+            operand, summary = self._encode(matrix)
+        else:
+            operand, summary = kept.get(matrix, self.mor, self._encode)
         if self.note is not None:
             self.note(role, summary)
         return operand

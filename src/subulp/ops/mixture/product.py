@@ -15,10 +15,15 @@ from torch.nn.functional import ScalingType
 
 from ...numerics import E4M3, E5M2, Format
 from ...numerics.mixture import Mixture
+from .. import backend
 from ..head import fp8
 from . import decode
+from .job import DecodeJob
+from .tiles import row_tiles
 
 _FP8 = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
+# FP32 of an operand that are decoded at a time: they stay in a processor's cache.
+TILE_BYTES = 2 * 1024 * 1024
 # What cuBLAS wants of the contracted size and of the columns.
 _MULTIPLE = 16
 # Values along the contraction that share a scale, in cuBLAS's finest scaling by FP32.
@@ -93,10 +98,28 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
         scaling = scaling_of(a, b, dtype, tiles=has_tiles(device))
         if scaling is not None:
             return unit_product(a, b, dtype, scaling)
+    if device.type == "cpu":
+        return _tiled_product(a.values(), b)
     left, right = a.values(), b.values()
     if left.is_cuda and dtype != torch.float32:
         return left.to(dtype) @ right.to(dtype).t()
     return left @ right.t()
+
+
+def _tiled_product(left: Tensor, b: Operand) -> Tensor:
+    """``left @ b.T`` in FP32, where ``b`` is never decoded as a whole."""
+    mixture = b.mixture
+    rows = max(1, TILE_BYTES // (4 * mixture.shape[1]))
+    tiles = row_tiles(mixture, rows)
+    out = left.new_empty(left.shape[0], b.shape[0])
+    for tile, part in tiles:
+        decoded = backend.run("mixture", DecodeJob(part))
+        if b.transposed:
+            # The contraction runs over the tiles.
+            torch.addmm(out, left[:, tile], decoded, beta=int(tile.start > 0), out=out)
+        else:
+            torch.mm(left, decoded.t(), out=out[:, tile])
+    return out
 
 
 # ------------------------------------------------------------------------------------ units of FP8
