@@ -79,7 +79,7 @@ def _encode(job: EncodeJob, recipe: Recipe) -> tuple[Tensor, ...]:
 
 def _decode(job: DecodeJob) -> Tensor:
     m = job.mixture
-    out = torch.empty(m.shape, dtype=torch.float32, device=CPU)
+    out = job.result()
     # A kept contiguous copy lives as long as the call needs its address.
     codes, types, mantissa, exponents, wide = (t.contiguous() for t in m.tensors)
     grid = grid_of(m.shape, m.block)
@@ -176,7 +176,7 @@ class _Passes:
 
 def _decode_any(job: DecodeJob) -> Tensor:
     m = job.mixture
-    out = torch.empty(m.shape, dtype=torch.float32, device=CPU)
+    out = job.result()
     types = m.block_types().contiguous()
     offsets, count = passes.wide_offsets(types, len(m.formats), m.shape, m.block)
     assert count == m.wide.numel()

@@ -50,14 +50,27 @@ class EncodeJob:
 
 @dataclass(frozen=True)
 class DecodeJob:
-    """A mixture to decode."""
+    """A mixture to decode.
+
+    Attributes:
+        mixture: The mixture.
+        room: FP32 of the matrix's shape, contiguous, which the result may lie in; ``None`` for
+            memory of its own.
+    """
 
     mixture: Mixture
+    room: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
         """Device of the codes."""
         return self.mixture.codes.device
+
+    def result(self) -> Tensor:
+        """Memory for the matrix, FP32."""
+        if self.room is not None:
+            return self.room
+        return torch.empty(self.mixture.shape, dtype=torch.float32, device=self.device)
 
 
 Job = EncodeJob | DecodeJob
