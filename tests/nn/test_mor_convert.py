@@ -177,7 +177,7 @@ def attention(options, state=None) -> torch.nn.MultiheadAttention:
 @pytest.mark.parametrize("sizes", [{}, {"kdim": 6, "vdim": 5}], ids=str)
 def test_attention_is_torchs_but_for_its_operands(monkeypatch, batch_first, batched, sizes):
     """With plain products in their places, all arguments and results are those of torch."""
-    monkeypatch.setattr(MixtureLayer, "multiply", lambda _, x, w, b: F.linear(x, w, b))
+    monkeypatch.setattr(MixtureLayer, "multiply", lambda _, x, w, b, **_keep: F.linear(x, w, b))
     torch.manual_seed(0)
     queries, keys, batch = 4, 5, 3
 

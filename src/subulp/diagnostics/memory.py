@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ..ops.graph_breaks import between_graphs
+
 CATEGORIES = ("weights", "gradients", "states", "activations")
 """The categories of memory, in the order of tables."""
 
@@ -131,6 +133,12 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages.stop()
         self.peak_bytes, self.category_peak_bytes = _peaks(self._storages.changes)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch need not keep the next method out of graphs, which would import Dynamo: it is."""
+        return False
+
+    @between_graphs
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..numerics import random_bits
-from ..ops import all_finite
+from ..ops.all_finite import are_finite
 from ..ops.graph_breaks import between_graphs
 from ..ops.step import storage
 from ..ops.step.job import StepJob
@@ -22,12 +22,13 @@ from .options import parse_precision, strategy_for
 from .parameters import Bucket, Buckets, Params
 from .pending import Pending
 from .state_dict import Expected, check_state_dict, restore_components, use_row_major_words
+from .torch_optimizer import TorchOptimizer
 
 Role = Callable[[str | None], list[Tensor]]
 """The state tensors of a name, one for each parameter of a bucket; empty if there is none."""
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(TorchOptimizer):
     """Base of subulp's optimizers; see :class:`AdamW` for the arguments they share.
 
     A step can also be taken bucket by bucket, as the fused backward pass does::
@@ -297,14 +298,14 @@ class Optimizer(torch.optim.Optimizer):
     def _gradients_admit(self, buckets: Buckets) -> bool:
         """Apply the groups' ``nonfinite`` policies before anything is updated."""
         guarded = [b for b in buckets if b.group["nonfinite"] != "propagate"]
-        found = [b for b in guarded if not bool(all_finite(b.grads))]
+        found = [b for b in guarded if not bool(are_finite(b.grads))]
         if not found:
             return True
         for bucket in found:
             if bucket.group["nonfinite"] != "raise":
                 continue
             pairs = zip(bucket.params, bucket.grads, strict=True)
-            bad = next(p for p, grad in pairs if not bool(all_finite([grad])))
+            bad = next(p for p, grad in pairs if not bool(are_finite([grad])))
             raise parameters.nonfinite_error(self.param_groups, bad)
         self.skip_step()
         return False

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...diagnostics.watch import Watch
 from ...nn.cached_table import CachedTable
 from ...nn.row_table import RowTable
-from ...ops.all_finite import all_finite
+from ...ops.all_finite import are_finite
 from .metrics import Record
 from .saved_state import numbers
 from .task import Workload
@@ -175,9 +175,9 @@ def not_finite(model: nn.Module) -> str | None:
         if not name.startswith(tables):
             found[name] = [parameter.detach()]
     # One pass over all; the second one is for a run that ends.
-    if all_finite([tensor for tensors in found.values() for tensor in tensors]):
+    if are_finite([tensor for tensors in found.values() for tensor in tensors]):
         return None
-    return next(name for name, tensors in found.items() if not all_finite(tensors))
+    return next(name for name, tensors in found.items() if not are_finite(tensors))
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from .. import backend
 
 @dataclass
 class FiniteJob:
-    """Arguments of :func:`all_finite`."""
+    """Arguments of :func:`are_finite`."""
 
     tensors: Sequence[Tensor]
 
@@ -24,8 +24,7 @@ class FiniteJob:
         return self.tensors[0].device
 
 
-@torch.library.custom_op("subulp::all_finite", mutates_args=())
-def all_finite(tensors: Sequence[Tensor]) -> Tensor:
+def are_finite(tensors: Sequence[Tensor]) -> Tensor:
     """``all(t.isfinite().all() for t in tensors)``, in one read without temporaries.
 
     Args:
@@ -47,6 +46,10 @@ def all_finite(tensors: Sequence[Tensor]) -> Tensor:
         return torch.tensor(True, device="cpu")
     result: Tensor = backend.run("all_finite", FiniteJob(tensors))
     return result
+
+
+all_finite = torch.library.custom_op("subulp::all_finite", are_finite, mutates_args=())
+"""The operator: :func:`are_finite` for compiled and exported graphs."""
 
 
 @all_finite.register_fake

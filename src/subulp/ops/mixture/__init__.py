@@ -99,7 +99,7 @@ def encode(
     if recipe.rules == ALWAYS_E4M3.rules and metric == RELATIVE_ERROR:
         # For which there is a fused pass.
         recipe, threshold = TENSOR, math.inf
-    *stored, numbers = mixture_encode(
+    *stored, numbers = encode_stored(
         x.contiguous(), to_text(recipe), block, groups, scaling, threshold, metric
     )
     found = _mixture(stored, recipe, block, groups, scaling, wide_format_of(x.dtype))
@@ -108,14 +108,13 @@ def encode(
 
 def decode(mixture: Mixture) -> Tensor:
     """:func:`subulp.numerics.mixture.decode` at the speed of the device: FP32 (rows, k)."""
-    values: Tensor = mixture_decode(
-        *mixture.tensors,
+    return decode_stored(
+        *(mixture.codes, mixture.types, mixture.mantissa, mixture.exponents, mixture.wide),
         _spelled(mixture.formats),
         mixture.block,
         mixture.blocks_of_group,
         mixture.wide_format.name,
     )
-    return values
 
 
 @functools.cache
@@ -137,8 +136,7 @@ def _warn_of_python(metric: str, device: torch.device) -> None:
     warnings.warn(f"{what}; it runs in plain PyTorch, 30 to 1,000 times slower", stacklevel=3)
 
 
-@torch.library.custom_op("subulp::mixture_encode", mutates_args=())
-def mixture_encode(
+def encode_stored(
     x: Tensor,
     recipe: str,
     block: Sequence[int],
@@ -174,6 +172,10 @@ def mixture_encode(
     job = EncodeJob(x, found, *_sizes(x.shape, block, groups), _scaling(scaling), threshold, metric)
     result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = backend.run("mixture", job)
     return result
+
+
+mixture_encode = torch.library.custom_op("subulp::mixture_encode", encode_stored, mutates_args=())
+"""The operator: :func:`encode_stored` for compiled and exported graphs."""
 
 
 @mixture_encode.register_fake
@@ -218,8 +220,7 @@ def stored_like(
     )
 
 
-@torch.library.custom_op("subulp::mixture_decode", mutates_args=())
-def mixture_decode(
+def decode_stored(
     codes: Tensor,
     types: Tensor,
     mantissa: Tensor,
@@ -230,7 +231,7 @@ def mixture_decode(
     groups: Sequence[int],
     wide_format: str = WIDE_FORMATS[0].name,
 ) -> Tensor:
-    """The matrix, FP32, of what :func:`mixture_encode` returned for the same last arguments.
+    """The matrix, FP32, of what :func:`encode_stored` returned for the same last arguments.
 
     Raises:
         ValueError: The tensors are not those of a mixture.
@@ -255,6 +256,10 @@ def mixture_decode(
     _check_stored(found)
     result: Tensor = backend.run("mixture", DecodeJob(found))
     return result
+
+
+mixture_decode = torch.library.custom_op("subulp::mixture_decode", decode_stored, mutates_args=())
+"""The operator: :func:`decode_stored` for compiled and exported graphs."""
 
 
 @mixture_decode.register_fake

@@ -22,8 +22,8 @@ from .job import DecodeJob
 from .tiles import row_tiles
 
 _FP8 = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
-# FP32 of an operand that are decoded at a time. Measured with 4096 x 4096: 2 MiB take twice as long, for a call takes
-# a third of a millisecond; 16 MiB take as long.
+# FP32 of an operand that are decoded at a time. Of a weight of 4096 x 4096, 2 MiB at a time take
+# twice as long, because each call takes a third of a millisecond; 16 MiB take as long as 8.
 TILE_BYTES = 8 * 1024 * 1024
 # What cuBLAS wants of the contracted size and of the columns.
 _MULTIPLE = 16

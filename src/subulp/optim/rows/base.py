@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...ops.row_protocols import RowModule
 from ..loss_scaling import ScalerLink, unscale
+from ..torch_optimizer import TorchOptimizer
 
 Modules = RowModule | Sequence[RowModule] | Sequence[dict[str, Any]]
 """One module, several, or a list of groups ``{"modules": [...], "lr": ...}``."""
@@ -30,7 +31,7 @@ class _RowScaler(ScalerLink):
 _NUMBERS = ("lr", "weight_decay", "eps", "initial_accumulator_value")
 
 
-class RowOptimizer(torch.optim.Optimizer):
+class RowOptimizer(TorchOptimizer):
     """Groups of modules that update their own rows, with the options that they read.
 
     :meth:`step` does nothing, so training loops and torch's schedulers work as with any optimizer.
