@@ -66,17 +66,15 @@ def test_threads_do_not_show(storage, weighted):
     same(run("reference", storage, "rowwise", rows=3000, bags=200, weighted=weighted), results[0])
 
 
-SMALL = {"dim": 19, "rows": 40, "bags": 3, "steps": 2}
+SMALL = {"dim": 17, "rows": 40, "bags": 2, "steps": 2}
 # Every storage, rule and rounding; the interpreter is too slow for all their combinations.
 TRITON = [
     ("fp32", "sgd", "nearest"),
     ("bf16", "adagrad", "stochastic"),
-    ("fp16", "rowwise", "stochastic"),
+    ("fp16", "rowwise", "nearest"),
     ("e4m3", "sgd", "stochastic"),
-    ("e4m3", "rowwise", "nearest"),
     ("int8", "rowwise", "stochastic"),
     ("int4", "adagrad", "nearest"),
-    ("int4", "rowwise", "stochastic"),
     ("int2", "sgd", "stochastic"),
 ]
 

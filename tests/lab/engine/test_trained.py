@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -307,10 +309,15 @@ def test_other_data_than_the_run_had_is_refused(runs, small, tmp_path, capsys):
 # ------------------------------------------------------------------------------------- damage
 
 
-@pytest.fixture
-def copied(small, tmp_path):
+@pytest.fixture(scope="module")
+def original(small, tmp_path_factory):
     config = small(precision=("nearest", "kahan"))
-    return compare(config, out=tmp_path / "run", jobs=1).directory
+    return compare(config, out=tmp_path_factory.mktemp("original") / "run", jobs=1).directory
+
+
+@pytest.fixture
+def copied(original, tmp_path):
+    return Path(shutil.copytree(original, tmp_path / "run"))
 
 
 def test_every_flipped_byte_is_damage(copied, capsys):
