@@ -43,6 +43,8 @@ DIFFERENT = 0.48
 """Share of different row numbers in a batch, as in ``speed``."""
 
 AIMS = {
+    "int8+5%, nearest / fbgemm fp32": 2.5,
+    "int4+5%, nearest / fbgemm fp32": 2.5,
     "int8+5% / fbgemm fp32": 2.0,
     "int4+5% / fbgemm fp32": 2.0,
     "int8+5% / torch": 6.0,
@@ -84,10 +86,22 @@ class Ours:
     """:class:`subulp.nn.CachedEmbeddingBag`."""
 
     def __init__(
-        self, rows: int, dim: int, storage: str, fraction: float, optimizer: str = "row-wise"
+        self,
+        rows: int,
+        dim: int,
+        storage: str,
+        fraction: float,
+        optimizer: str = "row-wise",
+        rounding: str = "stochastic",
     ) -> None:
         self.bag = nn.CachedEmbeddingBag(
-            rows, dim, storage, cache_fraction=fraction, include_last_offset=True, seed=0
+            rows,
+            dim,
+            storage,
+            cache_fraction=fraction,
+            include_last_offset=True,
+            rounding=rounding,
+            seed=0,
         )
         if optimizer == "sgd":
             optim.RowSGD(self.bag, lr=0.01)
@@ -215,6 +229,10 @@ def speed(
             for storage in ("int8", "int4", "int2")
             for fraction in (0.0, 0.05)
         },
+        **{
+            f"{storage}+5%, nearest": Ours(rows, dim, storage, 0.05, rounding="nearest")
+            for storage in ("int8", "int4")
+        },
         "bound": Copy(moved(dim, unique * batch * lookups)),
     }
     for i in range(WARM_UP):
@@ -248,6 +266,12 @@ def speed(
     found = {row["name"]: row for row in results}
     memory = found["fbgemm fp32"]["bytes"]
     ratios = {
+        **{
+            f"{storage}+5%, nearest / fbgemm fp32": found[f"{storage}+5%, nearest"][
+                "times_fbgemm_fp32"
+            ]
+            for storage in ("int8", "int4")
+        },
         "int8+5% / fbgemm fp32": found["int8+5%"]["times_fbgemm_fp32"],
         "int4+5% / fbgemm fp32": found["int4+5%"]["times_fbgemm_fp32"],
         "int8+5% / torch": found["int8+5%"]["times_torch"],
