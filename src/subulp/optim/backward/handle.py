@@ -23,7 +23,7 @@ from ..loss_scaling import ScalerLink
 from ..parameters import Buckets, nonfinite_error, places
 from .accumulation import Accumulator
 from .clipping import Clipping, scaled
-from .kept import KeptGradients
+from .kept import KeptGradients, is_reentrant, leaves_of
 from .look_ahead import LookAhead
 from .reduction import Reduction
 
@@ -76,6 +76,8 @@ class FusedBackward:
         self._places = places(optimizer.param_groups)
         ours = {id(p) for p in model.parameters()}
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
+        stepped = {id(p) for p in self._params}
+        self._others = [p for p in model.parameters() if id(p) not in stepped]
         accumulator.check(self._params)
         self._check_policies()
         if keep_bytes and not (clipping.max_norm or scaler or self._guarding):
@@ -219,16 +221,31 @@ class FusedBackward:
             if self._ahead is None:
                 self._kept.backward(*roots, retain_graph=retain_graph)
             else:
-                # Other leaves have their gradients from the second pass alone.
-                inputs = [p for p in self._params if p.requires_grad]
-                if inputs:
-                    torch.autograd.backward(*roots, retain_graph=True, inputs=inputs)
+                self._run_ahead(roots)
             self._end()
         except BaseException:
             self._abandon()
             raise
         finally:
             self._inside = False
+
+    def _run_ahead(self, roots: _Roots) -> None:
+        """The first of two passes. Other leaves have their gradients from the second one alone."""
+        losses, _ = roots
+        if not is_reentrant(losses):
+            if inputs := [p for p in self._params if p.requires_grad]:
+                torch.autograd.backward(*roots, retain_graph=True, inputs=inputs)
+            return
+        ours = {id(p) for p in self._params}
+        others = [p for p in (*self._others, *leaves_of(losses)) if id(p) not in ours]
+        gradients = {p: p.grad for p in others}
+        try:
+            for p in others:
+                p.grad = None
+            torch.autograd.backward(*roots, retain_graph=True)
+        finally:
+            for p, grad in gradients.items():
+                p.grad = grad
 
     def _abandon(self) -> None:
         """Leave a pass that failed; what it did not step is still accumulated."""

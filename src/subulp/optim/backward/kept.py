@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 
@@ -60,19 +61,39 @@ class KeptGradients:
         Parts of the graph that lead to kept gradients only are run with undefined gradients, which
         frees what they hold and computes nothing.
         """
-        roots = [loss.grad_fn for loss in losses]
-        if not self._of or None in roots:
+        if not self._of or any(loss.grad_fn is None for loss in losses) or is_reentrant(losses):
             torch.autograd.backward(losses, gradients, retain_graph=retain_graph)
             return
-        graph = _Graph([root for root in roots if root is not None], self)
+        graph = _Graph(_roots(losses), self)
         with graph.cut(free=not retain_graph):
             # A leaf may stand in several places of the graph.
             if inputs := list({id(leaf): leaf for leaf in graph.inputs}.values()):
                 torch.autograd.backward(losses, gradients, retain_graph=retain_graph, inputs=inputs)
 
 
+def is_reentrant(losses: Sequence[Tensor]) -> bool:
+    """Whether a reentrant checkpoint is part of the graph: it reaches leaves of its own.
+
+    Such a graph takes no ``inputs``.
+    """
+    return any(_function(node) is CheckpointFunction for node in _postorder(_roots(losses)))
+
+
+def leaves_of(losses: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves of the graph."""
+    found = (getattr(node, "variable", None) for node in _postorder(_roots(losses)))
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def _roots(losses: Sequence[Tensor]) -> list[Node]:
+    return [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+
+
 class _Graph:
     """Which nodes below the roots are needed: those that lead to a leaf whose gradient is not kept.
+
+    Functions in Python other than this library's are needed in any case, for they may run backward
+    passes of their own.
 
     Attributes:
         inputs: The leaves that the pass is to reach.
@@ -90,7 +111,7 @@ class _Graph:
             if isinstance(leaf, Tensor):
                 self._leaves[node] = leaf
                 below = [leaf not in kept]
-            self._needed[node] = any(below)
+            self._needed[node] = any(below) or not _is_known(node)
 
     @contextmanager
     def cut(self, *, free: bool) -> Iterator[None]:
@@ -138,6 +159,16 @@ def _postorder(roots: Iterable[Node]) -> Iterator[Node]:
                 seen.add(node)
                 stack.append((node, True))
                 stack += [(child, False) for child in _children(node)]
+
+
+def _function(node: Node) -> type | None:
+    """The function in Python whose backward pass a node is, if it is one."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def _is_known(node: Node) -> bool:
+    function = _function(node)
+    return function is None or function.__module__.startswith(__name__.partition(".")[0] + ".")
 
 
 def _holds_tensors(node: Node) -> bool:
