@@ -117,17 +117,23 @@ class _Graph:
     def cut(self, *, free: bool) -> Iterator[None]:
         """Let no gradient pass where no needed node follows; ``free`` what those nodes hold."""
         self.inputs = [leaf for node, leaf in self._leaves.items() if self._needed[node]]
+        for node in self._needed:
+            if not _is_known(node):
+                # Autograd runs only what leads to an input.
+                self.inputs += self._leaves_below(node)
         handles: list[RemovableHandle] = []
         try:
             for node in self._border() if free else ():
-                below = list(_postorder([node]))
-                if any(_holds_tensors(each) for each in below):
+                if any(map(_holds_tensors, _postorder([node]))):
                     handles.append(node.register_prehook(_undefined))
-                    self.inputs += [self._leaves[each] for each in below if each in self._leaves]
+                    self.inputs += self._leaves_below(node)
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _leaves_below(self, node: Node) -> list[Tensor]:
+        return [self._leaves[each] for each in _postorder([node]) if each in self._leaves]
 
     def _border(self) -> Iterable[Node]:
         """The first nodes, seen from the roots, that are not needed."""
