@@ -80,7 +80,7 @@ def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
         TypeError: One wraps others, as DTensor and FakeTensor do.
         ValueError: One has no memory, or stands for its negative.
     """
-    if not all(map(_is_plain, set(map(type, tensors)))):
+    if not all(map(is_plain_type, set(map(type, tensors)))):
         for tensor in tensors:
             check_plain(name, tensor)
     try:
@@ -104,14 +104,14 @@ def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
 
 
 @cache
-def _is_plain(kind: type) -> bool:
+def is_plain_type(kind: type) -> bool:
     """Whether instances are tensors with memory of their own, as Parameters are."""
     return issubclass(kind, Tensor) and kind.__torch_dispatch__ is _NO_DISPATCH
 
 
 def check_plain(name: str, tensor: Tensor) -> None:
     """Raise TypeError unless a tensor has memory of its own, on whatever device."""
-    if not _is_plain(type(tensor)):
+    if not is_plain_type(type(tensor)):
         raise TypeError(
             f"{name} is a {type(tensor).__name__}: kernels take plain tensors, which have memory "
             "of their own (of a DTensor, that is to_local())"

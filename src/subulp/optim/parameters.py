@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import format_of
-from ..ops.pointers import check_plain
+from ..ops.pointers import check_plain, is_plain_type
 from ..ops.step.job import is_strict
 from ..ops.strategy import Strategy
 from .components import is_dense
@@ -119,9 +119,10 @@ class Buckets:
             TypeError: One of them is no plain tensor, as a DTensor is not.
             ValueError: The gradient is sparse, complex or has a dtype that is no format of subulp.
         """
-        # A parameter may have been replaced by a sharded one since.
-        check_plain(gradient_name(group, place), grad)
-        check_plain(_name(group, place.index), p)
+        # A parameter may have been replaced by a sharded one since. Names take longer than checks.
+        if not (is_plain_type(type(grad)) and is_plain_type(type(p))):
+            check_plain(gradient_name(group, place), grad)
+            check_plain(_name(group, place.index), p)
         if grad.layout != torch.strided:
             raise ValueError(
                 f"{gradient_name(group, place)} has layout {grad.layout}: only dense gradients are "

@@ -129,10 +129,10 @@ def new_scalars(
     begins = [t == 1 for t in counters]
     if fresh:
         begins = [b or new for b, new in zip(begins, fresh, strict=True)]
-    of_step = {t: numbers(t) for t in set(counters)}
+    of_step = {t: (numbers(t), dither(t)) for t in set(counters)}
     # Rows in the order of SCALARS: an array made at once takes a fraction of one filled by field.
     rows = [
-        (*of_step[t], 1.0, 1.0, 1.0, 1.0, 0.0, t, first, *dither(t), stream, offset)
+        (*of_step[t][0], 1.0, 1.0, 1.0, 1.0, 0.0, t, first, *of_step[t][1], stream, offset)
         for t, first, stream, offset in zip(counters, begins, streams, offsets, strict=True)
     ]
     return np.array(rows, dtype=SCALARS)
