@@ -38,7 +38,7 @@ bench: $(VENV)/.test
 # sanitizers' libraries, and C++'s before torch loads it, come first. Of mixtures, the shape of 257
 # rows takes minutes and reaches no line that the others leave out.
 SANITIZED ?= tests/ops/test_all_finite.py tests/ops/test_rows.py tests/ops/test_embedding.py \
-	tests/ops/test_pointers.py \
+	tests/ops/test_pointers.py tests/ops/test_fingerprint.py tests/ops/test_mixture_tiles.py \
 	tests/ops/test_head.py tests/ops/test_head_integers.py tests/ops/test_head_logistic.py \
 	tests/ops/test_mixture.py tests/ops/test_mixture_any.py tests/ops/test_step_backends.py \
 	tests/ops/test_step_oracle.py
