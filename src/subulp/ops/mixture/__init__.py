@@ -99,7 +99,9 @@ def encode(
     if recipe.rules == ALWAYS_E4M3.rules and metric == RELATIVE_ERROR:
         # For which there is a fused pass.
         recipe, threshold = TENSOR, math.inf
-    *stored, numbers = encode_stored(
+    # A graph has the operator.
+    call = mixture_encode if torch.compiler.is_compiling() else encode_stored
+    *stored, numbers = call(
         x.contiguous(), to_text(recipe), block, groups, scaling, threshold, metric
     )
     found = _mixture(stored, recipe, block, groups, scaling, wide_format_of(x.dtype))
@@ -108,13 +110,15 @@ def encode(
 
 def decode(mixture: Mixture) -> Tensor:
     """:func:`subulp.numerics.mixture.decode` at the speed of the device: FP32 (rows, k)."""
-    return decode_stored(
+    call = mixture_decode if torch.compiler.is_compiling() else decode_stored
+    values: Tensor = call(
         *(mixture.codes, mixture.types, mixture.mantissa, mixture.exponents, mixture.wide),
         _spelled(mixture.formats),
         mixture.block,
         mixture.blocks_of_group,
         mixture.wide_format.name,
     )
+    return values
 
 
 @functools.cache

@@ -118,7 +118,7 @@ class _Graph:
         """Let no gradient pass where no needed node follows; ``free`` what those nodes hold."""
         self.inputs = [leaf for node, leaf in self._leaves.items() if self._needed[node]]
         for node in self._needed:
-            if not _is_known(node):
+            if not _is_known(node) and not any(self._needed[below] for below in _children(node)):
                 # Autograd runs only what leads to an input.
                 self.inputs += self._leaves_below(node)
         handles: list[RemovableHandle] = []
