@@ -34,6 +34,7 @@ def test_json_is_one_object_and_the_only_output(text_file, tmp_path, capsys):
     assert len(printed["runs"]) == 4
     assert set(printed["runs"][0]) == {
         "precision",
+        "activations",
         "seed",
         "val_loss",
         "perplexity",

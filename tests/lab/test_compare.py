@@ -173,7 +173,8 @@ def test_what_it_will_take_is_told_before_it_begins_and_changes_nothing(
         return Lines(plan, Console(file=io.StringIO()))
 
     again = compare(config, out=tmp_path / "out", jobs=1, reporter=tell)
-    (note,) = plans[0].notes
+    decided, note = plans[0].notes
+    assert re.fullmatch(r"activations: (fp32|bf16), because a block takes .*", decided)
     assert re.fullmatch(
         r"expected: about [\d.]+ \w+, evaluations aside, and [\d.]+ \wiB of [\d.]+ \wiB for the "
         r"tensors of 1 run at a time",

@@ -17,7 +17,7 @@ from .engine.config import RunConfig
 from .engine.event_files import FOLDER as EVENTS
 from .engine.event_files import EventFiles, check_available
 from .engine.files import UnwritableError
-from .engine.loop import Trial, resolve_device, trial
+from .engine.loop import Trial, resolve_device, thread_count, trial
 from .engine.machine import check_kernels
 from .engine.metrics import Metric, Record, RunProgress, Summary, with_drops
 from .engine.parallel import PlannedRun, default_jobs, run_all
@@ -25,7 +25,7 @@ from .engine.progress import Plan, Reporter, duration_text
 from .engine.run_checkpoints import run_name
 from .engine.run_directory import CONFIG, RunDirectory, read_config, summary_object
 from .engine.stopping import resume_command, stop_requests
-from .engine.task import metrics_of, task_of
+from .engine.task import Decided, metrics_of, task_of
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,15 @@ def compare(
     runs = [PlannedRun(variant, seed) for variant in config.variants for seed in config.seeds]
     jobs = _fitting_jobs(config, data, runs, jobs, device)
     digest = task_of(config).digest(data)
+    decided = _decided(config, device)
+    config = decided.config
     with RunDirectory.create(config.task, out, overwrite=overwrite) as directory:
-        directory.write_config(config, device=device.type, jobs=jobs, digest=digest)
+        directory.write_config(
+            config, device=device.type, jobs=jobs, decided=decided.record, digest=digest
+        )
         if log is not None:
             (directory.path / EVENTS).mkdir()
-        begun = _ResumePoint()
+        begun = _ResumePoint(notes=[*decided.notes])
         if reporter is not None:
             begun.notes.extend(_expectation(config, data, runs, jobs, device))
         return _train(config, data, directory, runs, jobs, begun, reporter)
@@ -237,6 +241,16 @@ def _fitting_jobs(
     together = sorted(needs[run.variant] for run in runs)[-jobs:]
     check_room(f"jobs={jobs}", sum(together), "give fewer jobs, or a smaller model", there)
     return jobs
+
+
+def _decided(config: RunConfig, device: torch.device) -> Decided:
+    """What the task decides for this machine, measured as its runs will compute."""
+    decide = getattr(task_of(config), "decide", None)
+    if decide is None:
+        return Decided(config)
+    with thread_count(config.threads), torch.random.fork_rng([]):
+        decided: Decided = decide(config, device)
+        return decided
 
 
 _WORTH_A_TRIAL = 100

@@ -140,6 +140,9 @@ def test_a_run_is_repeated_from_its_own_file(tmp_path, text_file, capsys):
     again = ["--config", str(first / "config.json"), "--out", str(second)]
     assert main(["train", "lm", *again]) == 0
     configs = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
+    # What the first one decided, the second one was given.
+    decided = configs[0].pop("decided")
+    assert decided["activations_reason"].startswith(configs[0]["activations"])
     assert configs[0] == configs[1]
     runs = [json.loads((folder / "summary.json").read_text())["runs"] for folder in (first, second)]
     assert [*map(without_times, runs[0])] == [*map(without_times, runs[1])]

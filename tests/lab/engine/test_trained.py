@@ -28,7 +28,7 @@ from tests.lab.tasks.ctr.support import write_clicks
 from tests.lab.tasks.xmc.support import write_data
 
 CPU = torch.device("cpu")
-TASKS = ("lm", "lm-bytes", "lm-mixtures", "image", "xmc", "ctr", "ctr-vocabulary")
+TASKS = ("lm", "lm-bytes", "lm-mixtures", "lm-activations", "image", "xmc", "ctr", "ctr-vocabulary")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,11 @@ def runs(small, tmp_path_factory):
                 "": {"precision": ("master", "nearest", "collage-plus", "extra-bits-8")},
                 "bytes": {"precision": ("kahan",), "level": "byte", "tie_head": True},
                 "mixtures": {"precision": ("master",), "linear": ("bf16", "mor-2way")},
+                "activations": {
+                    "precision": ("fp32", "collage-plus"),
+                    "linear": ("bf16", "mor-2way"),
+                    "activations": "bf16",
+                },
             }
             return small(**kinds[kind])
         if task == "image":
@@ -143,7 +148,7 @@ def test_a_model_from_python(runs, text_file):
 # -------------------------------------------------------------------------------------- sample
 
 
-@pytest.mark.parametrize("name", ["lm", "lm-bytes"])
+@pytest.mark.parametrize("name", ["lm", "lm-bytes", "lm-activations"])
 def test_a_text_is_continued(runs, name, capfdbinary):
     command = ["sample", str(runs(name).directory), "--prompt", "green", "--length", "30"]
     printed = []

@@ -24,6 +24,11 @@ def test_every_quantity_is_there():
     assert "1,000 parameters, 10 steps" in text
 
 
+def test_the_dtype_of_activations_is_told():
+    run = dataclasses.replace(summary("master"), settings={"activations": "bf16"})
+    assert "1,000 parameters, 10 steps, BF16 activations" in render([run])
+
+
 def test_several_seeds_are_mean_and_deviation():
     runs = [
         summary(p, seed, ppl) for p, ppl in (("master", 8.0), ("kahan", 8.2)) for seed in (0, 1)

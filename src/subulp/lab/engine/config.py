@@ -132,6 +132,9 @@ class RunConfig:
     data_fields: ClassVar[tuple[str, ...]] = ("data",)
     """Fields that say where the data is; a digest identifies its content."""
 
+    earlier: ClassVar[dict[str, Any]] = {}
+    """Values of fields that the files of earlier versions lack: what those did."""
+
     precision: Annotated[tuple[str, ...], NAMES]
     """Precisions to compare, separated by commas."""
 

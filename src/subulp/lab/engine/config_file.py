@@ -21,7 +21,7 @@ from .typed_files import (
     read_bytes,
 )
 
-RECORDS = ("task", "versions", "machine", "data_digest")
+RECORDS = ("task", "versions", "machine", "decided", "data_digest")
 """Keys of ``config.json`` that record the run and are no options."""
 
 
@@ -119,6 +119,7 @@ def _of_run(raw: bytes, path: Path, task: str) -> Found:
     from .config_json import defaults_of  # noqa: PLC0415
     from .task import config_class  # noqa: PLC0415
 
+    found = {**config_class(task).earlier, **found}
     defaults = defaults_of(task, found)
     # What decides other defaults may have to be given, and never does harm.
     for name in config_class(task).decides:

@@ -49,7 +49,9 @@ def config_of(task: str, saved: dict[str, Any]) -> RunConfig:
         **{name: (types[name], ...) for name in names},  # type: ignore[call-overload]
     )
     try:
-        found = checked(TypeAdapter(model), saved, lambda _: f"options of {task}")
+        found = checked(
+            TypeAdapter(model), {**kind.earlier, **saved}, lambda _: f"options of {task}"
+        )
     except ValueError as error:
         raise ValueError(f"{error}; another version of subulp wrote it") from None
     config = object.__new__(kind)

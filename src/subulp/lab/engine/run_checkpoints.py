@@ -79,6 +79,7 @@ class RunCheckpoints:
         # may have moved.
         fields = plain_fields(config) | dict.fromkeys(("device", *config.data_fields))
         self._header = Header(config.task, variant, seed, 0, fields)
+        self._earlier = config.earlier
         self._clock, self._last = clock, clock()
         self._best: float | None = None
 
@@ -265,9 +266,9 @@ class RunCheckpoints:
                 raise ValueError(
                     f"{path} has {name}={theirs}, and this run has {name}={ours}: {_OTHER}"
                 )
-        names = [*mine.config, *(name for name in header.config if name not in mine.config)]
-        for name in names:
-            ours, theirs = mine.config.get(name), header.config.get(name)
+        written = {**self._earlier, **header.config}
+        for name in [*mine.config, *(name for name in written if name not in mine.config)]:
+            ours, theirs = mine.config.get(name), written.get(name)
             if ours != theirs:
                 raise ValueError(
                     f"{path} was written with {name}={theirs}, and config.json has {name}={ours}: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -133,7 +133,13 @@ class RunDirectory:
         return opened
 
     def write_config(
-        self, config: RunConfig, *, device: str, jobs: int, digest: str | None = None
+        self,
+        config: RunConfig,
+        *,
+        device: str,
+        jobs: int,
+        decided: Mapping[str, Any] | None = None,
+        digest: str | None = None,
     ) -> None:
         """Save what the run is made of, where it runs, and the versions of what runs it.
 
@@ -141,6 +147,7 @@ class RunDirectory:
             config: The comparison.
             device: Where it trains.
             jobs: Runs at a time.
+            decided: Why the machine decided options as it did (default: it decided none).
             digest: Digest of the data; without it the comparison cannot be resumed (default:
                 ``None``).
         """
@@ -151,6 +158,7 @@ class RunDirectory:
             "jobs": jobs,
             "versions": _versions(),
             "machine": describe_machine(),
+            **({"decided": decided} if decided else {}),
             _DIGEST: digest,
         }
         self._write(CONFIG, to_json(written, indent=2) + "\n")

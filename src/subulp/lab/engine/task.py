@@ -108,12 +108,28 @@ class Workload:
         return self.optimizer.skipped_steps + (self.inner_skips() if self.inner_skips else 0)
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What ``"auto"`` means in a comparison on this machine.
+
+    Attributes:
+        config: The comparison, with values in the place of ``"auto"``.
+        record: Why, as plain JSON for the run's record (default: nothing was to be decided).
+        notes: The same for the user, in lines (default: none).
+    """
+
+    config: RunConfig
+    record: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
 class Task(Protocol):
     """A module ``tasks.NAME.task``; its configuration is in ``tasks.NAME.config``, and what uses
     its trained models in ``tasks.NAME.trained``.
 
     With a function ``plot(config, data, directory)`` it adds figures of its own to the run
-    directory.
+    directory. With a function ``decide(config, device)``, which returns a :class:`Decided`, it
+    decides once, when a comparison begins, what depends on the machine.
     """
 
     METRICS: tuple[Metric, ...]

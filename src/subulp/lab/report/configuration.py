@@ -12,7 +12,7 @@ from .group import Group
 from .run_reader import Run
 
 # Entries of config.json about where the run was made, not about what it computes.
-_ENVIRONMENT = ("versions", "machine")
+_ENVIRONMENT = ("versions", "machine", "decided")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _environment(runs: tuple[Run, ...]) -> list[tuple[str, tuple[str, ...]]]:
             entries = run.config.get(part)
             for name, value in (entries if isinstance(entries, Mapping) else {}).items():
                 words = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else value_text(value)
-                shown = "memory" if name == "memory_bytes" else name
+                shown = "memory" if name == "memory_bytes" else name.replace("_", " ")
                 found.setdefault(shown, [""] * len(runs))[index] = words
     return [(name, tuple(values)) for name, values in found.items()]
 

@@ -140,6 +140,8 @@ def _table(
 def _title(summaries: Sequence[Summary]) -> str:
     first, seeds = summaries[0], len({s.seed for s in summaries})
     title = f"{first.parameters:,} parameters, {first.steps:,} steps"
+    if "activations" in first.settings:
+        title += f", {str(first.settings['activations']).upper()} activations"
     return title if seeds == 1 else f"{title}, {seeds} seeds (mean ± standard deviation)"
 
 

@@ -29,12 +29,21 @@ def test_a_config_cannot_change_after_its_checks():
         ("seeds", (1, 1), "seeds repeats 1: give each once"),
         ("precision", ("master", ""), "precision is empty, or has an empty entry"),
         ("precision", ("master", "master"), "precision repeats master"),
+        ("activations", "bf17", "activations='bf17' is unknown: use one of auto, fp32, bf16"),
+        ("activations", None, "activations=None is unknown"),
         ("width", 130, "width=130 is not a multiple of heads=4"),
     ],
 )
 def test_a_field_out_of_range_is_named_with_its_value_and_the_remedy(field, value, message):
     with pytest.raises(ValueError, match=message):
         LMConfig(**{field: value})
+
+
+@pytest.mark.parametrize("precision", ["master", "fp32"])
+def test_bf16_activations_are_refused_for_fp16_parameters(precision):
+    with pytest.raises(ValueError, match="activations='bf16' is not available with dtype='fp16'"):
+        LMConfig(activations="bf16", dtype="fp16", precision=(precision,))
+    assert LMConfig(activations="fp32", dtype="fp16").used_activations == "fp32"
 
 
 def test_a_tied_head_is_refused_where_its_gradients_cannot_be_added():

@@ -15,6 +15,9 @@ RUNS = [
     ("collage-plus", {"fuse_backward": True}),
     ("extra-bits-4", {}),
     ("nearest mor-3way", {"linear": ("bf16", "mor-3way"), "partition": ("subchannel-32",)}),
+    ("master", {"activations": "bf16", "dropout": 0.2}),
+    ("collage-plus", {"activations": "bf16", "fuse_backward": True}),
+    ("nearest mor-2way", {"activations": "bf16", "linear": ("bf16", "mor-2way")}),
     ("extra-bits-8-stochastic", {"fuse_backward": True, "nonfinite": "skip"}),
 ]
 

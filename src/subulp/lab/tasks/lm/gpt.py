@@ -1,7 +1,7 @@
 """A small GPT: pre-norm, causal attention, learned positions.
 
 Built from :mod:`subulp.nn`, so its parameters may be stored in any floating-point dtype; the
-activations are FP32.
+activations are FP32, or BF16 after :func:`use_bf16`.
 """
 
 from __future__ import annotations
@@ -55,15 +55,19 @@ class GPT(torch.nn.Module):
 
     Made in FP32 with GPT-2's initialisation, from torch's random generator; ``.to(dtype)`` makes
     its parameters narrow.
+
+    Attributes:
+        activations: Dtype of the activations; :func:`use_bf16` changes it.
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.activations = torch.float32
         self.tokens = Embedding(shape.vocabulary, shape.width)
         self.positions = Embedding(shape.context, shape.width)
         self.dropout = torch.nn.Dropout(shape.dropout)
         self.blocks = torch.nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = LayerNorm(shape.width)
+        self.norm = Norm(shape.width)
         self.head = Linear(shape.width, shape.vocabulary, bias=False)
         self.apply(_initialise)
         # Each block adds to the residual stream twice: keep its variance at any depth.
@@ -77,11 +81,11 @@ class GPT(torch.nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Logits of the token after each position."""
         time = torch.arange(ids.shape[1], device=ids.device)
-        x = self.dropout(self.tokens(ids) + self.positions(time))
+        x = self.dropout((self.tokens(ids) + self.positions(time)).to(self.activations))
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
-        return logits
+        return logits.float()
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token."""
@@ -93,9 +97,9 @@ class Block(torch.nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.attention_norm = LayerNorm(shape.width)
+        self.attention_norm = Norm(shape.width)
         self.attention = Attention(shape)
-        self.mlp_norm = LayerNorm(shape.width)
+        self.mlp_norm = Norm(shape.width)
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,6 +142,40 @@ class MLP(torch.nn.Module):
         """``(batch, time, width)`` to the same shape."""
         out: Tensor = self.dropout(self.down(F.gelu(self.up(x))))
         return out
+
+
+class Norm(LayerNorm):
+    """Layer normalisation in the dtype of its input, with statistics in FP32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``(..., width)`` to the same shape and dtype."""
+        # Gain and bias in that dtype too: on a GPU, torch takes no mixture.
+        gain, shift = self.weight.to(input.dtype), self.bias.to(input.dtype)
+        return F.layer_norm(input, self.normalized_shape, gain, shift, self.eps)
+
+
+class NativeLinear(Linear):
+    """A linear layer that multiplies in the dtype of its input, by the processor's own units.
+
+    Its parent multiplies in FP32 on a CPU, whatever the input is.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``(..., in_features)`` to ``(..., out_features)``, in the dtype of the input."""
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return F.linear(input, self.weight.to(input.dtype), bias)
+
+
+def use_bf16(model: torch.nn.Module) -> None:
+    """Give a :class:`GPT`, or a block, BF16 activations, in place.
+
+    Layers that multiply mixtures of representations stay as they are: they take any activations.
+    """
+    if isinstance(model, GPT):
+        model.activations = torch.bfloat16
+    for module in model.modules():
+        if type(module) is Linear:
+            module.__class__ = NativeLinear
 
 
 def _initialise(module: torch.nn.Module) -> None:

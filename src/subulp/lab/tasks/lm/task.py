@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ from ...engine.linear_operands import Variant
 from ...engine.metrics import Metric
 from ...engine.mixture_log import MixtureLog, convert
 from ...engine.recipe import bytes_of_parameters, decay_groups, one_cycle
-from ...engine.task import Workload
+from ...engine.task import Decided, Workload
+from .activations import choose
 from .config import LMConfig, ParameterDtype
-from .gpt import GPT, Shape
+from .gpt import GPT, Shape, use_bf16
 from .text import Batches, Text, evaluation_batches, load_text
 
 METRICS = (
@@ -106,8 +107,10 @@ def least_memory(config: LMConfig, data: Text, variant: str) -> int:
     dtype = parameter_dtype(precision, config.dtype)
     count = shape_of(config, data.vocabulary).parameters
     tokens = config.batch_size * config.context
-    values = 2 * data.vocabulary + 4 * config.width * config.layers
-    return bytes_of_parameters(optim.AdamW, dtype, count, precision=precision) + 4 * tokens * values
+    # Undecided activations may be the narrower ones.
+    size = 4 if config.activations == "fp32" else 2
+    values = 4 * 2 * data.vocabulary + size * 4 * config.width * config.layers
+    return bytes_of_parameters(optim.AdamW, dtype, count, precision=precision) + tokens * values
 
 
 def build_model(
@@ -142,11 +145,23 @@ def convert_blocks(model: GPT, variant: Variant) -> MixtureLog | None:
     return convert(model, variant, lambda name, _: name.startswith("blocks."))
 
 
+def decide(config: LMConfig, device: torch.device) -> Decided:
+    """What ``activations="auto"`` means on this machine: the same for all runs."""
+    if config.activations != "auto":
+        return Decided(config)
+    # A block is measured, for which the vocabulary does not matter.
+    chosen, record = choose(config, shape_of(config, 1), device)
+    note = f"activations: {record['activations_reason']}"
+    return Decided(replace(config, activations=chosen), record, (note,))
+
+
 def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.device) -> Workload:
     """A run of one variant and seed."""
     chosen = config.grid[variant]
     model, optimizer = build_model(config, data.vocabulary, chosen.precision, seed, device)
     mix = convert_blocks(model, chosen)
+    if config.used_activations == "bf16":
+        use_bf16(model)
     training = Batches(data.train, config.batch_size, config.context, seed)
     validation = [
         (x.to(device), y.to(device))
@@ -169,6 +184,7 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
             "shape": asdict(shape_of(config, data.vocabulary)),
             "characters": data.characters,
             "variant": chosen.settings(),
+            "activations": config.used_activations,
         },
         loss_scale=loss_scale(config, chosen.precision),
         parts={"batches": training},

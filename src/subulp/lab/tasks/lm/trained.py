@@ -14,8 +14,8 @@ from ...engine.config import check_range
 from ...engine.linear_operands import Variant
 from ...engine.saved_model import SavedModel, Weights
 from ...engine.trained import TrainedModel
-from .config import LMConfig
-from .gpt import GPT, Shape
+from .config import ActivationDtype, LMConfig
+from .gpt import GPT, Shape, use_bf16
 from .task import EVALUATION_BATCH, convert_blocks, evaluate, measures
 from .text import byte_tokens, character_tokens, evaluation_batches, load_text, read_text
 
@@ -31,11 +31,14 @@ class Built:
         characters: The characters of its vocabulary in their order; ``None`` for bytes.
         variant: What its linear layers multiply: the rounding of their products is part of what
             was measured.
+        activations: Dtype of its activations, which is part of it too; earlier versions had FP32
+            alone (default: ``"fp32"``).
     """
 
     shape: Shape
     characters: str | None
     variant: Variant
+    activations: ActivationDtype = "fp32"
 
 
 _BUILT = TypeAdapter(Built)
@@ -68,6 +71,8 @@ class Trained(TrainedModel):
             raise saved.damaged(error) from None
         saved.fill(model, weights)
         convert_blocks(model, built.variant)
+        if built.activations == "bf16":
+            use_bf16(model)
         return cls(saved, model.to(device), device, built)
 
     def measure(self, config: LMConfig, data: str | None) -> dict[str, float]:
