@@ -7,7 +7,8 @@ bool runs(int isa) {
   switch (isa) {
     case SUBULP_PLAIN: return true;
 #if defined(SUBULP_X86)
-    case SUBULP_AVX2: return __builtin_cpu_supports("avx2");
+    case SUBULP_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case SUBULP_AVX512_BF16: return runs(SUBULP_AVX512) && __builtin_cpu_supports("avx512bf16");
     case SUBULP_AVX512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -22,9 +23,24 @@ const subulp_kernels* kernels(int isa) {
   switch (isa) {
 #if defined(SUBULP_X86)
     case SUBULP_AVX2: return &subulp_kernels_avx2;
-    case SUBULP_AVX512: return &subulp_kernels_avx512;
+    // Units of BF16 serve products alone.
+    case SUBULP_AVX512:
+    case SUBULP_AVX512_BF16: return &subulp_kernels_avx512;
 #endif
     default: return &subulp_kernels_plain;
+  }
+}
+
+int product(const subulp_product& p) {
+  const int isa = p.isa == SUBULP_BEST ? subulp_best_isa() : p.isa;
+  if (!runs(isa)) return -1;
+  switch (isa) {
+#if defined(SUBULP_X86)
+    case SUBULP_AVX2: return subulp_product_avx2(p);
+    case SUBULP_AVX512: return subulp_product_avx512(p);
+    case SUBULP_AVX512_BF16: return subulp_product_avx512_bf16(p);
+#endif
+    default: return subulp_product_plain(p);
   }
 }
 
@@ -35,7 +51,9 @@ extern "C" {
 int subulp_abi(void) { return SUBULP_ABI; }
 
 int subulp_best_isa(void) {
-  return runs(SUBULP_AVX512) ? SUBULP_AVX512 : runs(SUBULP_AVX2) ? SUBULP_AVX2 : SUBULP_PLAIN;
+  int isa = SUBULP_AVX512_BF16;
+  while (!runs(isa)) --isa;
+  return isa;
 }
 int subulp_has_isa(int isa) { return runs(isa) ? 1 : 0; }
 
@@ -66,6 +84,7 @@ int subulp_encode(int32_t dtype, const float* from, void* to, int64_t count, flo
   const subulp_kernels* k = kernels(isa);
   return k ? k->encode(dtype, from, to, count, scale, threads) : -1;
 }
+int subulp_bf16_product(const subulp_product* p) { return product(*p); }
 int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, int32_t gradient, double* sums,
                     int32_t threads, int32_t isa) {
   const subulp_kernels* k = kernels(isa);

@@ -37,6 +37,7 @@ extern "C" const char* subulp_facts(void) {
     number("size mixture", sizeof(subulp_mixture));
     number("size blocks", sizeof(subulp_blocks));
     number("size narrow", sizeof(subulp_narrow));
+    number("size product", sizeof(subulp_product));
     for (const uint32_t row : {0u, 1u, 0x12345678u, 0x7FFFFFFFu}) number("mix", subulp_mix(row));
     return t;
   }();

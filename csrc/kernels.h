@@ -33,4 +33,10 @@ extern const subulp_kernels subulp_kernels_plain;
 extern const subulp_kernels subulp_kernels_avx2;
 extern const subulp_kernels subulp_kernels_avx512;
 #endif
+int subulp_product_plain(const subulp_product&);
+#if defined(SUBULP_X86)
+int subulp_product_avx2(const subulp_product&);
+int subulp_product_avx512(const subulp_product&);
+int subulp_product_avx512_bf16(const subulp_product&);
+#endif
 }

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 9
+#define SUBULP_ABI 10
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -23,7 +23,8 @@ extern "C" {
 /* Rows of a table: name of the code, name in Python, and what C++ makes of it. */
 #define SUBULP_CODE(code, ...) SUBULP_##code,
 
-#define SUBULP_ISAS(X) X(PLAIN, "plain") X(AVX2, "avx2") X(AVX512, "avx512")
+#define SUBULP_ISAS(X) \
+  X(PLAIN, "plain") X(AVX2, "avx2") X(AVX512, "avx512") X(AVX512_BF16, "avx512-bf16")
 enum subulp_isa { SUBULP_ISAS(SUBULP_CODE) SUBULP_BEST = -1 };
 
 /* Floating-point formats with their type in csrc/codec.h, and rows of integers of so many bits, each with an
@@ -204,6 +205,21 @@ typedef struct {
   int32_t reserved;
 } subulp_blocks;
 
+/* c = a b, (m, n) from (m, k) and (k, n): FP32 sums of operands that are multiplied by their scale, a power of two,
+ * and rounded to BF16; see src/subulp/ops/bf16_product.py. */
+typedef struct {
+  const void* a;
+  const void* b;
+  float* c;
+  int64_t m, n, k;
+  int64_t a_stride, b_stride, c_stride; /* between lines, in numbers */
+  int32_t a_dtype, b_dtype;
+  int32_t a_k_inner, b_k_inner; /* whether a line runs along k */
+  float a_scale, b_scale;
+  int32_t threads;
+  int32_t isa;
+} subulp_product;
+
 SUBULP_EXPORT int subulp_abi(void);
 /* The tables above, the sizes of the structures and samples of the row hash, a line each. */
 SUBULP_EXPORT const char* subulp_facts(void);
@@ -231,6 +247,9 @@ SUBULP_EXPORT int subulp_decode(int32_t dtype, const void* from, float* to, int6
                                 int32_t threads, int32_t isa);
 SUBULP_EXPORT int subulp_encode(int32_t dtype, const float* from, void* to, int64_t count, float scale,
                                 int32_t threads, int32_t isa);
+
+/* Returns 0, or -1 as above. */
+SUBULP_EXPORT int subulp_bf16_product(const subulp_product* product);
 
 /* FP32 (rows, columns): with `gradient`, z becomes sigmoid(z) * gain; `sums`, unless null, gets the sum
  * of softplus(z) over each row; -1 as above. */

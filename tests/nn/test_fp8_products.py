@@ -1,4 +1,4 @@
-"""The classifier with FP8 products: what trains, what ranks, what is chosen where."""
+"""The classifier with narrow products: what trains, what ranks, what is chosen where."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from subulp import nn, optim
 from subulp.numerics import BF16, E4M3, round_to
+from subulp.ops import bf16_product
 from subulp.ops.head import fp8
 
 B, D, L = 12, 20, 211
@@ -50,16 +51,18 @@ def test_the_loss_and_the_gradient_are_those_of_narrow_operands():
     assert again.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_it_trains_as_well_as_fp32_products():
+@pytest.mark.parametrize("products", ["fp8", "bf16"])
+def test_it_trains_as_well_as_fp32_products(products):
     losses = {}
-    for products in ("fp32", "fp8"):
-        head = make(products, lr=0.1)
+    for kind in ("fp32", products):
+        head = make(kind, lr=0.1)
         start = head(*batch(), loss=True).item()
         for step in range(30):
             head(*batch(step % 3))
-        losses[products] = head(*batch(), loss=True).item()
-    assert losses["fp8"] < 0.85 * start
-    assert losses["fp8"] == pytest.approx(losses["fp32"], rel=0.02)
+        losses[kind] = head(*batch(), loss=True).item()
+    assert losses[products] < 0.85 * start
+    assert losses[products] == pytest.approx(losses["fp32"], rel=0.02)
+    assert losses[products] != losses["fp32"]
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.2}, {"scale": "table"}], ids=str)
@@ -105,16 +108,52 @@ def test_topk_on_fp8_units_is_that_on_tiles(monkeypatch):
     assert torch.equal(units[1], tiles[1])
 
 
-def test_auto_is_fp8_for_e4m3_rows_where_there_are_units(monkeypatch):
-    heads = {s: make("auto", storage=s) for s in ("e4m3", "bf16", (4, 3))}
+@pytest.mark.parametrize("storage", ["e4m3", "bf16", (4, 3)], ids=str)
+@pytest.mark.parametrize("permuted", [False, True])
+def test_topk_of_bf16_products(storage, permuted, monkeypatch):
+    """FP32 sums of BF16 operands: nothing rounds them."""
+    monkeypatch.setattr("subulp.nn.row_table._SLICE", 7 * D)
+    options = {"head_fraction": 0.3, "label_counts": torch.arange(L) % 9} if permuted else {}
+    head = make("bf16", storage=storage, scale="table", **options)
+    x, _, _ = batch()
+    scores, labels = head.topk(x, 9)
+    weight = head.table.decode(0, L)
+    if permuted:
+        weight = weight[head.row_of]
+    z = round_to(x, BF16).double() @ weight.double().t()
+    expected = z.topk(9)
+    torch.testing.assert_close(scores.double(), expected.values, rtol=1e-5, atol=1e-6)
+    assert torch.equal(labels, expected.indices)
+    assert not torch.equal(scores, scores.bfloat16().float())
+
+
+def test_topk_on_units_of_bf16_is_that_on_tiles(monkeypatch):
+    head = make("fp8", scale="table")
+    x, _, _ = batch()
+    x = torch.zeros_like(x).scatter_(1, x.argmax(1, keepdim=True), 0.5)
+    tiles = head.topk(x, 7)
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
+    units = head.topk(x, 7)
+    assert torch.equal(units[0], tiles[0])
+    assert torch.equal(units[1], tiles[1])
+
+
+def test_auto_is_what_the_units_multiply(monkeypatch):
+    storages = ("e4m3", "bf16", (4, 3), "fp16", "fp32", "int8", (4, 8))
+    heads = {s: make("auto", storage=s) for s in storages}
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: False)
     assert {head.chosen_products for head in heads.values()} == {"fp32"}
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
+    in_bf16 = {s for s, head in heads.items() if head.chosen_products == "bf16"}
+    assert in_bf16 == {"e4m3", "bf16", (4, 3)}
+    assert {heads[s].chosen_products for s in storages if s not in in_bf16} == {"fp32"}
     monkeypatch.setattr(fp8, "units_at", lambda device: True)
-    assert {s: head.chosen_products for s, head in heads.items()} == {
-        "e4m3": "fp8",
-        "bf16": "fp32",
-        (4, 3): "fp32",
-    }
+    assert heads["e4m3"].chosen_products == "fp8"
+    assert heads["bf16"].chosen_products == "bf16"
     assert make("fp32").chosen_products == "fp32"
+    monkeypatch.undo()
+    with_units = bf16_product.units_at(torch.device("cpu"))
+    assert heads["bf16"].chosen_products == ("bf16" if with_units else "fp32")
 
 
 @pytest.mark.parametrize("storage", ["fp32", "bf16", "fp16", (4, 3)], ids=str)
@@ -123,13 +162,32 @@ def test_other_rows_have_no_fp8_products(storage):
         make("fp8", storage=storage)
 
 
+@pytest.mark.parametrize("storage", ["fp32", "fp16", "int4", (4, 8)], ids=str)
+def test_rows_that_bf16_would_round_have_no_bf16_products(storage):
+    with pytest.raises(ValueError, match=r"multiplies rows of BF16 numbers, and storage=.*'bf16'"):
+        make("bf16", storage=storage)
+
+
 def test_unknown_products():
     with pytest.raises(ValueError, match="products='int8' is unknown: use 'auto' or 'fp32' or"):
         make("int8")
 
 
 def test_refined_rows_keep_the_products_that_they_can_have():
-    head = make()
     features = [batch()]
-    assert nn.refine(head, features, storage="e4m3").products == "fp8"
-    assert nn.refine(head, features, storage="bf16").products == "auto"
+    kept = {
+        (products, storage): nn.refine(make(products), features, storage=storage).products
+        for products in ("fp8", "bf16", "fp32")
+        for storage in ("e4m3", "bf16", "fp32")
+    }
+    assert kept == {
+        ("fp8", "e4m3"): "fp8",
+        ("fp8", "bf16"): "auto",
+        ("fp8", "fp32"): "auto",
+        ("bf16", "e4m3"): "bf16",
+        ("bf16", "bf16"): "bf16",
+        ("bf16", "fp32"): "auto",
+        ("fp32", "e4m3"): "fp32",
+        ("fp32", "bf16"): "fp32",
+        ("fp32", "fp32"): "fp32",
+    }

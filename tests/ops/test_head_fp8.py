@@ -1,4 +1,4 @@
-"""Products in FP8: their definition in double precision, and FP8 units against FP32 tiles."""
+"""Products in FP8 and BF16: their definition in double precision, and units against tiles."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from subulp.numerics import BF16, E4M3, round_to
+from subulp.numerics import BF16, E4M3, round_to, simulated
+from subulp.ops import bf16_product
 from subulp.ops.head import HeadJob, cpu, fp8, reference, tiles
 from subulp.ops.head import triton as triton_head
 from subulp.ops.sgd import cpu as sgd_cpu
 
 from .head_jobs import D, L, job
-from .support import interpreted
+from .support import environment, interpreted
 
 CPU = torch.device("cpu")
 
 
-def fp8_job(**options) -> HeadJob:
-    return replace(job(E4M3, **options), products="fp8")
+def fp8_job(fmt=E4M3, *, products="fp8", **options) -> HeadJob:
+    return replace(job(fmt, **options), products=products)
 
 
 def copy(j: HeadJob) -> HeadJob:
@@ -37,7 +38,8 @@ def definition(j: HeadJob, dtype=torch.float64):
     stored = w.clone()
     if j.remainder is not None:
         stored[: j.precise] += j.remainder.to(dtype)
-    z = narrowed(w @ narrowed(j.x, E4M3).to(dtype).t(), BF16)
+    inputs = narrowed(j.x, {"fp8": E4M3, "bf16": BF16}[j.products])
+    z = narrowed(w @ inputs.to(dtype).t(), BF16)
     y = torch.zeros_like(z)
     y[j.positive_labels, j.positive_instances] = 1
     loss = torch.nn.functional.binary_cross_entropy_with_logits(z, y, reduction="sum")
@@ -49,16 +51,21 @@ def definition(j: HeadJob, dtype=torch.float64):
 @pytest.mark.parametrize("backend", [reference, cpu], ids=["reference", "cpu"])
 @pytest.mark.parametrize("precise", [0, 40])
 @pytest.mark.parametrize("changes", [{}, {"weight_decay": 0.3, "scale": 0.125}], ids=str)
-def test_equals_the_definition(backend, precise, changes):
+@pytest.mark.parametrize(
+    ("products", "fmt"),
+    [("fp8", E4M3), ("bf16", E4M3), ("bf16", BF16), ("bf16", simulated(4, 2))],
+    ids=str,
+)
+def test_equals_the_definition(products, fmt, backend, precise, changes):
     """At most as far from it as the same operands with all sums in FP32, and a tolerance."""
-    j = fp8_job(precise=precise, rounding="nearest", **changes)
+    j = fp8_job(fmt, products=products, precise=precise, rounding="nearest", **changes)
     loss, grad_x, new = definition(j)
     naive_loss, naive_grad, naive_new = definition(j, torch.float32)
     backend.run(j)
     assert abs(j.loss - loss) <= abs(naive_loss - loss) + 1e-6 * loss
     assert (j.grad_x - grad_x).abs().max() <= (naive_grad - grad_x).abs().max() + 1e-6
     wide = j.rows.float() * j.scale
-    ulp = E4M3.ulp((new / j.scale).float()) * j.scale
+    ulp = fmt.ulp((new / j.scale).float()) * j.scale
     room = (naive_new - new).abs().max() + 1e-6
     assert ((wide - new).abs() <= 0.5 * ulp + room).all()
 
@@ -106,11 +113,57 @@ def test_a_step_on_fp8_units_is_that_on_tiles():
         assert torch.equal(first.loss, second.loss)
 
 
-def test_dropout_is_not_for_fp8_units():
+@pytest.mark.parametrize("products", ["bf16", "fp8"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precise": 40},
+        {"scale": 0.25, "weight_decay": 0.1},
+        {"train": False},
+        {"train": False, "gradient": True, "dropout": 0.25},
+    ],
+    ids=str,
+)
+def test_units_of_bf16_multiply_what_tiles_do(products, changes, monkeypatch):
+    """Rows as they are stored and FP32 tiles of them: the same operands. Inputs of two powers of
+    two, and a gradient of one instance: no sum depends on its order but that of ``grad_x``.
+    """
+    first = fp8_job(products=products, batch=1, gain=1.0, **changes)
+    first.x.zero_()[0, [1, D - 2]] = torch.tensor([1.0, -0.5])
+    second = copy(first)
+    # The definition: FP32 products.
+    with environment(SUBULP_BACKEND="reference"):
+        tiles.run(first, 16, sgd_cpu.run)
+    asked = []
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: not asked.append(device))
+    tiles.run(second, 16, sgd_cpu.run)
+    assert bool(asked) == (products == "fp8")
+    assert torch.equal(first.rows.float(), second.rows.float())
+    assert torch.equal(first.loss, second.loss)
+    torch.testing.assert_close(first.grad_x, second.grad_x, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_rounds_what_bf16_multiplies():
+    """Weights scaled up by dropout are rounded: the same in both products with them."""
+    j = fp8_job(BF16, products="bf16", dropout=0.25, train=True, rounding="nearest", lr=0.0)
+    before = j.grad_x.clone()
+    mask = j.random.draw(j.rows.shape, CPU, slot=tiles.DROPOUT_SLOT) >= round(0.25 * 2**32)
+    w = narrowed(j.rows.float() * mask / 0.75, BF16).double()
+    z = narrowed(w @ narrowed(j.x, BF16).double().t(), BF16)
+    y = torch.zeros_like(z)
+    y[j.positive_labels, j.positive_instances] = 1
+    g = narrowed((z.sigmoid() - y) * j.gain, BF16)
+    cpu.run(j)
+    torch.testing.assert_close(j.grad_x.double(), before + g.t() @ w, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_not_for_units(monkeypatch):
     """Weights that are scaled up are no E4M3 numbers: both compute them on tiles."""
     first = fp8_job(dropout=0.25)
     second = copy(first)
     tiles.run(first, 16, sgd_cpu.run)
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
     tiles.run(second, 16, sgd_cpu.run, fp8_units=True)
     assert torch.equal(first.rows.float(), second.rows.float())
     assert torch.equal(first.grad_x, second.grad_x)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from .._version import version
-from ..ops import backend, facts, native
+from ..ops import backend, bf16_product, facts, native
 from .self_check import Check, self_check
 
 
@@ -106,6 +106,8 @@ def _processor() -> Iterator[tuple[str, str]]:
     used = next(name for name, code in facts.ISAS.items() if code == native.isa())
     yield "instruction sets", ", ".join(have)
     yield "in use", used + (" (SUBULP_ISA is set)" if os.environ.get("SUBULP_ISA") else "")
+    units = bf16_product.units_at(torch.device("cpu"))
+    yield "units of BF16", "multiply heads and narrow layers" if units else "none: FP32 multiplies"
 
 
 def _gpu() -> Iterator[tuple[str, str]]:

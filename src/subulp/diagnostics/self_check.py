@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..numerics import E4M3, int_rows, round_to, simulated
+from ..numerics import BF16, E4M3, int_rows, round_to, simulated
 from ..numerics.int_rows import ROW_FORMATS, IntFormat, RowFormat
 from ..numerics.metrics import KNOWN, RELATIVE_ERROR
 from ..numerics.mixture import (
@@ -24,7 +24,7 @@ from ..numerics.mixture import (
 from ..numerics.random_bits import RandomAddress
 from ..ops import adam, all_finite, sgd
 from ..ops.embedding import Lookups, Table, TableUpdate, calls
-from ..ops.head import HeadJob, head_step
+from ..ops.head import HeadJob, Products, head_step
 from ..ops.mixture import mixture_decode, mixture_encode
 from ..ops.step import storage
 from ..ops.strategy import Strategy, all_names, parse_strategy
@@ -211,21 +211,25 @@ def _stored(values: Tensor, fmt: RowFormat) -> Tensor:
 
 
 def _head_cases(device: str) -> Iterator[Case]:
-    for fmt in ROW_FORMATS.values():
-        for precise in (0, 20):
-            found = _head_job(fmt, precise, device)
-            kept = (found.rows, found.grad_x, found.loss, found.remainder)
-            rows, grad_x, loss, remainder = (None if t is None else t.clone() for t in kept)
-            assert rows is not None
-            assert grad_x is not None
-            expected = replace(found, rows=rows, grad_x=grad_x, loss=loss, remainder=remainder)
-            head_step(found)
-            with _forced("reference"):
-                head_step(expected)
-            yield (
-                f"a classifier of {fmt} rows, {precise} of them precise",
-                _heads_agree(found, expected),
-            )
+    kinds: list[tuple[RowFormat, int, Products]] = [
+        *((fmt, precise, "fp32") for fmt in ROW_FORMATS.values() for precise in (0, 20)),
+        *((fmt, 0, "bf16") for fmt in (BF16, E4M3)),
+        (E4M3, 0, "fp8"),
+    ]
+    for fmt, precise, products in kinds:
+        found = replace(_head_job(fmt, precise, device), products=products)
+        kept = (found.rows, found.grad_x, found.loss, found.remainder)
+        rows, grad_x, loss, remainder = (None if t is None else t.clone() for t in kept)
+        assert rows is not None
+        assert grad_x is not None
+        expected = replace(found, rows=rows, grad_x=grad_x, loss=loss, remainder=remainder)
+        head_step(found)
+        with _forced("reference"):
+            head_step(expected)
+        yield (
+            f"a classifier of {fmt} rows, {precise} of them precise, products in {products}",
+            _heads_agree(found, expected),
+        )
 
 
 def _head_job(fmt: RowFormat, precise: int, device: str) -> HeadJob:

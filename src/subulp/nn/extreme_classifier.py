@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..numerics import E4M3, Format
+from ..numerics import BF16, E4M3, Format
 from ..numerics.int_rows import IntFormat
+from ..ops import bf16_product
+from ..ops.bf16_product import bf16_mm
 from ..ops.graph_breaks import between_graphs
 from ..ops.head import HeadJob, Products, RandomAddress, Rounding, fp8, head_step
 from ..ops.pointers import check_plain
@@ -74,13 +76,14 @@ class ExtremeClassifier(FixedDtypes):
             scale (default: ``None``).
         reduction: ``"mean"`` sums over labels and averages over instances; ``"sum"`` sums over
             both, as in the paper's algorithm 1 (default: ``"mean"``).
-        products: Operands of the matrix products. ``"fp32"``: decoded rows and embeddings, in FP32.
-            ``"fp8"``, for rows in E4M3: embeddings in E4M3 for the logits, which are rounded to
-            BF16; then a gradient of the logits in BF16, and embeddings in BF16 (the paper's section
-            4.3 and algorithm 1); all sums in FP32, see :func:`subulp.ops.head.head_step`. FP8 units
-            are used where there are any, and tiles of FP32 elsewhere: the results differ only by
-            the order of the sums. ``"auto"``: ``"fp8"`` for rows in E4M3 on a GPU of sm_89 or
-            later, else ``"fp32"`` (default: ``"auto"``).
+        products: Operands of the matrix products, all of whose sums are FP32; see
+            :func:`subulp.ops.head.head_step`. ``"fp32"``: decoded rows and embeddings. ``"bf16"``,
+            for rows of BF16 numbers: embeddings, logits and their gradient rounded to BF16.
+            ``"fp8"``, for rows in E4M3: the same, but for the logits embeddings in E4M3 (the
+            paper's section 4.3 and algorithm 1). Units of FP8 and BF16 multiply where there are
+            any; elsewhere results differ by the order of the sums alone. ``"auto"``: ``"fp8"`` for
+            rows in E4M3 on a GPU of sm_89 or later; ``"bf16"`` for rows of BF16 numbers on a CPU
+            with units of BF16; else ``"fp32"`` (default: ``"auto"``).
         seed: Seed of the initial weights, of rounding and of dropout; ``None`` draws one from
             torch's generator, so that heads differ and ``torch.manual_seed`` repeats them (default:
             ``None``).
@@ -125,8 +128,8 @@ class ExtremeClassifier(FixedDtypes):
                 f"scale={scale!r} does not go with storage='{made_of}': every row of integers has "
                 "a scale of its own; leave scale out"
             )
-        self._e4m3 = made_of == E4M3
-        self.products = _checked_products(products, storage, self._e4m3)
+        _check_products(products, storage)
+        self.products = products
         self.chunks, self.dropout, self.head_fraction = chunks, dropout, head_fraction
         self.rounding, self.reduction = rounding, reduction
         self.row_optimizer: RowRule | None = None
@@ -154,12 +157,32 @@ class ExtremeClassifier(FixedDtypes):
         """Number of labels."""
         return self.table.rows
 
+    @staticmethod
+    def has_products(storage: Storage, products: ProductsChoice) -> bool:
+        """Whether rows of ``storage`` can be multiplied as ``products`` says.
+
+        Raises:
+            ValueError: ``storage`` is unknown.
+        """
+        made_of = parse_storage(storage)
+        if products == "fp8":
+            return made_of == E4M3
+        if products == "bf16":
+            # BF16 has all their numbers, whatever power of two scales them.
+            return isinstance(made_of, Format) and made_of.mantissa_bits <= BF16.mantissa_bits
+        return True
+
     @property
     def chosen_products(self) -> Products:
         """``products``, with ``"auto"`` resolved for the device of the rows."""
         if self.products != "auto":
             return self.products
-        return "fp8" if self._e4m3 and fp8.units_at(self.table.codes.device) else "fp32"
+        device, storage = self.table.codes.device, self.table.storage
+        if fp8.units_at(device) and self.has_products(storage, "fp8"):
+            return "fp8"
+        if bf16_product.units_at(device) and self.has_products(storage, "bf16"):
+            return "bf16"
+        return "fp32"
 
     @property
     def row_parameters(self) -> Sequence[nn.Parameter]:
@@ -401,7 +424,7 @@ class ExtremeClassifier(FixedDtypes):
         Returns:
             Logits, FP32 ``(batch, k)``, descending, and labels, int64 ``(batch, k)``; of equal
             logits, the lower label comes first. With ``products="fp8"`` logits are BF16 numbers, so
-            many are equal.
+            many are equal; with ``"bf16"`` they are sums of FP32, which nothing here has to round.
 
         Raises:
             ValueError: ``k`` is out of range, or a shape or device does not fit.
@@ -422,7 +445,9 @@ class ExtremeClassifier(FixedDtypes):
         x = _wide(embeddings)
         best = TopK(x.shape[0], k, x.device)
         precise = 0 if self.table.remainder is None else self.table.remainder.shape[0]
-        logits = self._narrow_logits(x) if self.chosen_products == "fp8" else self._logits(x)
+        logits = {"fp32": self._logits, "bf16": self._bf16_logits, "fp8": self._fp8_logits}[
+            self.chosen_products
+        ](x)
         for start, stop in self.table.slices():
             scores = logits(start, stop)
             if self.label_of is None:
@@ -441,12 +466,23 @@ class ExtremeClassifier(FixedDtypes):
         """A function from the rows ``start`` to ``stop`` to FP32 ``(batch, stop - start)``."""
         return lambda start, stop: x @ self.table.decode(start, stop).t()
 
-    def _narrow_logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
-        """The same from FP8 operands, as training computes them."""
+    def _bf16_logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
+        """The same from BF16 operands."""
+        table = self.table
+        if isinstance(table.storage, Format) and table.storage.dtype is not None:
+            return lambda start, stop: bf16_mm(x, table.stored[start:stop].t(), b_scale=table.scale)
+        return lambda start, stop: bf16_mm(x, table.decode(start, stop).t())
+
+    def _fp8_logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
+        """The same from FP8 operands, rounded to BF16 as in training."""
         narrow, table = fp8.inputs(x), self.table
         if fp8.units_at(x.device):
             return lambda start, stop: (
                 fp8.unit_logits(table.stored[start:stop], narrow, table.scale).float().t()
+            )
+        if bf16_product.units_at(x.device):
+            return lambda start, stop: fp8.to_bf16_(
+                bf16_mm(narrow, table.stored[start:stop].t(), b_scale=table.scale)
             )
         wide = narrow.float()
         return lambda start, stop: fp8.to_bf16_(wide @ table.decode(start, stop).t())
@@ -469,7 +505,8 @@ class ExtremeClassifier(FixedDtypes):
             self.table.dim,
             self.table.scale,
             self.head_fraction,
-            self.chosen_products,
+            # Of "auto" the machine that runs the program decides.
+            self.products,
         )
 
     def weight(self, labels: Tensor) -> Tensor:
@@ -608,16 +645,19 @@ def _are_inverse(row_of: object, label_of: object, count: int) -> bool:
     return torch.equal(row_of.to(label_of.device)[label_of], numbers)
 
 
-def _checked_products(products: ProductsChoice, storage: Storage, e4m3: bool) -> ProductsChoice:
+def _check_products(products: ProductsChoice, storage: Storage) -> None:
     if products not in get_args(ProductsChoice):
         choices = " or ".join(map(repr, get_args(ProductsChoice)))
         raise ValueError(f"products={products!r} is unknown: use {choices}")
-    if products == "fp8" and not e4m3:
+    if not ExtremeClassifier.has_products(storage, products):
+        rows, remedy = {
+            "fp8": ("rows in E4M3", "storage='e4m3'"),
+            "bf16": ("rows of BF16 numbers", "storage='e4m3' or 'bf16'"),
+        }[products]
         raise ValueError(
-            f"products='fp8' multiplies rows in E4M3, and storage={storage!r}: use storage='e4m3', "
-            "or products='fp32'"
+            f"products={products!r} multiplies {rows}, and storage={storage!r}: use {remedy}, or "
+            "products='fp32'"
         )
-    return products
 
 
 def _scale(scale: Scale, bound: float) -> float:

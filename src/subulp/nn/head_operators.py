@@ -43,7 +43,7 @@ def classifier_loss(
         dim: Size of an embedding.
         scale: A stored number times ``scale`` is the weight.
         head_fraction: Share of the labels that keep a remainder, which has no part in products.
-        products: ``"fp32"`` or ``"fp8"``.
+        products: Operands of the products, as :class:`.ExtremeClassifier` takes them.
         chunks: Parts of the labels.
         reduction: ``"mean"`` or ``"sum"``.
         embeddings: ``(batch, dim)``.

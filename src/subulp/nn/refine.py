@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numerics import E4M3
 from ..numerics.int_rows import IntFormat
 from .extreme_classifier import ExtremeClassifier
 from .row_table import Storage, parse_storage
@@ -51,8 +50,8 @@ def refine(
 
     Returns:
         A classifier with the labels, dropout, rounding, reduction and mode of ``head``, its scale
-        unless the rows are integers, its products if they are in E4M3, and no remainders. It needs
-        an optimizer to be trained further.
+        unless the rows are integers, its products if those rows can have them, and no remainders.
+        It needs an optimizer to be trained further.
 
     Raises:
         ValueError: An argument is out of range, ``batches`` is empty or can be read only once, or
@@ -144,7 +143,7 @@ def _without_rows(
         rounding=head.rounding,
         reduction=head.reduction,
         scale=scale,
-        products=head.products if parse_storage(storage) == E4M3 else "auto",
+        products=head.products if head.has_products(storage, head.products) else "auto",
         seed=head.seed,
         device="meta",
     )

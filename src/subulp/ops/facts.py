@@ -18,7 +18,7 @@ from .embedding import job as embedding
 from .step.job import SCALARS
 from .strategy import TABLE, Strategy, low_scale
 
-ISAS = {"plain": 0, "avx2": 1, "avx512": 2}
+ISAS = {"plain": 0, "avx2": 1, "avx512": 2, "avx512-bf16": 3}
 FORMATS = {name: code for code, name in enumerate(map(str, (*STORED, *int_rows.INT_FORMATS)))}
 DTYPES = {f.dtype: FORMATS[f.name] for f in STORED if f.dtype}
 """Codes of the formats that dtypes store."""

@@ -16,7 +16,7 @@ import numpy as np
 from . import facts
 from .step.job import SCALARS
 
-ABI = 9
+ABI = 10
 _REMEDY = (
     "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
     ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
@@ -124,6 +124,30 @@ class Blocks(ctypes.Structure):
     )
 
 
+class Product(ctypes.Structure):
+    """``subulp_product`` of csrc/subulp.h."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("c", c_void_p),
+        ("m", c_int64),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("a_stride", c_int64),
+        ("b_stride", c_int64),
+        ("c_stride", c_int64),
+        ("a_dtype", c_int32),
+        ("b_dtype", c_int32),
+        ("a_k_inner", c_int32),
+        ("b_k_inner", c_int32),
+        ("a_scale", c_float),
+        ("b_scale", c_float),
+        ("threads", c_int32),
+        ("isa", c_int32),
+    )
+
+
 NARROW = np.dtype([("first_normal", "i4"), ("mantissa_bits", "i4"), ("sign_bit", "i4")])
 """``subulp_narrow`` of csrc/subulp.h."""
 
@@ -179,6 +203,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "subulp_fingerprint": (c_uint64, (c_void_p, c_int64, c_int32, c_int32)),
     "subulp_decode": _CONVERT,
     "subulp_encode": _CONVERT,
+    "subulp_bf16_product": (c_int, (POINTER(Product),)),
     "subulp_logistic": (
         c_int,
         (c_void_p, c_int64, c_int64, c_float, c_int32, c_void_p, c_int32, c_int32),
@@ -217,6 +242,7 @@ _SIZES = {
     "mixture": ctypes.sizeof(Mixture),
     "blocks": ctypes.sizeof(Blocks),
     "narrow": NARROW.itemsize,
+    "product": ctypes.sizeof(Product),
 }
 
 

@@ -69,6 +69,34 @@ def run_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
     return addresses
 
 
+def matrix_ptr(name: str, matrix: Tensor) -> tuple[int, int, bool]:
+    """The address of a CPU matrix whose rows, or else columns, are runs of memory.
+
+    Its dtype, shape and device are checked already. See :func:`data_ptr` for what is raised.
+
+    Returns:
+        The address, 0 for a matrix without elements; numbers from one run to the next; whether the
+        runs are rows.
+    """
+    (address,) = data_ptrs(name, (matrix,))
+    (rows, columns), (down, across) = matrix.shape, matrix.stride()
+    if not matrix.numel():
+        return 0, 0, True
+    by_row = across == 1 or columns == 1
+    if not by_row and down != 1 and rows != 1:
+        raise ValueError(
+            f"{name} has strides {matrix.stride()}: expected contiguous rows or columns"
+        )
+    end = matrix.storage_offset() + (rows - 1) * down + (columns - 1) * across + 1
+    held = matrix.untyped_storage().nbytes()
+    if end * matrix.itemsize > held:
+        raise ValueError(
+            f"{name} of shape {tuple(matrix.shape)} reaches beyond its storage of {held} bytes, "
+            "which was resized"
+        )
+    return address, down if by_row else across, by_row
+
+
 def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
     """The addresses of a role's tensors, whose dtypes, devices and layouts are checked already.
 

@@ -18,7 +18,7 @@ from ...numerics.random_bits import RandomAddress as RandomAddress
 from .. import backend
 
 Rounding = Literal["nearest", "stochastic"]
-Products = Literal["fp32", "fp8"]
+Products = Literal["fp32", "bf16", "fp8"]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class HeadJob:
         train: Whether to update the rows and compute ``grad_x``.
         gradient: Whether to compute ``grad_x`` also where the rows are not updated.
         loss: FP64 (); the chunk's sum of binary cross-entropies is added to it. ``None`` skips it.
-        products: ``"fp32"``, or ``"fp8"`` for E4M3 rows.
+        products: ``"fp32"``; ``"bf16"`` for rows of BF16 numbers; or ``"fp8"`` for E4M3 rows.
     """
 
     rows: Tensor
@@ -100,15 +100,16 @@ def head_step(job: HeadJob) -> None:
     steps in FP32 and is then encoded anew, with a new scale and bias
     (:mod:`subulp.numerics.int_rows`).
 
-    With ``products="fp8"``, operands are those of ELMO, section 4.3 and algorithm 1, all rounded to
-    nearest even and summed up in FP32::
+    With ``products="bf16"``, operands are rounded to nearest even and summed up in FP32
+    (:mod:`subulp.ops.bf16_product`)::
 
-        Z = bf16(W @ e4m3(x).T)
+        Z = bf16(W @ bf16(x).T)
         G = bf16((sigmoid(Z) - Y) * gain)
         grad_x += G.T @ W
         W -= lr * (G @ bf16(x) + weight_decay * W)
 
-    ``e4m3`` saturates. The gradient stays in BF16 because a fifth of it lies below even E5M2's
-    range (figure 2b). The loss is that of ``Z``.
+    With ``products="fp8"`` the logits are ``bf16(W @ e4m3(x).T)``, the rest is the same: ELMO,
+    section 4.3 and algorithm 1. ``e4m3`` saturates. The gradient stays in BF16 because a fifth of
+    it lies below even E5M2's range (figure 2b). The loss is that of ``Z``.
     """
     backend.run("head", job)

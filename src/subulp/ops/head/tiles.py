@@ -12,6 +12,7 @@ from ...numerics import Format, round_to
 from ...numerics.ieee import as_fp32
 from ...numerics.int_rows import IntFormat
 from ...numerics.logistic import sigmoid
+from .. import bf16_product
 from ..rows import decode, decode_rows, encode, encode_rows
 from ..step.job import StepJob, new_scalars
 from ..strategy import parse_strategy
@@ -33,11 +34,44 @@ class _Tile:
 
 
 @dataclass(frozen=True)
-class _Narrow:
-    """The inputs as E4M3, and whether FP8 units multiply them."""
+class _Products:
+    """What a tile's products multiply, and how.
+
+    Attributes:
+        x: The inputs as the logits take them, FP32 or E4M3.
+        rounded: Whether operands are rounded, at most to BF16; then logits are BF16 numbers.
+        fp8_units: Whether units of FP8 multiply rows and inputs for the logits.
+        bf16: Whether :func:`subulp.ops.bf16_product.bf16_mm` multiplies.
+        stored: Whether it takes the rows as they are stored, so that nothing decodes them.
+    """
 
     x: Tensor
-    units: bool
+    rounded: bool
+    fp8_units: bool
+    bf16: bool
+    stored: bool
+
+    @classmethod
+    def of(cls, job: HeadJob, *, fp8_units: bool) -> _Products:
+        """Those of ``job``, on units of FP8 for FP8 operands if there are any."""
+        fp8_operands = job.products == "fp8"
+        # Weights scaled by dropout are no numbers of E4M3, nor always of BF16.
+        dropped = job.train and job.dropout != 0.0
+        units = fp8_operands and not dropped and bf16_product.units_at(job.device)
+        bf16 = job.products == "bf16" or units
+        return cls(
+            x=fp8.inputs(job.x) if fp8_operands else job.x,
+            rounded=job.products != "fp32",
+            fp8_units=fp8_units and fp8_operands and not dropped,
+            bf16=bf16,
+            stored=bf16 and not dropped and _has_dtype(job),
+        )
+
+    def mm(self, a: Tensor, b: Tensor, out: Tensor, a_scale: float, b_scale: float) -> Tensor:
+        """``(a * a_scale) @ (b * b_scale)``: scales of stored rows, else 1."""
+        if self.bf16:
+            return bf16_product.bf16_mm(a, b, out, a_scale=a_scale, b_scale=b_scale)
+        return torch.mm(a, b, out=out)
 
 
 FusedUpdate = Callable[[HeadJob, int, Tensor, Tensor], None]
@@ -68,47 +102,52 @@ def run(
     gradient = torch.empty_like(weight) if own else weight
     logits = torch.empty(size, job.x.shape[0], dtype=torch.float32, device=job.device)
     partial = torch.empty_like(job.x)
-    narrow = None
-    if job.products == "fp8":
-        narrow = _Narrow(fp8.inputs(job.x), fp8_units)
+    products = _Products.of(job, fp8_units=fp8_units)
+    if products.rounded:
         job = replace(job, x=job.x.bfloat16().float())
+    scale = job.scale if products.stored else 1.0
     # Positives are sorted by label: those of a tile are a run of them.
     starts = torch.arange(0, labels + size, size, dtype=torch.int64, device=job.device)
     bounds = torch.searchsorted(job.positive_labels, starts).tolist()
     for i, start in enumerate(range(0, labels, size)):
         stop = min(start + size, labels)
         tile = _Tile(start, stop, weight[: stop - start], gradient[: stop - start])
-        _decode(job, job.rows[start:stop], tile.weight)
+        rows = job.rows[start:stop]
+        factor = rows if products.stored else _decode(job, rows, tile.weight)
         kept = _dropout(job, tile)
         positives = slice(bounds[i], bounds[i + 1])
         g = logits[: stop - start]
-        _logits(job, tile, narrow, kept is not None, g)
+        if products.fp8_units:
+            g.copy_(fp8.unit_logits(rows, products.x, job.scale))
+        else:
+            _logits(products, factor, scale, g)
         _logit_gradient(job, tile, g, positives)
-        if narrow is not None:
+        if products.rounded:
             fp8.to_bf16_(g)
         if job.train or job.gradient:
             # Not addmm: a product that starts from a large sum rounds each of its terms to it.
-            job.grad_x.add_(torch.mm(g.t(), tile.weight, out=partial))
+            job.grad_x.add_(products.mm(g.t(), factor, partial, 1.0, scale))
         if not job.train:
             continue
         if fused_update is not None:
-            fused_update(job, start, job.rows[start:stop], g)
+            fused_update(job, start, rows, g)
             continue
-        torch.mm(g, job.x, out=tile.gradient)
+        products.mm(g, job.x, tile.gradient, 1.0, 1.0)
         if kept is not None:
             tile.gradient.mul_(kept)
         _update(job, tile, step_sgd)
 
 
-def _logits(job: HeadJob, tile: _Tile, narrow: _Narrow | None, dropped: bool, out: Tensor) -> None:
-    """``W @ x.T``, (labels, batch)."""
-    if narrow is None:
-        torch.mm(tile.weight, job.x.t(), out=out)
-    elif narrow.units and not dropped:
-        out.copy_(fp8.unit_logits(job.rows[tile.start : tile.stop], narrow.x, job.scale))
-    else:
-        # Weights scaled by dropout are no longer E4M3 numbers.
-        torch.mm(tile.weight, narrow.x.float().t(), out=out)
+def _has_dtype(job: HeadJob) -> bool:
+    """Whether a stored value times the scale is a weight."""
+    return isinstance(job.format, Format) and job.format.dtype is not None
+
+
+def _logits(products: _Products, rows: Tensor, scale: float, out: Tensor) -> None:
+    """``rows * scale @ x.T``, (labels, batch)."""
+    x = products.x if products.bf16 else products.x.float()
+    products.mm(rows, x.t(), out, scale, 1.0)
+    if products.rounded:
         fp8.to_bf16_(out)
 
 

@@ -22,6 +22,7 @@ from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.task import build, load
 from subulp.numerics.logistic import sigmoid
+from subulp.ops import bf16_product
 from tests.lab.saving import save
 
 from .support import WORDS, write_data
@@ -324,7 +325,7 @@ def test_killed_half_way_no_half_model_is_seen(one_run, text_file, capfdbinary):
     assert capfdbinary.readouterr().out.count(b"\n") == 6
 
 
-@pytest.mark.parametrize("products", ["fp32", "fp8"])
+@pytest.mark.parametrize("products", ["fp32", "bf16", "fp8"])
 def test_a_model_predicts_with_the_products_that_it_was_measured_with(config, tmp_path, products):
     config = dataclasses.replace(config, precision=("bf16", "fp8"), products=products)
     out = compare(config, out=tmp_path / "run", jobs=1).directory
@@ -332,12 +333,24 @@ def test_a_model_predicts_with_the_products_that_it_was_measured_with(config, tm
         p: load_named(out, ModelName(p, 0), "stored", "cpu").model["head"] for p in config.precision
     }
     assert heads["fp8"].products == products
-    assert heads["bf16"].products == "fp32"
+    # What its rows cannot have, the machine chooses.
+    chosen = "bf16" if bf16_product.units_at(torch.device("cpu")) else "fp32"
+    assert heads["bf16"].products == (chosen if products == "fp8" else products)
 
 
-def test_fp8_products_need_fp8_rows(config):
+def test_narrow_products_need_narrow_rows(config):
     config = dataclasses.replace(config, precision=("fp32", "renee", "e4m3+nearest"))
     load(dataclasses.replace(config, products="fp8"))
     config = dataclasses.replace(config, precision=("fp32", "renee"), products="fp8")
     with pytest.raises(ValueError, match=r"products=fp8 .* and precision=fp32,renee has none"):
         load(config)
+    config = dataclasses.replace(config, precision=("fp32", "renee", "int8"), products="bf16")
+    with pytest.raises(ValueError, match=r"products=bf16 multiplies rows of BF16 numbers, and"):
+        load(config)
+    config = dataclasses.replace(config, precision=("fp32", "renee", "int8"), products="bf16")
+    with pytest.raises(ValueError, match=r"products=bf16 multiplies rows of BF16 numbers, and"):
+        load(config)
+    load(dataclasses.replace(config, precision=("renee", "bf16")))
+    load(dataclasses.replace(config, precision=("renee",), products="auto"))
+    load(dataclasses.replace(config, precision=("renee", "bf16")))
+    load(dataclasses.replace(config, precision=("renee",), products="auto"))

@@ -102,9 +102,11 @@ class XMCConfig(LinearConfig):
     """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
     ones. Rows of integers have scales of their own."""
 
-    products: Annotated[Literal["auto", "fp32", "fp8"], MODEL] = "auto"
-    """Operands of the products with rows in E4M3. fp8: the texts' vectors are E4M3 too, and logits
-    BF16, as in the paper; fp32; auto: fp8 on a GPU of sm_89 or later, else fp32."""
+    products: Annotated[Literal["auto", "fp32", "bf16", "fp8"], MODEL] = "auto"
+    """Operands of the products with the rows. fp32; bf16, for rows in BF16 and narrower: the texts'
+    vectors and logits are BF16; fp8, for rows in E4M3: the vectors of the logits are E4M3, as in
+    the paper. Other rows have auto: fp8 on a GPU of sm_89 or later, bf16 on a CPU with units of
+    BF16, else fp32."""
 
     epochs: Annotated[int | None, OPTIMIZER] = overridable(4)
     """Passes over the training texts."""

@@ -69,10 +69,13 @@ class XMCText:
 def load(config: XMCConfig) -> XMCText:
     """The data of ``config``, after a check that every precision is possible."""
     storages = [parse_precision(precision) for precision in config.precision]
-    if config.products == "fp8" and not any(s and s.storage == "e4m3" for s in storages):
+    has_products = ExtremeClassifier.has_products
+    rows = {"fp8": "FP8 rows", "bf16": "rows of BF16 numbers"}.get(config.products)
+    if rows and not any(s and has_products(s.storage, config.products) for s in storages):
         raise ValueError(
-            f"products=fp8 multiplies FP8 rows, and precision={','.join(config.precision)} has "
-            "none: add fp8 to the precisions, or leave products out"
+            f"products={config.products} multiplies {rows}, and "
+            f"precision={','.join(config.precision)} has none: add fp8 to the precisions, or leave "
+            "products out"
         )
     if config.scale == "table" and all(s and s.integers for s in storages):
         raise ValueError(
@@ -190,6 +193,7 @@ def build_head(
         with torch.no_grad():
             head.weight[:, -CONSTANTS:] = prior_weight(share)
         return head
+    takes = ExtremeClassifier.has_products(storage.storage, config.products)
     head = ExtremeClassifier(
         dim,
         count,
@@ -201,7 +205,7 @@ def build_head(
         rounding=storage.rounding,
         scale="table" if config.scale == "table" and not storage.integers else None,
         reduction="sum",
-        products=config.products if storage.storage == "e4m3" else "auto",
+        products=config.products if takes else "auto",
         seed=seed,
     )
     head.table.fill_columns(dim - CONSTANTS, prior_weight(share))

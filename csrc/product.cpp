@@ -1,0 +1,12 @@
+// Compiled once per instruction set, like kernels.cpp but with the instructions that multiply and add: no other
+// kernel may have them, so this one is in a namespace, and an object, of its own.
+#define SUBULP_JOIN2(a, b) a##b
+#define SUBULP_JOIN(a, b) SUBULP_JOIN2(a, b)
+#define simd SUBULP_JOIN(simd_product_, SUBULP_ISA_NAME)
+
+#include SUBULP_SIMD
+
+#include "kernels.h"
+#include "product.h"
+
+extern "C" int SUBULP_JOIN(subulp_product_, SUBULP_ISA_NAME)(const subulp_product& p) { return simd::run_product(p); }

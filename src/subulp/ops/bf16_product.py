@@ -1,0 +1,117 @@
+"""Matrix products of BF16 operands, summed in FP32: on units of BF16 where the processor has them.
+
+C++ on a CPU (csrc/product.h): operands are decoded from their storage while they are packed, so no
+wide copy of them exists, and results do not depend on the instruction set, on blocks or on threads.
+PyTorch's own BF16 product on a CPU rounds its sums to BF16. Elsewhere a product in FP32 of the
+rounded operands, which differs in the order of the sums.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ..numerics import BF16, format_of, round_to
+from . import backend, facts, native
+from .pointers import check_plain, matrix_ptr
+
+UNITS = "avx512-bf16"
+"""Instruction set with units of BF16; processors with AMX have it too."""
+
+
+def units_at(device: torch.device) -> bool:
+    """Whether the C++ kernels of a device multiply on units of BF16."""
+    if device.type != "cpu" or backend.choose(device).backend != "cpu":
+        return False
+    return native.isa() == facts.ISAS[UNITS]
+
+
+def bf16_mm(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor | None = None,
+    *,
+    a_scale: float = 1.0,
+    b_scale: float = 1.0,
+) -> Tensor:
+    """``bf16(a * a_scale) @ bf16(b * b_scale)``, summed in FP32.
+
+    Args:
+        a: ``(m, k)`` of a storage dtype: FP32, BF16, FP16, E4M3 or E5M2. Rounded to nearest even;
+            what is too large saturates. Subnormal numbers of BF16 count as zero.
+        b: ``(k, n)``, likewise.
+        out: FP32 ``(m, n)``, contiguous along its rows; overwritten (default: a new one).
+        a_scale: A power of two (default: 1).
+        b_scale: A power of two (default: 1).
+
+    Returns:
+        FP32 ``(m, n)``. On a CPU, sums begin at zero and take the products in pairs along ``k``,
+        the odd one of a pair first, each addition rounded once.
+
+    Raises:
+        TypeError: A tensor wraps others, as DTensor does.
+        ValueError: A shape, dtype, layout or device does not fit.
+    """
+    _check(a, b, out)
+    if out is None:
+        out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+    if backend.choose(a.device).backend != "cpu":
+        # A sum that begins at zero is no negative zero.
+        return torch.mm(_rounded(a, a_scale), _rounded(b, b_scale), out=out).add_(0.0)
+    if out.numel() == 0:
+        return out
+    a, b = _dense(a), _dense(b)
+    a_address, a_line, a_by_row = matrix_ptr("a", a)
+    b_address, b_line, b_by_row = matrix_ptr("b", b)
+    out_address, out_line, _ = matrix_ptr("out", out)
+    call = native.Product(
+        *(a_address, b_address, out_address),
+        *(a.shape[0], b.shape[1], a.shape[1]),
+        *(a_line, b_line, out_line),
+        *(facts.DTYPES[a.dtype], facts.DTYPES[b.dtype], a_by_row, not b_by_row),
+        *(a_scale, b_scale),
+        torch.get_num_threads(),
+        native.isa(),
+    )
+    if native.library().subulp_bf16_product(ctypes.byref(call)):
+        raise RuntimeError(f"subulp_bf16_product has no kernel for {a.dtype} and {b.dtype}")
+    return out
+
+
+def _rounded(x: Tensor, scale: float) -> Tensor:
+    """FP32 numbers of BF16."""
+    return round_to(x.float() * scale, BF16)
+
+
+def _dense(matrix: Tensor) -> Tensor:
+    """The matrix with runs of memory along one of its dimensions."""
+    return matrix if 1 in (*matrix.stride(), *matrix.shape) else matrix.contiguous()
+
+
+def _check(a: Tensor, b: Tensor, out: Tensor | None) -> None:
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is None:
+            continue
+        check_plain(name, tensor)
+        if tensor.dim() != 2 or tensor.layout != torch.strided:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} and layout {tensor.layout}: expected a "
+                "dense matrix"
+            )
+        if tensor.device != a.device:
+            raise ValueError(f"{name} lies on {tensor.device} and a on {a.device}")
+        format_of(tensor.dtype)
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"a is {tuple(a.shape)} and b {tuple(b.shape)}: expected (m, k) and (k, n)"
+        )
+    if out is None:
+        return
+    if out.dtype != torch.float32 or out.shape != (a.shape[0], b.shape[1]):
+        raise ValueError(
+            f"out is {out.dtype} of {tuple(out.shape)}: expected FP32 {(a.shape[0], b.shape[1])}"
+        )
+    if out.numel() and (out.stride(1) != 1 or out.stride(0) < out.shape[1]):
+        raise ValueError(f"out has strides {out.stride()}: expected contiguous rows")

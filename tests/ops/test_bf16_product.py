@@ -1,0 +1,204 @@
+"""Products of BF16 operands: exact rationals for their sequence, float64 for their size."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subulp.numerics import BF16, format_of, round_to
+from subulp.ops import bf16_product, facts, native
+from subulp.ops.bf16_product import bf16_mm
+
+from .support import BF16 as BF16_DTYPE
+from .support import DTYPES, E4M3, FP16, FP32, environment, isas, short, threads
+
+ORDERED = [name for name in isas() if name != bf16_product.UNITS]
+"""Instruction sets whose order of sums is ours; that of units of BF16 is the processor's."""
+
+
+def matrix(rows, columns, dtype=FP32, *, transposed=False, seed=0):
+    generator = torch.Generator().manual_seed(seed + 31 * rows + columns)
+    shape = (columns, rows) if transposed else (rows, columns)
+    x = (torch.randn(shape, generator=generator) * 0.3).to(dtype)
+    return x.t() if transposed else x
+
+
+def rounded(x):
+    return round_to(x.float(), BF16)
+
+
+def bits(x):
+    return x.contiguous().view(torch.int32)
+
+
+def exact(a, b):
+    """The documented sequence, each step an exact rational rounded once to FP32."""
+    out = torch.zeros(a.shape[0], b.shape[1])
+    padded = a.shape[1] + a.shape[1] % 2
+    order = [k for pair in range(0, padded, 2) for k in (pair + 1, pair) if k < a.shape[1]]
+    for i in range(a.shape[0]):
+        for j in range(b.shape[1]):
+            total = np.float32(0)
+            for k in order:
+                term = Fraction(float(a[i, k])) * Fraction(float(b[k, j]))
+                total = nearest(Fraction(float(total)) + term)
+            out[i, j] = float(total)
+    return out
+
+
+def nearest(x: Fraction) -> np.float32:
+    """FP32 nearest to a rational of moderate size, ties to even."""
+    guess = np.float32(float(x))
+    near = [np.nextafter(guess, np.float32(s)) for s in (-np.inf, np.inf)]
+
+    def distance(y):
+        return abs(Fraction(float(y)) - x), int(y.view(np.uint32)) & 1
+
+    return min((guess, *near), key=distance)
+
+
+@pytest.mark.parametrize("isa", ORDERED)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (2, 3, 2), (3, 5, 7), (7, 9, 12), (2, 2, 33)], ids=str
+)
+def test_the_sequence_is_the_documented_one(shape, isa):
+    m, n, k = shape
+    a, b = matrix(m, k), matrix(k, n, seed=1)
+    with environment(SUBULP_ISA=isa):
+        assert torch.equal(bits(bf16_mm(a, b)), bits(exact(rounded(a), rounded(b))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 140),
+    st.integers(0, 150),
+    st.integers(0, 600),
+    st.sampled_from(DTYPES),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    st.booleans(),
+)
+def test_neither_blocks_nor_threads_nor_instruction_sets_show(m, n, k, of_a, of_b, first, second):
+    a = matrix(m, k, of_a, transposed=first)
+    b = matrix(k, n, of_b, transposed=second, seed=1)
+    results = {}
+    for isa in ORDERED:
+        for count in (1, 3):
+            with environment(SUBULP_ISA=isa), threads(count):
+                results[isa, count] = bits(bf16_mm(a, b))
+    # One sum at a time: the only block there is.
+    one = torch.zeros(m, n)
+    for j in range(0, n, 37):
+        one[:, j : j + 1] = bf16_mm(a, b[:, j : j + 1])
+    for found in results.values():
+        assert torch.equal(found, next(iter(results.values())))
+        assert torch.equal(found[:, ::37], bits(one)[:, ::37])
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("shape", [(128, 768, 1365), (200, 33, 4096), (1, 500, 2000)], ids=str)
+def test_the_error_is_at_most_that_of_a_plain_fp32_product(shape, isa):
+    m, n, k = shape
+    a, b = matrix(m, k), matrix(k, n, E4M3, seed=1)
+    left, right = rounded(a), b.float()
+    expected = left.double() @ right.double()
+    naive = torch.zeros(m, n)
+    for i in range(k):
+        naive += left[:, i : i + 1] * right[i]
+    with environment(SUBULP_ISA=isa):
+        error = (bf16_mm(a, b) - expected).abs().max()
+    assert error <= (naive - expected).abs().max() + 1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_operands_are_decoded_scaled_and_rounded(dtype, backend):
+    a, b = matrix(9, 40, dtype), matrix(40, 11, dtype, seed=1)
+    expected = rounded(a.float() * 0.25).double() @ rounded(b.float() * 8).double()
+    with environment(SUBULP_BACKEND=backend):
+        found = bf16_mm(a, b, a_scale=0.25, b_scale=8.0)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+    if format_of(dtype).mantissa_bits <= BF16.mantissa_bits:
+        whole = a.double() @ b.double() * 2
+        torch.testing.assert_close(found.double(), whole, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_special_numbers(isa):
+    large, tiny = torch.finfo(FP32).max, 2.0**-130
+    one = torch.ones(1, 1)
+    with environment(SUBULP_ISA=isa):
+
+        def product(*pairs):
+            left, right = zip(*pairs, strict=True)
+            return bf16_mm(torch.tensor([left]), torch.tensor([right]).t()).item()
+
+        # Rounded to BF16, the largest number saturates instead of becoming infinite.
+        assert product((large, 1.0)) == torch.finfo(BF16_DTYPE).max
+        assert product((float("inf"), 2.0)) == float("inf")
+        assert np.isnan(product((float("inf"), 0.0)))
+        assert np.isnan(product((float("nan"), 1.0), (1.0, 1.0)))
+        # Subnormal operands count as zero, whatever mode the caller has set.
+        assert product((tiny, 2.0**100), (3.0, 1.0)) == 3.0
+        # A sum begins at zero.
+        assert str(product((-0.0, 1.0))) == "0.0"
+        assert bf16_mm(one * (1 + 2.0**-8), one).item() == 1.0
+        assert bf16_mm(one * (1 + 3 * 2.0**-8), one).item() == 1 + 2.0**-6
+
+
+def test_views_and_results_in_place():
+    whole = matrix(40, 64)
+    a, b = whole[3:20, 5:40], matrix(64, 90, seed=1).t()[7:80:2, 10:45].t()
+    room = torch.full((30, 64), 7.0)
+    out = room[2:19, 1 : 1 + b.shape[1]]
+    assert bf16_mm(a, b, out).data_ptr() == out.data_ptr()
+    assert torch.equal(bits(out), bits(bf16_mm(a.contiguous(), b.contiguous())))
+    out.fill_(7.0)
+    assert bool((room == 7.0).all())
+    # No dimension is contiguous: read from a copy.
+    sparse = matrix(20, 30)[::2, ::3]
+    assert torch.equal(bf16_mm(sparse, sparse.t()), bf16_mm(sparse.clone(), sparse.clone().t()))
+    expanded = torch.ones(1, 5).expand(4, 5)
+    assert torch.equal(bf16_mm(expanded, expanded.t()), torch.full((4, 4), 5.0))
+
+
+def test_what_is_no_matrix_of_numbers_is_refused():
+    a, b = matrix(3, 4), matrix(4, 5)
+    strided = torch.zeros(5, 3).t()
+    short_storage = torch.zeros(12)
+    short_storage.untyped_storage().resize_(8)
+    for arguments, message in (
+        ((a[0], b), "a has shape \\(4,\\)"),
+        ((a, b[:3]), "a is \\(3, 4\\) and b \\(3, 5\\)"),
+        ((a.int(), b), "int32 is not a format"),
+        ((a, b.double()), "float64 is not a format"),
+        ((a, b, torch.zeros(3, 4)), "out is torch.float32 of \\(3, 4\\): expected FP32 \\(3, 5\\)"),
+        ((a, b, torch.zeros(3, 5, dtype=FP16)), "out is torch.float16"),
+        ((a, b, strided), "out has strides \\(1, 3\\): expected contiguous rows"),
+        ((a, b.to("meta")), "b lies on meta and a on cpu"),
+        ((short_storage.view(3, 4), b), "reaches beyond its storage of 8 bytes"),
+        ((a.to_sparse(), b), "layout torch.sparse_coo"),
+        ((torch._neg_view(a), b), "negated view"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bf16_mm(*arguments)
+    with pytest.raises(TypeError, match="a is a list"):
+        bf16_mm([[1.0]], b)
+
+
+def test_units_are_those_of_the_instruction_set_in_use(monkeypatch):
+    cpu = torch.device("cpu")
+    has = bool(native.library().subulp_has_isa(facts.ISAS[bf16_product.UNITS]))
+    assert bf16_product.units_at(cpu) == has
+    assert not bf16_product.units_at(torch.device("cuda", 0))
+    with environment(SUBULP_ISA="plain"):
+        assert not bf16_product.units_at(cpu)
+    monkeypatch.setattr(native, "isa", lambda: facts.ISAS[bf16_product.UNITS])
+    assert bf16_product.units_at(cpu)
+    with environment(SUBULP_BACKEND="reference"):
+        assert not bf16_product.units_at(cpu)
