@@ -52,8 +52,16 @@ struct Logistic {
   }
 };
 
-// One row in place; with a sum, its softplus in the order of the row.
-template <bool gradient, bool loss>
+// To BF16's nearest number, ties to even; beyond the largest lies infinity, as when torch rounds.
+template <bool narrow>
+inline F narrowed(F x) {
+  if constexpr (!narrow) return x;
+  const U mag = Bf16::quiet(x), rounded = add(add(mag, u32(0x7FFF)), and_(shr<16>(mag), u32(1)));
+  return as_f32(and_(or_(rounded, and_(as_u32(x), u32(0x80000000u))), u32(0xFFFF0000u)));
+}
+
+// One row in place; with a sum, its softplus in the order of the row. `narrow`: rounded to BF16 before and after.
+template <bool gradient, bool loss, bool narrow>
 inline double logistic_row(float* row, int64_t n, float gain) {
   const F factor = f32(gain);
   double sum = 0.0;
@@ -64,7 +72,7 @@ inline double logistic_row(float* row, int64_t n, float gain) {
       std::memset(values, 0, sizeof values);
       std::memcpy(values, row + i, static_cast<size_t>(count) * sizeof(float));
     }
-    const F z = load_f32(reinterpret_cast<const char*>(count < W ? values : row + i));
+    const F z = narrowed<narrow>(load_f32(reinterpret_cast<const char*>(count < W ? values : row + i)));
     const Logistic f(z);
     if constexpr (loss) {
       alignas(64) float terms[W];
@@ -72,7 +80,7 @@ inline double logistic_row(float* row, int64_t n, float gain) {
       for (int64_t k = 0; k < count; ++k) sum += static_cast<double>(terms[k]);
     }
     if constexpr (gradient) {
-      const F g = mul(f.sigmoid(z), factor);
+      const F g = narrowed<narrow>(mul(f.sigmoid(z), factor));
       if (count == W) {
         store_f32(row + i, g);
       } else {
@@ -84,18 +92,25 @@ inline double logistic_row(float* row, int64_t n, float gain) {
   return sum;
 }
 
+template <bool narrow>
+inline double logistic_of(float* row, int64_t n, float gain, bool gradient, bool loss) {
+  if (!gradient) return loss ? logistic_row<false, true, narrow>(row, n, gain) : 0.0;
+  return loss ? logistic_row<true, true, narrow>(row, n, gain) : logistic_row<true, false, narrow>(row, n, gain);
+}
+
 // Rows of logits to `sigmoid * gain` in place (if `gradient`); `sums[r]`, if any, gets the softplus of row r.
-inline int run_logistic(float* logits, int64_t rows, int64_t columns, float gain, int gradient, double* sums,
-                        int threads) {
+inline int run_logistic(float* logits, int64_t rows, int64_t columns, float gain, int gradient, int narrow,
+                        double* sums, int threads) {
 #if defined(_OPENMP)
 #pragma omp parallel for num_threads(threads) if (rows * columns > 16384 && threads > 1) schedule(static)
 #endif
   for (int64_t r = 0; r < rows; ++r) {
     const IeeeMode ieee;
     float* const row = logits + r * columns;
-    if (sums && gradient) sums[r] = logistic_row<true, true>(row, columns, gain);
-    else if (sums) sums[r] = logistic_row<false, true>(row, columns, gain);
-    else if (gradient) logistic_row<true, false>(row, columns, gain);
+    const bool loss = sums != nullptr;
+    const double sum = narrow ? logistic_of<true>(row, columns, gain, gradient != 0, loss)
+                              : logistic_of<false>(row, columns, gain, gradient != 0, loss);
+    if (loss) sums[r] = sum;
   }
   (void)threads;
   return 0;

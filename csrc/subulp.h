@@ -252,9 +252,9 @@ SUBULP_EXPORT int subulp_encode(int32_t dtype, const float* from, void* to, int6
 SUBULP_EXPORT int subulp_bf16_product(const subulp_product* product);
 
 /* FP32 (rows, columns): with `gradient`, z becomes sigmoid(z) * gain; `sums`, unless null, gets the sum
- * of softplus(z) over each row; -1 as above. */
+ * of softplus(z) over each row. With `narrow`, z and what it becomes are rounded to BF16; -1 as above. */
 SUBULP_EXPORT int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, int32_t gradient,
-                                  double* sums, int32_t threads, int32_t isa);
+                                  int32_t narrow, double* sums, int32_t threads, int32_t isa);
 
 /* Rows of integers of 8, 4 or 2 bits to FP32 (rows, dim) and back, rounded to nearest; -1 as above. */
 SUBULP_EXPORT int subulp_decode_rows(int32_t bits, const void* from, float* to, int64_t rows, int64_t dim,

@@ -206,7 +206,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "subulp_bf16_product": (c_int, (POINTER(Product),)),
     "subulp_logistic": (
         c_int,
-        (c_void_p, c_int64, c_int64, c_float, c_int32, c_void_p, c_int32, c_int32),
+        (c_void_p, c_int64, c_int64, c_float, c_int32, c_int32, c_void_p, c_int32, c_int32),
     ),
     "subulp_decode_rows": _ROWS,
     "subulp_encode_rows": _ROWS,

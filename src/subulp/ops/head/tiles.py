@@ -120,10 +120,9 @@ def run(
         if products.fp8_units:
             g.copy_(fp8.unit_logits(rows, products.x, job.scale))
         else:
-            _logits(products, factor, scale, g)
-        _logit_gradient(job, tile, g, positives)
-        if products.rounded:
-            fp8.to_bf16_(g)
+            x = products.x if products.bf16 else products.x.float()
+            products.mm(factor, x.t(), g, scale, 1.0)
+        _logit_gradient(job, tile, g, positives, narrow=products.rounded)
         if job.train or job.gradient:
             # Not addmm: a product that starts from a large sum rounds each of its terms to it.
             job.grad_x.add_(products.mm(g.t(), factor, partial, 1.0, scale))
@@ -143,26 +142,23 @@ def _has_dtype(job: HeadJob) -> bool:
     return isinstance(job.format, Format) and job.format.dtype is not None
 
 
-def _logits(products: _Products, rows: Tensor, scale: float, out: Tensor) -> None:
-    """``rows * scale @ x.T``, (labels, batch)."""
-    x = products.x if products.bf16 else products.x.float()
-    products.mm(rows, x.t(), out, scale, 1.0)
-    if products.rounded:
-        fp8.to_bf16_(out)
-
-
-def _logit_gradient(job: HeadJob, tile: _Tile, out: Tensor, positives: slice) -> None:
-    """``(sigmoid(logits) - Y) * gain``, (labels, batch), over the logits."""
+def _logit_gradient(
+    job: HeadJob, tile: _Tile, out: Tensor, positives: slice, *, narrow: bool
+) -> None:
+    """``(sigmoid(logits) - Y) * gain`` over the logits (labels, batch); ``narrow``: in BF16."""
     labels = job.positive_labels[positives] - tile.start
     instances = job.positive_instances[positives]
     positive = out[labels, instances]
+    if narrow:
+        fp8.to_bf16_(positive)
     gradient = job.train or job.gradient
-    sums = logistic_(out, job.gain, gradient=gradient, loss=job.loss is not None)
+    sums = logistic_(out, job.gain, gradient=gradient, loss=job.loss is not None, narrow=narrow)
     if job.loss is not None and sums is not None:
         job.loss.add_(sums.sum() - positive.sum(dtype=torch.float64))
     # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where the sigmoid is close to 1.
     if gradient:
-        out[labels, instances] = sigmoid(-positive) * -job.gain
+        of_positive = sigmoid(-positive) * -job.gain
+        out[labels, instances] = fp8.to_bf16_(of_positive) if narrow else of_positive
 
 
 def _dropout(job: HeadJob, tile: _Tile) -> Tensor | None:
