@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from subulp import nn
 from subulp.diagnostics.memory import track_memory
 from subulp.nn import linear, narrow_linear
+from subulp.ops import bf16_product
 
 NARROW = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 DTYPES = [torch.float32, *NARROW]
+IN_BF16 = [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 @pytest.fixture(params=[None, 7], ids=["one-tile", "ragged-tiles"])
@@ -55,6 +57,56 @@ def test_error_is_at_most_that_of_an_untiled_product(dtype, bias, tile_rows):
     assert weight.grad.dtype == dtype
     if bias:
         assert torch.equal(b.grad.float(), grad_y.sum((0, 1)).to(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", IN_BF16, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_units_of_bf16_multiply_as_tiles_do(dtype, bias, tile_rows, monkeypatch):
+    """BF16 activations: the same up to the order of FP32 sums, before the result is rounded."""
+    gradients = {}
+    for units in (False, True):
+        monkeypatch.setattr(bf16_product, "units_at", lambda device, here=units: here)
+        x, weight, b, grad_y = problem(dtype, bias=bias)
+        x = x.detach().bfloat16().requires_grad_()
+        weight.grad_dtype = torch.float32
+        y = narrow_linear(x, weight, b)
+        function = "_UnitLinear" if units else "_NarrowLinear"
+        assert function in type(y.grad_fn).__name__
+        y.backward(grad_y.bfloat16())
+        gradients[units] = y, x.grad, weight.grad, None if b is None else b.grad
+    (y, grad_x, grad_w, grad_b), (y2, grad_x2, grad_w2, grad_b2) = gradients.values()
+    for a, b in ((y, y2), (grad_x, grad_x2)):
+        assert a.dtype == b.dtype == torch.bfloat16
+        torch.testing.assert_close(a, b, rtol=2**-7, atol=1e-6)
+        assert (a == b).float().mean() > 0.98
+    assert grad_w2.dtype == torch.float32
+    torch.testing.assert_close(grad_w, grad_w2, rtol=1e-5, atol=1e-5)
+    assert grad_b is None or torch.equal(grad_b, grad_b2)
+
+
+def test_units_of_bf16_multiply_no_wider_numbers(monkeypatch):
+    """FP32 and FP16 are never rounded to BF16, and what wraps tensors stays with torch."""
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
+    monkeypatch.setattr(linear, "bf16_mm", None)
+    x, weight, b, _ = problem(torch.bfloat16)
+    narrow_linear(x, weight, b)
+    narrow_linear(x.half(), weight, b)
+    narrow_linear(x.bfloat16(), weight.half(), b)
+    with pytest.raises(TypeError):
+        narrow_linear(x.bfloat16(), weight, b)
+
+
+def test_frozen_parts_have_no_gradients_on_units(monkeypatch):
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
+    x, weight, b, _ = problem(torch.float8_e4m3fn)
+    narrow = x.detach().bfloat16()
+    narrow_linear(narrow, weight, b).sum().backward()
+    assert narrow.grad is None
+    assert weight.grad is not None
+    frozen = weight.detach()
+    narrow.requires_grad_()
+    narrow_linear(narrow, frozen, b.detach()).sum().backward()
+    assert narrow.grad.shape == narrow.shape
 
 
 def test_gradcheck_in_the_direction_of_every_input(tile_rows):

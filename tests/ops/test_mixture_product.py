@@ -12,7 +12,9 @@ from subulp import nn
 from subulp.numerics import mixture
 from subulp.numerics.mixture import RECIPES, THREE_WAY, TWO_WAY
 from subulp.numerics.partition import PARTITIONS
+from subulp.ops import bf16_product
 from subulp.ops.head import fp8
+from subulp.ops.mixture import product as product_module
 from subulp.ops.mixture.product import Operand, has_tiles, product, scaling_of, unit_product
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -208,3 +210,22 @@ def test_gpu_agrees_with_cpu(monkeypatch, native, granularity, partition, dtype)
     tolerance = 2.0**-6 if dtype == BF16 else of_fp32
     for a, b in zip((z, on_gpu.grad, there.weight.grad), (y, *grads), strict=False):
         assert (a.cpu() - b).abs().max() <= tolerance * b.abs().max()
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, FP32, FP16], ids=str)
+def test_units_of_bf16_multiply_decoded_values(dtype, transposed, monkeypatch):
+    """For BF16 activations, decoded values rounded to BF16, as on a GPU; for others, nothing."""
+    monkeypatch.setattr(product_module, "TILE_BYTES", 4 * 70 * 16)
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
+    a = operand(24, 70, 0, transposed=transposed[0], partition="block-128x128")
+    b = operand(45, 70, 1, transposed=transposed[1], partition="channel")
+    found = product(a, b, dtype)
+    left, right = a.values(), b.values()
+    if dtype == BF16:
+        left, right = left.bfloat16().float(), right.bfloat16().float()
+    exact = left.double() @ right.double().t()
+    bound = (left @ right.t() - exact).abs().max() + 2.0**-21 * exact.abs().max()
+    assert (found - exact).abs().max() <= bound
+    rounds = (a.values().double() @ b.values().double().t() - exact).abs().max()
+    assert (rounds > 2 * bound) == (dtype == BF16)

@@ -3,7 +3,8 @@
 A CPU without BF16 units multiplies BF16 matrices five to six times slower than FP32 ones, and an
 FP32 copy of the weights would undo the memory that narrow storage saves. So a tile of weight rows
 is decoded into a buffer that fits the second-level cache, multiplied in FP32, and overwritten by
-the next tile, in the forward and in the backward pass.
+the next tile, in the forward and in the backward pass. Units of BF16 multiply narrow activations
+and weights as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..ops import bf16_product
+from ..ops.bf16_product import bf16_mm
+from ..ops.pointers import is_plain_type
 from .narrow import (
     ACTIVATION_DTYPES,
     NATIVE_ON_GPU,
@@ -28,6 +32,8 @@ from .narrow import (
 # 4096 x 1024 weights): 512 KiB costs nothing, 128 KiB costs 15 %.
 TILE_BYTES = 512 * 1024
 
+_IN_BF16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
 
 def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear(x, weight.float(), bias.float())`` without the FP32 copy of the weight.
@@ -35,9 +41,10 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     Saves ``x`` and the narrow weight for backward and nothing else. The gradient of the weight is
     computed in FP32, tile by tile, and rounded to nearest into ``weight.grad_dtype`` (the weight's
     own dtype where it is not set). Summation order depends on the tile, so the result equals the
-    untiled product up to FP32 rounding. Under ``torch.autocast``, FP32 operands are first cast to
-    its dtype, as in ``F.linear``. On a GPU, BF16 and FP16 weights multiply natively in their own
-    dtype.
+    untiled product up to FP32 rounding. On a CPU with units of BF16, those multiply BF16
+    activations and weights in BF16, E4M3 or E5M2 as they are, outside of compiled graphs. Under
+    ``torch.autocast``, FP32 operands are first cast to its dtype, as in ``F.linear``. On a GPU,
+    BF16 and FP16 weights multiply natively in their own dtype.
 
     Args:
         x: ``(..., in_features)``, FP32, BF16 or FP16.
@@ -62,8 +69,22 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         # One product in the graph: its runtime tiles it, or not.
         wide_bias = None if bias is None else bias.float()
         return F.linear(x.float(), weight.float(), wide_bias).to(x.dtype)
-    y: Tensor = _NarrowLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    function = _UnitLinear if _have_units(x, weight) else _NarrowLinear
+    y: Tensor = function.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
+
+
+def _have_units(x: Tensor, weight: Tensor) -> bool:
+    """Whether units of BF16 multiply these as they are."""
+    return (
+        x.dtype == torch.bfloat16
+        and weight.dtype in _IN_BF16
+        # A graph has torch's products, which the compiler knows.
+        and not torch.compiler.is_compiling()
+        and is_plain_type(type(x))
+        and is_plain_type(type(weight))
+        and bf16_product.units_at(x.device)
+    )
 
 
 class Linear(torch.nn.Linear):
@@ -76,6 +97,40 @@ class Linear(torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """``(..., in_features)`` to ``(..., out_features)``, in the dtype of the input."""
         return narrow_linear(input, self.weight, self.bias)
+
+
+class _UnitLinear(torch.autograd.Function):
+    """Products of BF16 numbers on their units: nothing is decoded outside of registers."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = bf16_mm(x.reshape(-1, x.shape[-1]), weight.t())
+        if bias is not None:
+            y.add_(bias.float())
+        return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _NarrowLinear.setup_context(ctx, inputs, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_y is None:
+            return None, None, None
+        x, weight = ctx.saved_tensors
+        rows, grad_rows = x.reshape(-1, x.shape[-1]), grad_y.reshape(-1, weight.shape[0])
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        grad_x = grad_weight = grad_bias = None
+        if needs_x:
+            grad_x = bf16_mm(grad_rows, weight).view(x.shape).to(x.dtype)
+        if needs_weight:
+            grad_weight = torch.empty_like(weight, dtype=ctx.weight_grad_dtype)
+            for tile, buffer in _tiles(weight):
+                grad_weight[tile].copy_(bf16_mm(grad_rows[:, tile].t(), rows, buffer))
+        if needs_bias:
+            grad_bias = grad_rows.float().sum(0).to(ctx.bias_grad_dtype)
+        return grad_x, grad_weight, grad_bias
 
 
 class _NarrowLinear(torch.autograd.Function):
@@ -134,14 +189,19 @@ def _decoded_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
     The caller may overwrite the buffer: the next tile is decoded into it anyway.
     """
+    for tile, buffer in _tiles(weight):
+        buffer.copy_(weight[tile])
+        yield tile, buffer
+
+
+def _tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Runs of the weight's rows, with an FP32 buffer for each, which is the same memory."""
     row_bytes = weight.shape[1] * torch.float32.itemsize
     rows = min(weight.shape[0], max(1, TILE_BYTES // row_bytes))
     buffer = torch.empty(rows, weight.shape[1], dtype=torch.float32, device=weight.device)
     for start in range(0, weight.shape[0], rows):
         tile = slice(start, min(start + rows, weight.shape[0]))
-        decoded = buffer[: tile.stop - tile.start]
-        decoded.copy_(weight[tile])
-        yield tile, decoded
+        yield tile, buffer[: tile.stop - tile.start]
 
 
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -6,6 +6,7 @@ the narrow values and the inverse scales apart, which rounds at other places.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.functional import ScalingType
 
 from ...numerics import E4M3, E5M2, Format
 from ...numerics.mixture import Mixture
-from .. import backend
+from .. import backend, bf16_product
 from ..head import fp8
 from . import decode
 from .job import DecodeJob
@@ -88,8 +89,8 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     Args:
         a: (rows, k).
         b: (columns, k).
-        dtype: Dtype of the activations. On a GPU, decoded values are rounded to it before they are
-            multiplied if it is BF16 or FP16.
+        dtype: Dtype of the activations. Decoded values are rounded to it before they are multiplied
+            if it is BF16 or FP16 on a GPU, or BF16 on a CPU with units of BF16.
 
     Returns:
         (rows, columns), FP32 or ``dtype``.
@@ -100,27 +101,31 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
         if scaling is not None:
             return unit_product(a, b, dtype, scaling)
     if device.type == "cpu":
-        return _tiled_product(a.values(), b)
+        on_units = dtype == torch.bfloat16 and bf16_product.units_at(device)
+        return _tiled_product(a.values(), b, bf16_product.bf16_mm if on_units else torch.mm)
     left, right = a.values(), b.values()
     if left.is_cuda and dtype != torch.float32:
         return left.to(dtype) @ right.to(dtype).t()
     return left @ right.t()
 
 
-def _tiled_product(left: Tensor, b: Operand) -> Tensor:
-    """``left @ b.T`` in FP32, where ``b`` is never decoded as a whole."""
+def _tiled_product(left: Tensor, b: Operand, mm: Callable[..., Tensor]) -> Tensor:
+    """``left @ b.T`` in FP32, where ``b`` is never decoded as a whole: ``mm`` multiplies."""
     width = b.mixture.shape[1]
     tiles = list(row_tiles(b.mixture, max(1, TILE_BYTES // (4 * width))))
     # The same memory for all: new pages would cost more than decoding into them does.
     room = left.new_empty(max(tile.stop - tile.start for tile, _ in tiles), width)
     out = left.new_empty(left.shape[0], b.shape[0])
+    # Where the contraction runs over the tiles, what one of them adds.
+    term = torch.empty_like(out) if b.transposed and len(tiles) > 1 else out
     for tile, part in tiles:
         decoded = backend.run("mixture", DecodeJob(part, room[: tile.stop - tile.start]))
-        if b.transposed:
-            # The contraction runs over the tiles.
-            torch.addmm(out, left[:, tile], decoded, beta=int(tile.start > 0), out=out)
+        if not b.transposed:
+            mm(left, decoded.t(), out=out[:, tile])
+        elif tile.start == 0:
+            mm(left[:, tile], decoded, out=out)
         else:
-            torch.mm(left, decoded.t(), out=out[:, tile])
+            out.add_(mm(left[:, tile], decoded, out=term))
     return out
 
 
