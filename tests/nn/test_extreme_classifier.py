@@ -212,7 +212,7 @@ def test_counts_may_come_later_and_must_come():
 def test_topk_is_that_of_all_scores(k, slice_rows, permuted, monkeypatch):
     monkeypatch.setattr("subulp.nn.row_table._SLICE", slice_rows * D)
     options = {"head_fraction": 0.3, "label_counts": torch.randint(9, (L,))} if permuted else {}
-    head, _ = make("e4m3", **options)
+    head, _ = make("e4m3", products="fp32", **options)
     # Rows of zeros and repeated rows: many equal scores.
     w = weights(head)
     w[50:150] = 0

@@ -67,7 +67,7 @@ def test_bags_freeze(storage, freeze):
 @pytest.mark.parametrize("freeze", [freeze_module, freeze_parameters, freeze_by_attribute])
 @pytest.mark.parametrize("storage", ["int8", "e4m3", "fp32"])
 def test_heads_freeze_and_pass_the_gradient_on(storage, freeze):
-    module = head(storage, dropout=0.3)
+    module = head(storage, dropout=0.3, products="fp32")
     before = module.table.decode(0, 20)
     freeze(torch.nn.ModuleDict({"head": module}), False)
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -214,18 +214,41 @@ def test_gpu_agrees_with_cpu(monkeypatch, native, granularity, partition, dtype)
 
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, True)], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, FP32, FP16], ids=str)
-def test_units_of_bf16_multiply_decoded_values(dtype, transposed, monkeypatch):
-    """For BF16 activations, decoded values rounded to BF16, as on a GPU; for others, nothing."""
+@pytest.mark.parametrize("group", ["tensor", "channel"])
+def test_units_of_bf16_multiply_decoded_values(group, dtype, transposed, monkeypatch):
+    """For BF16 activations alone; then nothing is rounded that one mantissa scales, all else is."""
     monkeypatch.setattr(product_module, "TILE_BYTES", 4 * 70 * 16)
     monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
-    a = operand(24, 70, 0, transposed=transposed[0], partition="block-128x128")
-    b = operand(45, 70, 1, transposed=transposed[1], partition="channel")
+    generator = torch.Generator().manual_seed(0)
+    factors = []
+    for rows, turned in ((24, transposed[0]), (45, transposed[1])):
+        x = torch.randn((70, rows) if turned else (rows, 70), generator=generator)
+        encoded, summary = mixture.encode(x, THREE_WAY, "subchannel-32", group=group)
+        assert summary.blocks[2] == 0
+        factors.append(Operand(encoded, summary.sole, turned))
+    a, b = factors
     found = product(a, b, dtype)
     left, right = a.values(), b.values()
-    if dtype == BF16:
+    whole = left.double() @ right.double().t()
+    if dtype == BF16 and group == "channel":
         left, right = left.bfloat16().float(), right.bfloat16().float()
     exact = left.double() @ right.double().t()
     bound = (left @ right.t() - exact).abs().max() + 2.0**-21 * exact.abs().max()
     assert (found - exact).abs().max() <= bound
-    rounds = (a.values().double() @ b.values().double().t() - exact).abs().max()
-    assert (rounds > 2 * bound) == (dtype == BF16)
+    # The rounding of the operands is more than that.
+    assert ((whole - exact).abs().max() > 2 * bound) == (dtype == BF16 and group == "channel")
+
+
+def test_wide_blocks_are_rounded_on_units_of_bf16(monkeypatch):
+    """A mantissa is no power of two, and wide blocks have none: such operands are rounded."""
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    x[:4, :32] *= torch.logspace(-30, 30, 32)
+    found, summary = mixture.encode(x, TWO_WAY, "subchannel-32")
+    assert summary.sole is None
+    a, b = Operand(found, None), operand(16, 64, 1)
+    left, right = a.values().bfloat16().float(), b.values()
+    got = product(a, b, BF16)
+    torch.testing.assert_close(
+        got.double(), left.double() @ right.double().t(), rtol=1e-5, atol=1e-5
+    )

@@ -7,7 +7,7 @@ the narrow values and the inverse scales apart, which rounds at other places.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -90,7 +90,8 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
         a: (rows, k).
         b: (columns, k).
         dtype: Dtype of the activations. Decoded values are rounded to it before they are multiplied
-            if it is BF16 or FP16 on a GPU, or BF16 on a CPU with units of BF16.
+            if it is BF16 or FP16 on a GPU. If it is BF16 on a CPU with units of BF16, they are
+            unless a mantissa that all scales share can be left to the result.
 
     Returns:
         (rows, columns), FP32 or ``dtype``.
@@ -101,12 +102,32 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
         if scaling is not None:
             return unit_product(a, b, dtype, scaling)
     if device.type == "cpu":
-        on_units = dtype == torch.bfloat16 and bf16_product.units_at(device)
-        return _tiled_product(a.values(), b, bf16_product.bf16_mm if on_units else torch.mm)
+        if dtype == torch.bfloat16 and bf16_product.units_at(device):
+            return _bf16_product(a, b)
+        return _tiled_product(a.values(), b, torch.mm)
     left, right = a.values(), b.values()
     if left.is_cuda and dtype != torch.float32:
         return left.to(dtype) @ right.to(dtype).t()
     return left @ right.t()
+
+
+def _bf16_product(a: Operand, b: Operand) -> Tensor:
+    """``a @ b.T`` of operands that are BF16 numbers where they can be, else rounded."""
+    (left, of_left), (right, of_right) = _in_bf16(a), _in_bf16(b)
+    return _tiled_product(left.values(), right, bf16_product.bf16_mm).mul_(of_left * of_right)
+
+
+def _in_bf16(operand: Operand) -> tuple[Operand, Tensor]:
+    """An operand and its factor, FP32 (): a mantissa that all scales share is no part of it, and so
+    all its numbers are narrow values times powers of two. Those of several groups of blocks, or
+    beside wide blocks, are none of BF16's: they stay as they are.
+    """
+    mixture = operand.mixture
+    one = torch.ones_like(mixture.mantissa)
+    if mixture.mantissa.numel() > 1 or mixture.wide.numel():
+        return operand, one.reshape(-1)[0]
+    factor = (one / mixture.mantissa).reshape(())
+    return replace(operand, mixture=replace(mixture, mantissa=one)), factor
 
 
 def _tiled_product(left: Tensor, b: Operand, mm: Callable[..., Tensor]) -> Tensor:

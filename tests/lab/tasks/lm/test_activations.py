@@ -42,6 +42,8 @@ def machine(monkeypatch):
             return {"fp32": fp32, "bf16": bf16}
 
         monkeypatch.setattr(activations, "block_seconds", measured)
+        # The tests' models are small.
+        monkeypatch.setattr(activations, "_LEAST_WIDTH", 1)
         return made
 
     return be
@@ -192,6 +194,17 @@ def test_a_gpu_is_asked_whether_it_has_units(small, machine, monkeypatch, units,
     decided = decide(small(), torch.device("cuda"))
     assert decided.config.activations == chosen
     assert decided.record["activations_reason"].startswith(f"{chosen}, because the GPU has ")
+
+
+def test_a_narrow_model_is_not_measured(small, machine, monkeypatch):
+    machine()
+    monkeypatch.setattr(activations, "_LEAST_WIDTH", 128)
+    decided = decide(small(), torch.device("cpu"))
+    assert decided.config.activations == "fp32"
+    assert decided.record["activations_reason"] == (
+        "fp32, because a model of width 16 is too narrow for BF16 units to matter"
+    )
+    assert "block_ms_fp32" not in decided.record
 
 
 @pytest.mark.parametrize("width", [16, 96])

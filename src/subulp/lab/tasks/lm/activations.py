@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ _SECONDS = 0.3
 # A wide model is timed with fewer tokens: BF16 without units makes 1 or 2 GFLOP a second.
 _FLOP_PER_PASS = 2**30
 _FEWEST_TOKENS = 16
-# Smaller products measure what calls cost, about the same in both dtypes: noise would decide.
-_LEAST_WIDTH = 64
+# Of a narrower model, calls cost most of the time, in both dtypes: noise would decide.
+_LEAST_WIDTH = 128
 _LEAST_TOKENS = 64
 _CLEARLY = 2.0
 
@@ -51,6 +50,9 @@ def choose(
         reason = "the GPU has BF16 units" if has else "the GPU has no BF16 units"
         chosen: ActivationDtype = "bf16" if has else "fp32"
         return chosen, {"activations_reason": f"{chosen}, because {reason}"}
+    if shape.width < _LEAST_WIDTH:
+        reason = f"a model of width {shape.width} is too narrow for BF16 units to matter"
+        return "fp32", {"activations_reason": f"fp32, because {reason}"}
     seconds = block_seconds(shape, config.batch_size)
     chosen = "bf16" if FASTER * seconds["bf16"] <= seconds["fp32"] else "fp32"
     wide, narrow = (round(1e3 * seconds[name], 3) for name in ("fp32", "bf16"))
@@ -70,11 +72,9 @@ def block_seconds(shape: Shape, batch_size: int) -> Times:
     the units, and not what decoding costs.
 
     Args:
-        shape: Sizes of the model; a small one is measured at a larger width.
+        shape: Sizes of the model.
         batch_size: Sequences in a batch; fewer, or shorter ones, where a pass takes long.
     """
-    least = math.ceil(_LEAST_WIDTH / shape.heads) * shape.heads
-    shape = replace(shape, width=max(shape.width, least))
     wide = Block(shape)
     narrow = deepcopy(wide).bfloat16()
     use_bf16(narrow)
