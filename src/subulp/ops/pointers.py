@@ -112,7 +112,7 @@ def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
         for tensor in tensors:
             check_plain(name, tensor)
     try:
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        addresses = list(map(Tensor.data_ptr, tensors))
     except RuntimeError as error:
         raise TypeError(
             f"{name} has a tensor without memory of its own ({error}): call this outside of "

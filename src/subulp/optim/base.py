@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, ClassVar, cast, overload
 
 import torch
@@ -245,7 +246,7 @@ class Optimizer(TorchOptimizer):
         arguments = self._arguments(bucket)
         steps, amaxes = arguments["steps"], arguments["amaxes"]
         # In one piece: of two hundred tensors, one by one takes longer than their step.
-        arguments["steps"] = (torch.stack(steps) + 1.0).unbind()
+        arguments["steps"] = torch.stack(steps) + 1.0
         arguments["amaxes"] = after = [amax.clone() for amax in amaxes]
         job = self._make_job(**arguments)
         return Pending(self._op, bucket, job, steps, list(zip(amaxes, after, strict=True)))
@@ -320,23 +321,29 @@ class Optimizer(TorchOptimizer):
 
     def _common_arguments(self, bucket: Bucket) -> tuple[dict[str, Any], Role]:
         """What every fused op takes, in storage order, and the states of a name."""
-        group, strategy, params = bucket.group, bucket.strategy, bucket.params
-        states = [self._state_of(group, strategy, p) for p in params]
+        group, strategy = bucket.group, bucket.strategy
+        params, grads = bucket.params, bucket.grads
+        states: list[dict[str, Tensor]] = [self.state[p] for p in params]
+        in_order = self._are_in_order(group, params, grads, states)
+        if not in_order:
+            states = [self._state_of(group, strategy, p) for p in params]
+            pairs = zip(params, grads, strict=True)
+            grads = [storage_view(in_layout_of(grad, p), p) for p, grad in pairs]
 
         def role(name: str | None) -> list[Tensor]:
             if name is None or name not in states[0]:
                 return []
-            return [beside(s[name], p) for s, p in zip(states, params, strict=True)]
+            stored = [state[name] for state in states]
+            if in_order:
+                return stored
+            return [beside(value, p) for value, p in zip(stored, params, strict=True)]
 
         common = {
-            "params": [storage_view(p.detach(), p) for p in params],
-            "grads": [
-                storage_view(in_layout_of(grad, p), p)
-                for p, grad in zip(params, bucket.grads, strict=True)
-            ],
+            "params": params if in_order else [storage_view(p.detach(), p) for p in params],
+            "grads": grads,
             "extras": role(strategy.extra_name),
             "amaxes": role("gradient_amax"),
-            "steps": [s["step"] for s in states],
+            "steps": [state["step"] for state in states],
             "lr": group["lr"],
             "precision": strategy.name,
             "arithmetic": group["arithmetic"],
@@ -346,6 +353,20 @@ class Optimizer(TorchOptimizer):
             "offsets": [0] * len(params),
         }
         return common, role
+
+    def _are_in_order(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Tensor]],
+    ) -> bool:
+        """Whether no state has to be created, and no tensor to be laid out like another."""
+        names = {"step", *(name for name, _ in self._states_of(group))}
+        if not all(names <= state.keys() for state in states):
+            return False
+        stored = chain.from_iterable(state.values() for state in states)
+        return all(map(Tensor.is_contiguous, chain(params, grads, stored)))
 
     @property
     def skipped_steps(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +17,12 @@ from ..ops.step.job import is_strict
 from ..ops.strategy import Strategy
 from .components import is_dense
 from .options import strategy_for
+
+# What tensors of one bucket have in common, each in every way that is checked.
+_KIND: tuple[Callable[[Tensor], Hashable], ...] = (
+    type,
+    *map(attrgetter, ("dtype", "device", "layout")),
+)
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
@@ -105,7 +113,7 @@ class Buckets:
 
     def add(
         self, group: dict[str, Any], place: Place, p: Tensor, grad: Tensor, *, folded: bool = False
-    ) -> None:
+    ) -> Bucket:
         """Add a parameter and its gradient to the bucket that it can be updated with.
 
         Args:
@@ -114,6 +122,9 @@ class Buckets:
             p: The parameter.
             grad: The gradient that it steps with, of its shape.
             folded: See :class:`Bucket` (default: ``False``).
+
+        Returns:
+            The bucket.
 
         Raises:
             TypeError: One of them is no plain tensor, as a DTensor is not.
@@ -138,6 +149,32 @@ class Buckets:
         bucket.grads.append(grad)
         bucket.streams.append(place.stream)
         self.nbytes += grad.nbytes
+        return bucket
+
+    def add_group(self, number: int, group: dict[str, Any], first_stream: int) -> None:
+        """Add the parameters of a group that have a gradient, as :meth:`add` does one by one.
+
+        Args:
+            number: The group's number.
+            group: The group.
+            first_stream: The stream of its first parameter.
+        """
+        params = group["params"]
+        grads = [p.grad for p in params]
+        indices = list(compress(range(len(params)), [grad is not None for grad in grads]))
+        if len(indices) < len(params):
+            params, grads = [params[i] for i in indices], [grads[i] for i in indices]
+        places = (Place(number, i, first_stream + i) for i in indices)
+        # What was checked for the first holds for all of its kind.
+        if not all(len(set(map(of, ts))) == 1 for ts in (params, grads) for of in _KIND):
+            for place, p, grad in zip(places, params, grads, strict=True):
+                self.add(group, place, p, grad)
+            return
+        bucket = self.add(group, next(places), params[0], grads[0])
+        bucket.params.extend(params[1:])
+        bucket.grads.extend(grads[1:])
+        bucket.streams.extend(first_stream + i for i in indices[1:])
+        self.nbytes += sum(grad.nbytes for grad in grads[1:])
 
     def pop_largest(self) -> Bucket:
         """Remove and return the bucket with the most bytes of gradients."""
@@ -166,10 +203,8 @@ def buckets_of(groups: list[dict[str, Any]]) -> Buckets:
     """
     buckets, stream = Buckets(), 0
     for g, group in enumerate(groups):
-        for i, p in enumerate(group["params"]):
-            if p.grad is not None:
-                buckets.add(group, Place(g, i, stream), p, p.grad)
-            stream += 1
+        buckets.add_group(g, group, stream)
+        stream += len(group["params"])
     return buckets
 
 

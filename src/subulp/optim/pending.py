@@ -11,6 +11,9 @@ from ..ops import backend
 from ..ops.step.job import StepJob
 from .parameters import Bucket
 
+# A number instead would be made a tensor again for each counter.
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -36,8 +39,9 @@ class Pending:
         Raises:
             RuntimeError: The backend cannot run; nothing was updated.
         """
-        backend.run(self.op, self.job)
-        torch._foreach_add_(self.steps, 1.0)
+        with torch.no_grad():
+            backend.run(self.op, self.job)
+        torch._foreach_add_(self.steps, [_ONE] * len(self.steps))
         for amax, after in self.amaxes:
             amax.copy_(after)
         # A backward pass that still needs an old value must notice.

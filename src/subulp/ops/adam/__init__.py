@@ -21,7 +21,7 @@ def make_job(
     extras: Sequence[Tensor],
     exp_avg_sq_lows: Sequence[Tensor],
     amaxes: Sequence[Tensor],
-    steps: Sequence[Tensor],
+    steps: Sequence[Tensor] | Tensor,
     lr: Tensor | float,
     beta1: float,
     beta2: float,

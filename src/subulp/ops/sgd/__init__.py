@@ -19,7 +19,7 @@ def make_job(
     extras: Sequence[Tensor],
     momentum_lows: Sequence[Tensor],
     amaxes: Sequence[Tensor],
-    steps: Sequence[Tensor],
+    steps: Sequence[Tensor] | Tensor,
     lr: Tensor | float,
     momentum: float,
     dampening: float,

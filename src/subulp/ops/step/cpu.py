@@ -6,6 +6,7 @@ import ctypes
 from array import array
 
 import torch
+from torch import Tensor
 
 from .. import facts, native, pointers
 from ..strategy import CODES
@@ -26,7 +27,7 @@ def run(entry: str, job: StepJob) -> None:
     roles = (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
     names = ("params", "grads", "the fast states", "the slow states", "extras", "the slow lows")
     # One table, row by row: an array for each takes longer to make than a small step takes.
-    table = array("Q", [p.numel() for p in job.params])
+    table = array("Q", map(Tensor.numel, job.params))
     for name, role in zip(names, roles, strict=True):
         table.extend(pointers.data_ptrs(name, role) or [0] * count)
     first = table.buffer_info()[0]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -46,6 +47,8 @@ library is loaded; Triton's kernels look their places up here."""
 _FAST_HEADROOM = 2.0**7
 _SLOW_HEADROOM = 2.0**13
 _AMAX_MEMORY = 0.99
+
+_dtype, _device, _shape = map(attrgetter, ("dtype", "device", "shape"))
 
 # In units of 2**-32: the fraction of the golden ratio, and a third.
 _GOLDEN, _THIRD = 0x9E3779B9, 0x55555555
@@ -104,7 +107,7 @@ class StepJob:
 
 
 def new_scalars(
-    steps: Sequence[Tensor],
+    steps: Sequence[Tensor] | Tensor,
     streams: Sequence[int],
     offsets: Sequence[int],
     numbers: Callable[[int], tuple[float, float, float]] = lambda t: (0.0, 1.0, 0.0),
@@ -113,7 +116,7 @@ def new_scalars(
     """Scalars of a job whose states are not scaled, and the addresses of its random bits.
 
     Args:
-        steps: Tensors () holding t, counted from 1.
+        steps: Tensors () holding t, counted from 1, or one that holds them all.
         streams: Philox key word of each tensor.
         offsets: Index of each tensor's first element in the whole tensor.
         numbers: From t to ``step_size``, ``inv_sqrt_bias2`` and ``decay``.
@@ -125,17 +128,19 @@ def new_scalars(
             f"entries, fresh {len(fresh or steps)}: pass one for each parameter"
         )
     # One transfer for all, also where they lie on a GPU.
-    counters = [int(t) for t in torch.stack(tuple(steps)).tolist()] if steps else []
-    begins = [t == 1 for t in counters]
-    if fresh:
-        begins = [b or new for b, new in zip(begins, fresh, strict=True)]
-    of_step = {t: (numbers(t), dither(t)) for t in set(counters)}
-    # Rows in the order of SCALARS: an array made at once takes a fraction of one filled by field.
+    together = steps if isinstance(steps, Tensor) else torch.stack(tuple(steps)) if steps else None
+    counters = [] if together is None else [int(t) for t in together.tolist()]
+    # Made at once and column by column: filled one by one, it takes longer than a small step.
+    known = sorted(set(counters))
     rows = [
-        (*of_step[t][0], 1.0, 1.0, 1.0, 1.0, 0.0, t, first, *of_step[t][1], stream, offset)
-        for t, first, stream, offset in zip(counters, begins, streams, offsets, strict=True)
+        (*numbers(t), 1.0, 1.0, 1.0, 1.0, 0.0, t, t == 1, *dither(t), 0, 0)  # in SCALARS' order
+        for t in known
     ]
-    return np.array(rows, dtype=SCALARS)
+    scalars = np.array(rows, dtype=SCALARS)[np.searchsorted(known, counters)]
+    scalars["stream"], scalars["offset"] = streams, offsets
+    if fresh:
+        scalars["first"] |= np.array(fresh, dtype=np.uint32)
+    return scalars
 
 
 def dither(t: int) -> tuple[int, int, int]:
@@ -186,7 +191,8 @@ def check_roles(
                 f"{name} has {len(tensors)} tensors: precision={strategy.name!r} takes {count} for "
                 f"{len(params)} parameters"
             )
-    device, shapes = first.device, [p.shape for p in params]
+    device = first.device
+    shapes: list[tuple[int, ...]] = [p.shape for p in params]
     _check_tensors("params", params, first.dtype, shapes, device)
     _check_tensors("grads", grads, grads[0].dtype, shapes, device)
     for name, tensors in roles.items():
@@ -194,7 +200,8 @@ def check_roles(
         if dtype is None:
             continue
         if name == "extras" and strategy.coding:
-            words = [(packed_words(p.numel(), strategy.tail_width),) for p in params]
+            width = strategy.tail_width
+            words: list[tuple[int, ...]] = [(packed_words(p.numel(), width),) for p in params]
             _check_tensors(name, tensors, dtype, words, device)
         else:
             _check_tensors(name, tensors, dtype, shapes, device)
@@ -220,9 +227,16 @@ def _check_tensors(
     role: str,
     tensors: Sequence[Tensor],
     dtype: torch.dtype,
-    shapes: Sequence[tuple[int, ...]],
+    shapes: list[tuple[int, ...]],
     device: torch.device,
 ) -> None:
+    if (
+        set(map(_dtype, tensors)) == {dtype}
+        and set(map(_device, tensors)) == {device}
+        and list(map(_shape, tensors)) == shapes
+        and all(map(Tensor.is_contiguous, tensors))
+    ):
+        return
     for i, tensor in enumerate(tensors):
         if tensor.dtype != dtype or tensor.device != device:
             raise ValueError(
