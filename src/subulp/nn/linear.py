@@ -88,7 +88,7 @@ def _have_units(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether C++ may be given a tensor; a graph has torch's operators, which the compiler knows."""
+    """Whether C++ may be given a tensor; a graph has operators, which the compiler knows."""
     return not torch.compiler.is_compiling() and is_plain_type(type(tensor))
 
 
