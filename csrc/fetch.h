@@ -1,4 +1,5 @@
-// Fetching memory ahead of its use.
+// Fetching memory ahead of its use, where that was measured to pay: passes that read alone. Conversions, which write as
+// much, gain nothing when they decode and take a fifth longer when they encode.
 #pragma once
 
 #include <cstdint>
