@@ -8,7 +8,9 @@ bool runs(int isa) {
     case SUBULP_PLAIN: return true;
 #if defined(SUBULP_X86)
     case SUBULP_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(SUBULP_BF16_UNITS)
     case SUBULP_AVX512_BF16: return runs(SUBULP_AVX512) && __builtin_cpu_supports("avx512bf16");
+#endif
     case SUBULP_AVX512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -38,7 +40,9 @@ int product(const subulp_product& p) {
 #if defined(SUBULP_X86)
     case SUBULP_AVX2: return subulp_product_avx2(p);
     case SUBULP_AVX512: return subulp_product_avx512(p);
+#if defined(SUBULP_BF16_UNITS)
     case SUBULP_AVX512_BF16: return subulp_product_avx512_bf16(p);
+#endif
 #endif
     default: return subulp_product_plain(p);
   }
