@@ -34,29 +34,37 @@ class FlushMode {
 #endif
 };
 
-// A panel holds, step after step along k, one unit for each of its rows (of A) or columns (of B).
+// A panel holds, step after step along k, one unit for each of its rows (of A) or columns (of B). A unit is a pair, the
+// even number in the lower half, as units of BF16 take it; or a number as FP32, the odd one of each pair first. Plain
+// code has pairs too, so that every machine tests their layout.
 #if defined(__AVX512BF16__)
-// A unit is a pair: the even number in the lower half.
-constexpr int STEPS_PER_PAIR = 1, ROWS = 8, VECTORS = 3;
+#define SUBULP_PAIRS
+constexpr int ROWS = 8, VECTORS = 3;
 inline F step_sum(F sum, uint32_t a, U b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)b);
 }
-#else
-// A unit is a number, as FP32: the odd one of each pair first.
-constexpr int STEPS_PER_PAIR = 2;
-#if defined(__AVX512F__)
+#elif defined(__AVX512F__)
 constexpr int ROWS = 8, VECTORS = 3;
-inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F step_sum(F sum, uint32_t a, U b) { return _mm512_fmadd_ps(as_f32(u32(a)), as_f32(b), sum); }
 #elif defined(__AVX2__)
 constexpr int ROWS = 6, VECTORS = 2;
-inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+inline F step_sum(F sum, uint32_t a, U b) { return _mm256_fmadd_ps(as_f32(u32(a)), as_f32(b), sum); }
 #else
+#define SUBULP_PAIRS
 constexpr int ROWS = 4, VECTORS = 1;
-inline F fma(F a, F b, F c) {
-  return lanes<F>([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+inline F step_sum(F sum, uint32_t a, U b) {
+  const auto numbers = [](U pairs, uint32_t half) { return as_f32(and_(shl(pairs, u32(half)), u32(0xFFFF0000u))); };
+  for (const uint32_t half : {0u, 16u}) {
+    const F x = numbers(u32(a), half), y = numbers(b, half);
+    sum = lanes<F>([&](int i) { return std::fma(x.v[i], y.v[i], sum.v[i]); });
+  }
+  return sum;
 }
 #endif
-inline F step_sum(F sum, uint32_t a, U b) { return fma(as_f32(u32(a)), as_f32(b), sum); }
+#if defined(SUBULP_PAIRS)
+constexpr int STEPS_PER_PAIR = 1;
+#else
+constexpr int STEPS_PER_PAIR = 2;
 #endif
 
 // Numbers along k of a block, and rows of A and columns of B that are packed for it: a panel of B fits the first
@@ -99,7 +107,7 @@ inline U load_upper<Bf16>(const char* p, int64_t count, F scale) {
 
 // The units of W rows or columns in one pair along k, `apart` units from step to step.
 inline void store_pair(uint32_t* to, int64_t apart, U even, U odd) {
-#if defined(__AVX512BF16__)
+#if defined(SUBULP_PAIRS)
   (void)apart;
   store_u32(to, or_(shr<16>(even), odd));
 #else
@@ -119,7 +127,7 @@ inline void pack_line(const Source& from, int64_t line_index, int64_t k, int64_t
     store_u32(line + i, load_upper<Format>(p + i * Format::bytes, std::min<int64_t>(W, depth - i), scale));
   line[depth] = 0;
   const int64_t pairs = (depth + 1) / 2;
-#if defined(__AVX512BF16__)
+#if defined(SUBULP_PAIRS)
   for (int64_t i = 0; i < pairs; ++i) to[i * apart] = line[2 * i] >> 16 | line[2 * i + 1];
 #else
   for (int64_t i = 0; i < pairs; ++i) {
@@ -152,7 +160,7 @@ inline void pack_a(const Source& from, int64_t first, int64_t count, int64_t k, 
       uint32_t* const out = to + group * ROWS * STEPS + pair * STEPS_PER_PAIR * ROWS;
       const uint32_t *const even = two[0] + group * ROWS, *const odd = two[1] + group * ROWS;
       for (int i = 0; i < ROWS; ++i) {
-#if defined(__AVX512BF16__)
+#if defined(SUBULP_PAIRS)
         out[i] = even[i] >> 16 | odd[i];
 #else
         out[i] = odd[i];
