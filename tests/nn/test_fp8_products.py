@@ -108,6 +108,22 @@ def test_topk_on_fp8_units_is_that_on_tiles(monkeypatch):
     assert torch.equal(units[1], tiles[1])
 
 
+@pytest.mark.parametrize("products", ["fp8", "bf16"])
+def test_embeddings_of_any_layout(products):
+    """Transposed, every second one, or one for all: what counts are the numbers."""
+    x = torch.randn(2 * D, 2 * B, generator=torch.Generator().manual_seed(0))
+    _, rows, cols = batch()
+    for view in (x[:D, :B].t(), x.t()[::2, ::2], x[:1, :D].expand(B, D)):
+        results = []
+        for embeddings in (view, view.contiguous()):
+            head = make(products)
+            leaf = embeddings.detach().requires_grad_()
+            head(leaf, rows, cols, loss=True).backward()
+            results.append((head.table.decode(0, L), leaf.grad, *head.topk(embeddings, 3)))
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("storage", ["e4m3", "bf16", (4, 3)], ids=str)
 @pytest.mark.parametrize("permuted", [False, True])
 def test_topk_of_bf16_products(storage, permuted, monkeypatch):

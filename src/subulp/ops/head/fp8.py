@@ -27,7 +27,8 @@ def units_at(device: torch.device) -> bool:
 
 def inputs(x: Tensor) -> Tensor:
     """FP32 inputs as E4M3, to nearest even; what is too large saturates."""
-    return encode(x.contiguous(), torch.empty_like(x, dtype=torch.float8_e4m3fn))
+    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    return encode(x.contiguous(), codes)
 
 
 def to_bf16_(values: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def run(
     own = job.train and fused_update is None
     gradient = torch.empty_like(weight) if own else weight
     logits = torch.empty(size, job.x.shape[0], dtype=torch.float32, device=job.device)
-    partial = torch.empty_like(job.x)
+    partial = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
     products = _Products.of(job, fp8_units=fp8_units)
     if products.rounded:
         job = replace(job, x=job.x.bfloat16().float())
