@@ -90,9 +90,9 @@ int subulp_encode(int32_t dtype, const float* from, void* to, int64_t count, flo
 }
 int subulp_bf16_product(const subulp_product* p) { return product(*p); }
 int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, int32_t gradient, int32_t narrow,
-                    double* sums, int32_t threads, int32_t isa) {
+                    const subulp_positives* positives, double* sums, int32_t threads, int32_t isa) {
   const subulp_kernels* k = kernels(isa);
-  return k ? k->logistic(logits, rows, columns, gain, gradient, narrow, sums, threads) : -1;
+  return k ? k->logistic(logits, rows, columns, gain, gradient, narrow, *positives, sums, threads) : -1;
 }
 int subulp_decode_rows(int32_t bits, const void* from, float* to, int64_t rows, int64_t dim, int32_t threads,
                        int32_t isa) {

@@ -10,7 +10,7 @@ struct subulp_kernels {
   uint64_t (*fingerprint)(const void*, int64_t, int);
   int (*decode)(int, const void*, float*, int64_t, float, int);
   int (*encode)(int, const float*, void*, int64_t, float, int);
-  int (*logistic)(float*, int64_t, int64_t, float, int, int, double*, int);
+  int (*logistic)(float*, int64_t, int64_t, float, int, int, const subulp_positives&, double*, int);
   int (*decode_rows)(int, const void*, float*, int64_t, int64_t, int);
   int (*encode_rows)(int, const float*, void*, int64_t, int64_t, int);
   int (*encode_rows_randomly)(int, const float*, void*, int64_t, int64_t, uint32_t, uint32_t, uint32_t, uint64_t, int);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "buffer.h"
 #include "codec.h"
 #include "ieee_mode.h"
 
@@ -98,9 +99,34 @@ inline double logistic_of(float* row, int64_t n, float gain, bool gradient, bool
   return loss ? logistic_row<true, true, narrow>(row, n, gain) : logistic_row<true, false, narrow>(row, n, gain);
 }
 
-// Rows of logits to `sigmoid * gain` in place (if `gradient`); `sums[r]`, if any, gets the softplus of row r.
+inline bool are_inside(const subulp_positives& p, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < p.count; ++i)
+    if (static_cast<uint64_t>(p.rows[i] - p.first) >= static_cast<uint64_t>(rows) ||
+        static_cast<uint64_t>(p.columns[i]) >= static_cast<uint64_t>(columns))
+      return false;
+  return true;
+}
+
+// sigmoid(z) - 1 of `values`, times the gain: -sigmoid(-z), which keeps its digits where the sigmoid is close to 1.
+template <bool narrow>
+inline void positive_gradients(Buffer<float>* values, float gain) {
+  const IeeeMode ieee;
+  float* const v = values->data();
+  for (int64_t i = 0; i < values->size(); i += W) {
+    const U z = as_u32(narrowed<narrow>(load_f32(reinterpret_cast<const char*>(v + i))));
+    const F negated = as_f32(add(z, u32(0x80000000u)));
+    store_f32(v + i, narrowed<narrow>(mul(Logistic(negated).sigmoid(negated), f32(-gain))));
+  }
+}
+
+// Rows of logits to `(sigmoid - Y) * gain` in place (if `gradient`), where Y is 1 for positives and else 0; `sums[r]`,
+// if any, gets the softplus of row r.
 inline int run_logistic(float* logits, int64_t rows, int64_t columns, float gain, int gradient, int narrow,
-                        double* sums, int threads) {
+                        const subulp_positives& p, double* sums, int threads) {
+  if (!are_inside(p, rows, columns)) return -1;
+  const auto positive = [&](int64_t i) -> float& { return logits[(p.rows[i] - p.first) * columns + p.columns[i]]; };
+  Buffer<float> values((p.count + W - 1) / W * W);
+  for (int64_t i = 0; i < p.count; ++i) values[i] = positive(i);
 #if defined(_OPENMP)
 #pragma omp parallel for num_threads(threads) if (rows * columns > 16384 && threads > 1) schedule(static)
 #endif
@@ -111,6 +137,11 @@ inline int run_logistic(float* logits, int64_t rows, int64_t columns, float gain
     const double sum = narrow ? logistic_of<true>(row, columns, gain, gradient != 0, loss)
                               : logistic_of<false>(row, columns, gain, gradient != 0, loss);
     if (loss) sums[r] = sum;
+  }
+  if (gradient) {
+    if (narrow) positive_gradients<true>(&values, gain);
+    else positive_gradients<false>(&values, gain);
+    for (int64_t i = 0; i < p.count; ++i) positive(i) = values[i];
   }
   (void)threads;
   return 0;

@@ -220,6 +220,14 @@ typedef struct {
   int32_t isa;
 } subulp_product;
 
+/* Elements of a matrix. */
+typedef struct {
+  int64_t count;
+  const int64_t* rows; /* counted from `first` */
+  const int64_t* columns;
+  int64_t first;
+} subulp_positives;
+
 SUBULP_EXPORT int subulp_abi(void);
 /* The tables above, the sizes of the structures and samples of the row hash, a line each. */
 SUBULP_EXPORT const char* subulp_facts(void);
@@ -251,10 +259,12 @@ SUBULP_EXPORT int subulp_encode(int32_t dtype, const float* from, void* to, int6
 /* Returns 0, or -1 as above. */
 SUBULP_EXPORT int subulp_bf16_product(const subulp_product* product);
 
-/* FP32 (rows, columns): with `gradient`, z becomes sigmoid(z) * gain; `sums`, unless null, gets the sum
- * of softplus(z) over each row. With `narrow`, z and what it becomes are rounded to BF16; -1 as above. */
+/* FP32 (rows, columns): with `gradient`, z becomes sigmoid(z) * gain, and (sigmoid(z) - 1) * gain at the positives;
+ * `sums`, unless null, gets the sum of softplus(z) over each row. With `narrow`, z and what it becomes are rounded to
+ * BF16. -1 as above, or if a positive is outside. */
 SUBULP_EXPORT int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, int32_t gradient,
-                                  int32_t narrow, double* sums, int32_t threads, int32_t isa);
+                                  int32_t narrow, const subulp_positives* positives, double* sums, int32_t threads,
+                                  int32_t isa);
 
 /* Rows of integers of 8, 4 or 2 bits to FP32 (rows, dim) and back, rounded to nearest; -1 as above. */
 SUBULP_EXPORT int subulp_decode_rows(int32_t bits, const void* from, float* to, int64_t rows, int64_t dim,

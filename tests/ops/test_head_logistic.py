@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from subulp.numerics.logistic import sigmoid, softplus
-from subulp.ops.head.logistic import logistic_
+from subulp.ops.head.logistic import Positives, logistic_
 
 from .support import environment, isas
+
+NONE = Positives(*torch.zeros(2, 0, dtype=torch.int64))
 
 
 def logits() -> torch.Tensor:
@@ -49,8 +51,8 @@ def test_softplus_is_close_everywhere():
 def test_nan_stays_nan():
     z = torch.tensor([math.nan, 0.0])
     assert sigmoid(z).isnan().tolist() == softplus(z).isnan().tolist() == [True, False]
-    sums = logistic_(z.view(2, 1), 1.0, gradient=True, loss=True, narrow=True)
-    assert z.isnan().tolist() == sums.isnan().tolist() == [True, False]
+    assert logistic_(z.view(2, 1), NONE, 1.0, gradient=True, loss=True, narrow=True).isnan()
+    assert z.isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("isa", isas())
@@ -64,6 +66,14 @@ def test_the_kernel_is_the_reference(narrow, isa, columns, gain):
         # When torch rounds a NaN to BF16, its bits depend on its place.
         z[5] = math.nan
     z = z[: len(z) // columns * columns].view(-1, columns)
+    generator = torch.Generator().manual_seed(1)
+    pairs = torch.randperm(z.numel(), generator=generator)[: z.numel() // 7].sort().values
+    positives = Positives(pairs // columns + 5, pairs % columns, 5)
+    exact = z.bfloat16().float() if narrow else z
+    exact = sigmoid(exact) * gain
+    exact.view(-1)[pairs] = (
+        sigmoid(-(z.bfloat16().float() if narrow else z).view(-1)[pairs]) * -gain
+    )
     for gradient in (True, False):
         for loss in (True, False):
             results = []
@@ -73,16 +83,36 @@ def test_the_kernel_is_the_reference(narrow, isa, columns, gain):
             ):
                 with environment(**variables):
                     out = z.clone()
-                    results.append(
-                        (out, logistic_(out, gain, gradient=gradient, loss=loss, narrow=narrow))
-                    )
-            (a, sums), (b, others) = results
+                    options = {"gradient": gradient, "loss": loss, "narrow": narrow}
+                    results.append((out, logistic_(out, positives, gain, **options)))
+            (a, total), (b, other) = results
             assert torch.equal(a.view(torch.int32), b.view(torch.int32))
-            assert (sums is None) == (others is None) == (not loss)
+            assert (total is None) == (other is None) == (not loss)
             if loss:
-                assert torch.equal(sums.view(torch.int64), others.view(torch.int64))
-            if not gradient:
-                assert torch.equal(a.view(torch.int32), z.view(torch.int32))
-            elif narrow:
-                exact = sigmoid(z.bfloat16().float()) * gain
-                assert torch.equal(a, exact.bfloat16().float())
+                assert torch.equal(total.nan_to_num(), other.nan_to_num())
+            expected = (exact.bfloat16().float() if narrow else exact) if gradient else z
+            assert torch.equal(a.nan_to_num(), expected.nan_to_num())
+
+
+def test_the_loss_is_that_of_torch():
+    z = torch.randn(9, 13, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(9, 13)
+    y[[0, 3, 3, 8], [12, 0, 7, 5]] = 1
+    rows, columns = y.nonzero().t().contiguous()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        z.double(), y.double(), reduction="sum"
+    )
+    for backend in ("cpu", "reference"):
+        with environment(SUBULP_BACKEND=backend):
+            found = logistic_(z, Positives(rows, columns), 1.0, gradient=False, loss=True)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("place", [(-1, 0), (3, 0), (0, -1), (0, 2), (2**62, 0)], ids=str)
+def test_positives_outside_touch_nothing(place):
+    z = torch.ones(3, 2)
+    row, column = (torch.tensor([k]) for k in place)
+    refused = pytest.raises(ValueError, match="a positive is outside of the 3 x 2 logits")
+    with environment(SUBULP_BACKEND="cpu"), refused:
+        logistic_(z, Positives(row, column), 1.0, gradient=True, loss=False)
+    assert torch.equal(z, torch.ones(3, 2))

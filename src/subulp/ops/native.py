@@ -148,6 +148,17 @@ class Product(ctypes.Structure):
     )
 
 
+class Positives(ctypes.Structure):
+    """``subulp_positives`` of csrc/subulp.h."""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("rows", c_void_p),
+        ("columns", c_void_p),
+        ("first", c_int64),
+    )
+
+
 NARROW = np.dtype([("first_normal", "i4"), ("mantissa_bits", "i4"), ("sign_bit", "i4")])
 """``subulp_narrow`` of csrc/subulp.h."""
 
@@ -206,7 +217,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "subulp_bf16_product": (c_int, (POINTER(Product),)),
     "subulp_logistic": (
         c_int,
-        (c_void_p, c_int64, c_int64, c_float, c_int32, c_int32, c_void_p, c_int32, c_int32),
+        (
+            *(c_void_p, c_int64, c_int64, c_float, c_int32, c_int32),
+            *(POINTER(Positives), c_void_p, c_int32, c_int32),
+        ),
     ),
     "subulp_decode_rows": _ROWS,
     "subulp_encode_rows": _ROWS,
@@ -243,6 +257,7 @@ _SIZES = {
     "blocks": ctypes.sizeof(Blocks),
     "narrow": NARROW.itemsize,
     "product": ctypes.sizeof(Product),
+    "positives": ctypes.sizeof(Positives),
 }
 
 

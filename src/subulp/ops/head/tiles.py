@@ -11,13 +11,12 @@ from torch import Tensor
 from ...numerics import Format, round_to
 from ...numerics.ieee import as_fp32
 from ...numerics.int_rows import IntFormat
-from ...numerics.logistic import sigmoid
 from .. import bf16_product
 from ..rows import decode, decode_rows, encode, encode_rows
 from ..step.job import StepJob, new_scalars
 from ..strategy import parse_strategy
 from . import HeadJob, fp8
-from .logistic import logistic_
+from .logistic import Positives, logistic_
 
 DROPOUT_SLOT = 1
 """Philox counter word that keeps dropout's bits apart from those of rounding."""
@@ -115,14 +114,24 @@ def run(
         rows = job.rows[start:stop]
         factor = rows if products.stored else _decode(job, rows, tile.weight)
         kept = _dropout(job, tile)
-        positives = slice(bounds[i], bounds[i + 1])
+        pairs = slice(bounds[i], bounds[i + 1])
+        positives = Positives(job.positive_labels[pairs], job.positive_instances[pairs], start)
         g = logits[: stop - start]
         if products.fp8_units:
             g.copy_(fp8.unit_logits(rows, products.x, job.scale))
         else:
             x = products.x if products.bf16 else products.x.float()
             products.mm(factor, x.t(), g, scale, 1.0)
-        _logit_gradient(job, tile, g, positives, narrow=products.rounded)
+        loss = logistic_(
+            g,
+            positives,
+            job.gain,
+            gradient=job.train or job.gradient,
+            loss=job.loss is not None,
+            narrow=products.rounded,
+        )
+        if job.loss is not None and loss is not None:
+            job.loss.add_(loss)
         if job.train or job.gradient:
             # Not addmm: a product that starts from a large sum rounds each of its terms to it.
             job.grad_x.add_(products.mm(g.t(), factor, partial, 1.0, scale))
@@ -140,25 +149,6 @@ def run(
 def _has_dtype(job: HeadJob) -> bool:
     """Whether a stored value times the scale is a weight."""
     return isinstance(job.format, Format) and job.format.dtype is not None
-
-
-def _logit_gradient(
-    job: HeadJob, tile: _Tile, out: Tensor, positives: slice, *, narrow: bool
-) -> None:
-    """``(sigmoid(logits) - Y) * gain`` over the logits (labels, batch); ``narrow``: in BF16."""
-    labels = job.positive_labels[positives] - tile.start
-    instances = job.positive_instances[positives]
-    positive = out[labels, instances]
-    if narrow:
-        fp8.to_bf16_(positive)
-    gradient = job.train or job.gradient
-    sums = logistic_(out, job.gain, gradient=gradient, loss=job.loss is not None, narrow=narrow)
-    if job.loss is not None and sums is not None:
-        job.loss.add_(sums.sum() - positive.sum(dtype=torch.float64))
-    # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where the sigmoid is close to 1.
-    if gradient:
-        of_positive = sigmoid(-positive) * -job.gain
-        out[labels, instances] = fp8.to_bf16_(of_positive) if narrow else of_positive
 
 
 def _dropout(job: HeadJob, tile: _Tile) -> Tensor | None:
