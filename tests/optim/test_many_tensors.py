@@ -182,6 +182,10 @@ def state_freed(optimizer: optim.AdamW, p: Tensor) -> None:
     optimizer.state[p]["exp_avg_sq"].untyped_storage().resize_(0)
 
 
+def parameter_shortened(optimizer: optim.AdamW, p: Tensor) -> None:
+    p.untyped_storage().resize_(p.untyped_storage().nbytes() // 2)
+
+
 def gradient_sparse(optimizer: optim.AdamW, p: Tensor) -> None:
     p.grad = p.grad.to_sparse()
 
@@ -215,7 +219,8 @@ REFUSED = {
     gradient_freed: (ValueError, "grads has a tensor of shape .* without memory"),
     parameter_freed: (ValueError, "params has a tensor of shape .* without memory"),
     state_freed: (ValueError, "the slow states has a tensor of shape .* without memory"),
-    gradient_sparse: (ValueError, "gradient of parameter 2 of group 0 has layout"),
+    parameter_shortened: (ValueError, "params of shape .* reaches beyond its storage"),
+    gradient_sparse: (ValueError, "gradient of parameter 2 of group [01] has layout"),
     gradient_negated: (ValueError, "grads has a tensor that is a negated view"),
     state_of_another_dtype: (ValueError, r"exp_avgs\[2\] is torch.float64 on cpu"),
     state_of_another_dtype_in_place: (ValueError, r"exp_avgs\[2\] is torch.int16 on cpu"),
@@ -225,9 +230,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("damage", REFUSED, ids=lambda damage: damage.__name__)
-def test_one_damaged_tensor_is_found_among_many(damage: Edit) -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_one_damaged_tensor_is_found_among_many(groups: int, damage: Edit) -> None:
+    """Nothing is updated, not in the groups before it either."""
     params = parameters(BF16)
-    optimizer = optim.AdamW(params, lr=0.1, seed=1)
+    parts = [params] if groups == 1 else [params[3:], params[:3]]
+    optimizer = optim.AdamW([{"params": part} for part in parts], lr=0.1, seed=1)
     give_gradients(params, 1)
     optimizer.step()
     give_gradients(params, 2)

@@ -53,20 +53,11 @@ def run_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
     Their dtypes, shapes and devices are checked already. See :func:`data_ptr` for what is returned
     and raised.
     """
-    addresses = data_ptrs(name, tensors)
+    addresses = dense_ptrs(name, tensors)
     if not all(map(Tensor.is_contiguous, tensors)):
         strides = next(t.stride() for t in tensors if not t.is_contiguous())
         raise ValueError(f"{name} has strides {strides}: expected a contiguous tensor")
-    for i, tensor in enumerate(tensors):
-        size, held = tensor.nbytes, tensor.untyped_storage().nbytes()
-        if not size:
-            addresses[i] = 0
-        elif size != held and tensor.storage_offset() * tensor.itemsize + size > held:
-            raise ValueError(
-                f"{name} of shape {tuple(tensor.shape)} reaches beyond its storage of {held} "
-                "bytes, which was resized"
-            )
-    return addresses
+    return [0 if not tensor.nbytes else at for at, tensor in zip(addresses, tensors, strict=True)]
 
 
 def matrix_ptr(name: str, matrix: Tensor) -> tuple[int, int, bool]:
@@ -95,6 +86,25 @@ def matrix_ptr(name: str, matrix: Tensor) -> tuple[int, int, bool]:
             "which was resized"
         )
     return address, down if by_row else across, by_row
+
+
+def dense_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
+    """The addresses of a role's tensors, none of which has gaps, or reaches beyond its storage.
+
+    See :func:`data_ptrs` for the rest.
+    """
+    addresses = data_ptrs(name, tensors)
+    held = [tensor.untyped_storage().nbytes() for tensor in tensors]
+    sizes = [tensor.nbytes for tensor in tensors]
+    if held == sizes:
+        return addresses
+    for tensor, size, room in zip(tensors, sizes, held, strict=True):
+        if size and tensor.storage_offset() * tensor.itemsize + size > room:
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)} reaches beyond its storage of {room} "
+                "bytes, which was resized"
+            )
+    return addresses
 
 
 def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:

@@ -236,7 +236,12 @@ class Optimizer(TorchOptimizer):
         """The steps of buckets, all of them checked, none of them taken."""
         self._created.clear()
         try:
-            return [self._pending(bucket) for bucket in buckets]
+            pending = [self._pending(bucket) for bucket in buckets]
+            if len(pending) > 1:
+                # A kernel looks at its own tensors alone: all of them, before any of them is run.
+                for each in pending:
+                    each.check_memory()
+            return pending
         except Exception:
             for p, name in self._created:
                 del self.state[p][name]

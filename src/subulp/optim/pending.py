@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops import backend
+from ..ops import backend, pointers
 from ..ops.step.job import StepJob
 from .parameters import Bucket
 
@@ -32,6 +32,15 @@ class Pending:
     job: StepJob
     steps: list[Tensor]
     amaxes: list[tuple[Tensor, Tensor]]
+
+    def check_memory(self) -> None:
+        """Raise unless the tensors have the memory that they say they have.
+
+        Raises:
+            ValueError: One has none, or less.
+        """
+        for name, tensors in self.job.roles().items():
+            pointers.dense_ptrs(name, tensors)
 
     def take(self) -> None:
         """Take the step.

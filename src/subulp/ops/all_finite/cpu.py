@@ -19,7 +19,7 @@ def run(job: FiniteJob) -> Tensor:
     """
     # A kept contiguous copy lives as long as the call needs its address.
     dense = [(t if t.is_contiguous() else t.contiguous()).resolve_neg() for t in job.tensors]
-    addresses = np.array(pointers.data_ptrs("tensors", dense), dtype=np.uintp)
+    addresses = np.array(pointers.dense_ptrs("tensors", dense), dtype=np.uintp)
     numel = np.array([t.numel() for t in dense], dtype=np.int64)
     dtypes = np.array([facts.DTYPES[t.dtype] for t in dense], dtype=np.int32)
     result = native.library().subulp_all_finite(

@@ -13,29 +13,37 @@ from ..strategy import CODES
 from .job import StepJob
 
 
+def addresses(job: StepJob) -> array[int]:
+    """Sizes of a job's tensors, then the addresses of each role.
+
+    Raises:
+        TypeError: A tensor wraps others, as DTensor does.
+        ValueError: A tensor has no memory, or not as much as it says.
+    """
+    # One table, row by row: an array for each takes longer to make than a small step takes.
+    table = array("Q", map(Tensor.numel, job.params))
+    # Kernels see memory in storage order: any dense layout will do, as all roles share it.
+    for name, role in job.roles().items():
+        table.extend(pointers.dense_ptrs(name, role) or [0] * len(job.params))
+    return table
+
+
 def run(entry: str, job: StepJob) -> None:
     """Call the kernel ``entry`` on a job's tensors, in place.
 
     Raises:
         TypeError: A tensor wraps others, as DTensor does.
-        ValueError: A tensor has no memory.
+        ValueError: A tensor has no memory, or not as much as it says.
         RuntimeError: The library is missing or has no such kernel.
     """
     lib = native.library()
-    # Kernels see memory in storage order: any dense layout will do, as all roles share it.
-    count = len(job.params)
-    roles = (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
-    names = ("params", "grads", "the fast states", "the slow states", "extras", "the slow lows")
-    # One table, row by row: an array for each takes longer to make than a small step takes.
-    table = array("Q", map(Tensor.numel, job.params))
-    for name, role in zip(names, roles, strict=True):
-        table.extend(pointers.data_ptrs(name, role) or [0] * count)
+    count, roles, table = len(job.params), job.roles().values(), addresses(job)
     first = table.buffer_info()[0]
-    addresses = [first + table.itemsize * count * (i + 1) for i in range(len(roles))]
+    rows = [first + table.itemsize * count * (i + 1) for i in range(len(roles))]
     step = native.Step(
         count,
         first,
-        *(address if role else None for role, address in zip(roles, addresses, strict=True)),
+        *(row if role else None for role, row in zip(roles, rows, strict=True)),
         native.address(job.scalars),
         CODES[job.strategy.family],
         facts.DTYPES[job.params[0].dtype],

@@ -101,6 +101,17 @@ class StepJob:
         """Whether stored states are scaled by powers of two (FP8)."""
         return not self.strategy.wide_states and self.params[0].dtype == E4M3.dtype
 
+    def roles(self) -> dict[str, Sequence[Tensor]]:
+        """All lists, by what errors call them."""
+        return {
+            "params": self.params,
+            "grads": self.grads,
+            "the fast states": self.fast,
+            "the slow states": self.slow,
+            "extras": self.extras,
+            "the slow lows": self.slow_lows,
+        }
+
     def role(self, tensors: Sequence[Tensor], i: int) -> Tensor | None:
         """Entry ``i`` of a role that may be absent."""
         return tensors[i] if tensors else None

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from ..pointers import data_ptrs
+from ..pointers import dense_ptrs
 
 ALIGNMENT = 16
 """Bytes of the widest load."""
@@ -54,7 +54,7 @@ def addresses(tensors: Sequence[Tensor], count: int) -> np.ndarray:
     """Addresses of a role's tensors, 0 for each of ``count`` tensors if the role is absent."""
     if not tensors:
         return np.zeros(count, dtype=np.int64)
-    return np.array(data_ptrs("tensors", tensors), dtype=np.int64)
+    return np.array(dense_ptrs("tensors", tensors), dtype=np.int64)
 
 
 def plan(numel: np.ndarray, aligned: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
