@@ -17,7 +17,8 @@ def test_partitions_are_those_of_the_arithmetic():
 def test_without_the_axis_runs_are_the_precisions():
     config = LMConfig()
     assert config.variants == ("master", "nearest", "collage-light", "collage-plus")
-    assert config.settings("master") == {"precision": "master"}
+    # What "auto" is before a comparison has decided.
+    assert config.settings("master") == {"precision": "master", "activations": "fp32"}
     assert not config.has_mixtures
 
 
@@ -30,9 +31,9 @@ def test_several_kinds_of_layers_take_master_weights_alone():
         "master mor-2way",
         "master mor-3way",
     )
-    assert config.settings("master") == {"precision": "master", "linear": "bf16"}
-    assert config.settings("master mor-2way") == {
-        "precision": "master",
+    layers = {"precision": "master", "activations": "fp32"}
+    assert config.settings("master") == layers | {"linear": "bf16"}
+    assert config.settings("master mor-2way") == layers | {
         "linear": "mor-2way",
         "partition": "block-128x128",
     }
