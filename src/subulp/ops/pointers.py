@@ -89,9 +89,12 @@ def matrix_ptr(name: str, matrix: Tensor) -> tuple[int, int, bool]:
 
 
 def dense_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
-    """The addresses of a role's tensors, none of which has gaps, or reaches beyond its storage.
+    """The addresses of a role's tensors, whose layouts are known to have no gaps.
 
     See :func:`data_ptrs` for the rest.
+
+    Raises:
+        ValueError: One reaches beyond its storage, which was resized.
     """
     addresses = data_ptrs(name, tensors)
     held = [tensor.untyped_storage().nbytes() for tensor in tensors]
