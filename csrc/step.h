@@ -218,7 +218,7 @@ class Pass {
         tail_width_(s.extra_bits + (L::tails && !L::signed_tails && L::random)),
         tails_(tail_width_),
         k_(u32(static_cast<uint32_t>(s.extra_bits))),
-        work_{{s.seed, scalars_.stream, scalars_.step, scalars_.offset}, {}, {}} {}
+        work_{{s.seed, scalars_}, {}, {}} {}
 
   static char* role(void* const* pointers, int64_t i) {
     return pointers ? static_cast<char*>(pointers[i]) : nullptr;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 10
+#define SUBULP_ABI 11
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -87,7 +87,10 @@ enum subulp_constant { SUBULP_CONSTANTS(SUBULP_VALUE) };
   X(uint32_t, fast_dither) /* and the next two: fractions of an ulp, in units of 2^-32 */          \
   X(uint32_t, slow_dither) X(uint32_t, extra_dither)                                               \
   X(uint32_t, stream)      /* Philox key word */                                                   \
-  X(uint64_t, offset)      /* index of the first element in the unsharded tensor */
+  X(uint64_t, offset)      /* index of the first element in the unsharded tensor */                \
+  X(uint64_t, run)         /* and the next five: numerics/random_bits.py, Region; 0 for one run */ \
+  X(uint64_t, count_1) X(uint64_t, count_2)                                                        \
+  X(uint64_t, stride_1) X(uint64_t, stride_2) X(uint64_t, stride_3)
 #define SUBULP_MEMBER(type, name) type name;
 typedef struct { SUBULP_SCALARS(SUBULP_MEMBER) } subulp_scalars;
 

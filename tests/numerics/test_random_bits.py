@@ -164,3 +164,37 @@ def test_a_width_that_is_not_available(width: int) -> None:
 def test_a_negative_offset() -> None:
     with pytest.raises(ValueError, match="offset=-3"):
         random_bits.draw((1,), seed=0, offset=-3)
+
+
+@st.composite
+def parts(draw) -> tuple[list[int], list[slice], list[int]]:
+    """A whole shape, a part of it, and an order of its dimensions in memory."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    bounds = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
+    return shape, [slice(*b) for b in bounds], draw(st.permutations(range(len(shape))))
+
+
+@settings(max_examples=300)
+@given(part=parts(), width=st.sampled_from((16, 32)))
+def test_a_part_draws_what_the_whole_draws(part, width) -> None:
+    """Any rectangular part of four dimensions, in any layout."""
+    shape, place, order = part
+    count = torch.Size(shape).numel()
+    address = {"seed": 3, "stream": 4, "step": 5, "width": width}
+    strides = torch.empty([shape[d] for d in order]).stride()
+    number = torch.arange(count).as_strided(
+        shape, [strides[order.index(d)] for d in range(len(shape))]
+    )
+    # As a shard of it lies in memory: its own dimensions in the same order.
+    held = number[tuple(place)].permute(order)
+    offset = sum(s.start * number.stride(d) for d, s in enumerate(place))
+    region = random_bits.Region.of(held.shape, held.stride(), offset)
+    assert region.indices(held.numel()).tolist() == held.flatten().tolist()
+    whole = random_bits.draw((count,), **address)
+    assert torch.equal(random_bits.draw_part(held.shape, region, **address), whole[held])
+
+
+def test_a_part_scattered_over_five_dimensions_is_refused() -> None:
+    shape, strides = (2, 2, 2, 2, 2), (81 * 3, 27 * 3, 9 * 3, 3 * 3, 3)
+    with pytest.raises(ValueError, match="more than four dimensions"):
+        random_bits.Region.of(shape, strides, 0)

@@ -161,7 +161,12 @@ def isas() -> list[str]:
 
 
 def arguments(
-    setup: Setup, state: State, grads: list[Tensor], t: int, offsets: Sequence[int] | None = None
+    setup: Setup,
+    state: State,
+    grads: list[Tensor],
+    t: int,
+    offsets: Sequence[int] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Arguments of the op for step ``t``."""
     count = len(grads)
@@ -179,6 +184,7 @@ def arguments(
         "seed": 7,
         "streams": list(range(count)),
         "offsets": list(offsets or [0] * count),
+        **options,
     }
     if setup.op == "adam":
         return common | {

@@ -190,6 +190,39 @@ def backends() -> list:
 
 
 @pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize(
+    "setup",
+    [s for s in SOME if s.strategy.stochastic] + [Setup("adam", "collage-plus", E4M3)],
+    ids=str,
+)
+def test_a_part_of_many_runs_is_that_part_of_the_whole(setup, backend):
+    """Also where a run is shorter and where it is longer than what kernels draw at a time."""
+    for shape, place in (
+        ((6, 5, 4, 4), (slice(1, 5), slice(2, 5), slice(0, 3), slice(1, 3))),
+        ((3, 1400), (slice(0, 3), slice(3, 1230))),
+    ):
+        size = torch.Size(shape).numel()
+        (whole,) = parameters(setup, [size])
+        number = torch.arange(size).view(shape)[place]
+        region = random_bits.Region.of(number.shape, number.stride(), int(number.flatten()[0]))
+        held = number.flatten()
+        together, part = fresh_state(setup, [whole]), fresh_state(setup, [whole[held]])
+        for t in (1, 2):
+            (g,) = gradients(setup, [size], t)
+            g[0] = 8.0
+            most = g.float().abs().max()[None]
+            take_step(setup, together, [g], t, [0], backend="reference")
+            options = {"runs": region.runs, "gradient_amaxes": most}
+            take_step(setup, part, [g[held]], t, [region.offset], backend=backend, **options)
+        for name, role in together.roles().items():
+            if name == "extras" and setup.strategy.coding:
+                continue
+            for mine, all_of_them in zip(part.roles()[name], role, strict=True):
+                mine_only = all_of_them[held] if all_of_them.dim() else all_of_them
+                assert (patterns(mine) == patterns(mine_only)).all(), name
+
+
+@pytest.mark.parametrize("backend", backends())
 @pytest.mark.parametrize("setup", SOME, ids=str)
 def test_sharded_is_whole(setup, backend):
     """Two shards with offsets, cut at an odd element, hold the bits of the whole tensor."""

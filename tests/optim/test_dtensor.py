@@ -1,41 +1,28 @@
-"""DTensors are refused by name, whatever the backend, until steps know shards."""
+"""DTensors: the bits of a step do not depend on the mesh, and what is not known is refused."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from subulp import optim
+from tests.optim import sharded
+from tests.ranks import Ranks
 
 
-@pytest.fixture
-def mesh(tmp_path):
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
+@pytest.fixture(scope="module")
+def ranks():
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
 
 
-@pytest.mark.parametrize("backend", [None, "reference"])
-def test_a_sharded_parameter_is_refused(mesh, backend, monkeypatch):
-    if backend:
-        monkeypatch.setenv("SUBULP_BACKEND", backend)
-    whole = torch.randn(4, 4).bfloat16()
-    for precision in ("nearest", "master", "collage-plus"):
-        p = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
-        with pytest.raises(TypeError, match="parameter 0 is a DTensor: kernels take plain tensors"):
-            optim.AdamW([p], precision=precision)
-
-    # And one whose gradient alone is sharded.
-    q = nn.Parameter(whole.clone())
-    optimizer = optim.AdamW([q])
-    q.grad = DTensor.from_local(torch.ones_like(whole), mesh, [Shard(0)])
-    with pytest.raises(TypeError, match="the gradient of parameter 0 of group 0 is a DTensor"):
-        optimizer.step()
-    assert torch.equal(q, whole)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_every_strategy_on_every_mesh(ranks, count):
+    """Replicas, shards of one and two dimensions, uneven and empty ones: bits of one process."""
+    expected = {case: sharded.train(case, None) for case in sharded.cases()}
+    for found in ranks.run(count, sharded.train_all, count):
+        for case in sharded.cases():
+            for layout in sharded.LAYOUTS[count]:
+                pairs = zip(found[f"{case} {layout}"], expected[case], strict=True)
+                for i, (a, b) in enumerate(pairs):
+                    assert torch.equal(a, b), (case, layout, i)

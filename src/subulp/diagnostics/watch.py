@@ -13,6 +13,7 @@ import torch
 import torch.utils._python_dispatch as dispatch
 from torch import Tensor
 
+from ..optim import shards
 from ..optim.base import Optimizer
 from ..optim.parameters import Bucket
 from ..optim.pending import Pending
@@ -127,7 +128,7 @@ class Watch:
         """What it has measured, the number of the step, and the shadow moments.
 
         The moments are tensors, in a list for each of the optimizer's parameters; with those that
-        no step has reached, the list is empty.
+        no step has reached, the list is empty. Of a DTensor they are what this rank holds.
         """
         moments = [] if self._shadows is None else [self._shadows.get(p, []) for p in self._params]
         return {"step": self._step, "history": list(self.history), "moments": moments}
@@ -203,6 +204,7 @@ class Watch:
         """Sum in the order of the parameters, whatever the order of the updates."""
         if not self._sums:
             return
+        self._add_up_shards()
         groups = [_Sums() for _ in self._optimizer.param_groups]
         total = _Sums()
         for of_group, group in zip(groups, self._optimizer.param_groups, strict=True):
@@ -219,6 +221,16 @@ class Watch:
                 "groups": [asdict(descent) for descent in self.groups],
             }
         )
+
+    def _add_up_shards(self) -> None:
+        """Sums over whole parameters, from those over the parts that the ranks hold."""
+        params = [p for p in self._params if id(p) in self._sums and shards.is_sharded(p)]
+        if not params:
+            return
+        rows = [[float(x) for x in vars(self._sums[id(p)]).values()] for p in params]
+        parts = torch.tensor(rows, dtype=torch.float64, device=params[0].device)
+        for p, row in zip(params, shards.reduced(params, parts, "sum").tolist(), strict=True):
+            vars(self._sums[id(p)]).update(zip(vars(self._sums[id(p)]), row, strict=True))
 
 
 def watch(optimizer: Optimizer, every: int = 1, *, shadow: bool = True) -> Watch:

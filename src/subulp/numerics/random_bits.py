@@ -14,7 +14,9 @@ Address of element ``i`` (its index in the whole, unsharded tensor):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -152,6 +154,113 @@ def draw_at(
     if width == 16:
         return torch.where(place % 2 == 0, word & 0xFFFF, word >> 16) << 16
     return word
+
+
+@dataclass(frozen=True)
+class Region:
+    """Which elements of a whole tensor a part of it holds, in the part's own order.
+
+    Element ``i`` of the part is element ``offset + i`` of the whole, or, if ``run`` is not 0::
+
+        offset + i % run + j % counts[0] * strides[0] + j // counts[0] % counts[1] * strides[1]
+            + j // counts[0] // counts[1] * strides[2]         with j = i // run
+
+    That is any rectangular part of a tensor of four dimensions.
+
+    Attributes:
+        offset: The first element.
+        run: Elements that follow each other in the whole, too; 0 if all do.
+        counts: Runs of the two inner levels.
+        strides: From one run to the next of each level, in elements of the whole.
+    """
+
+    offset: int = 0
+    run: int = 0
+    counts: tuple[int, int] = (1, 1)
+    strides: tuple[int, int, int] = (0, 0, 0)
+
+    @classmethod
+    def of(cls, shape: Sequence[int], strides: Sequence[int], offset: int) -> Self:
+        """The part of a shape that begins at element ``offset`` of a whole.
+
+        Args:
+            shape: Shape of the part, its dimensions in the order of its memory.
+            strides: From each index of a dimension to the next, in elements of the whole.
+            offset: The first element.
+
+        Raises:
+            ValueError: More than four dimensions remain where those that follow each other without
+                a gap are one.
+        """
+        levels: list[tuple[int, int]] = []  # from the outermost: count and stride
+        for count, stride in zip(shape, strides, strict=True):
+            if count == 1:
+                continue
+            if levels and levels[-1][1] == count * stride:
+                levels[-1] = levels[-1][0] * count, stride
+            else:
+                levels.append((count, stride))
+        if 0 in shape or not levels or (len(levels) == 1 and levels[0][1] == 1):
+            return cls(offset)
+        run = levels.pop()[0] if levels[-1][1] == 1 else 1
+        if len(levels) > 3:
+            raise ValueError(
+                f"a part of shape {tuple(shape)} with strides {tuple(strides)} is scattered over "
+                "more than four dimensions of the whole: random bits are counted over four"
+            )
+        outermost, *inner = levels
+        first, second, *_ = (*reversed(inner), (1, 0), (1, 0))
+        counts, steps = zip(first, second, strict=True)
+        return cls(offset, run, counts, (*steps, outermost[1]))
+
+    @property
+    def runs(self) -> tuple[int, int, int, int, int, int]:
+        """All numbers but the offset: ``run``, ``counts`` and ``strides``."""
+        return (self.run, *self.counts, *self.strides)
+
+    def indices(self, count: int, device: torch.device | None = None) -> Tensor:
+        """The elements of the whole that the first ``count`` of the part are, int64."""
+        i = torch.arange(count, dtype=torch.int64, device=device)
+        if self.run == 0:
+            return i + self.offset
+        (first, second), (inner, middle, outer) = self.counts, self.strides
+        j = i // self.run
+        return (
+            self.offset
+            + i % self.run
+            + j % first * inner
+            + j // first % second * middle
+            + j // first // second * outer
+        )
+
+
+WHOLE = Region()
+"""A tensor that is no part of another."""
+
+
+def draw_part(
+    shape: tuple[int, ...] | torch.Size,
+    region: Region,
+    *,
+    seed: int,
+    stream: int = 0,
+    step: int = 0,
+    width: int = 32,
+    device: torch.device | None = None,
+) -> Tensor:
+    """The bits of a part of a tensor, see :func:`draw`; of the whole, they are those elements'."""
+    if region.run == 0:
+        return draw(
+            shape,
+            seed=seed,
+            stream=stream,
+            step=step,
+            offset=region.offset,
+            width=width,
+            device=device,
+        )
+    index = region.indices(torch.Size(shape).numel(), device)
+    return draw_at(index, seed=seed, stream=stream, step=step, width=width).view(shape)
 
 
 def swap_halves(bits: Tensor, width: int = 32) -> Tensor:

@@ -14,15 +14,15 @@ from ..numerics import random_bits
 from ..ops.all_finite import are_finite
 from ..ops.graph_breaks import between_graphs
 from ..ops.step import storage
-from ..ops.step.job import StepJob
+from ..ops.step.job import StepJob, largest
 from ..ops.strategy import Strategy
-from . import components, full_precision, loss_scaling, options, parameters
+from . import components, full_precision, loss_scaling, options, parameters, shards
 from .components import States, beside, follow_layout, in_layout_of, new_state, storage_view
 from .observers import FusedStep, StepObserver
 from .options import parse_precision, strategy_for
 from .parameters import Bucket, Buckets, Params
 from .pending import Pending
-from .state_dict import Expected, check_state_dict, restore_components, use_row_major_words
+from .state_dict import Expected, check_state_dict, restore_components, unpack_words
 from .torch_optimizer import TorchOptimizer
 
 Role = Callable[[str | None], list[Tensor]]
@@ -54,6 +54,8 @@ class Optimizer(TorchOptimizer):
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         defaults["precision"] = parse_precision(defaults["precision"])
+        # Ranks that round alike must draw alike: their own seeds count until one draws.
+        self._seed_is_agreed = defaults["seed"] is not None
         if defaults["seed"] is None:
             defaults["seed"] = random_bits.fold_seed(torch.initial_seed())
         self._check_all_options(defaults)
@@ -71,8 +73,9 @@ class Optimizer(TorchOptimizer):
 
         Raises:
             ValueError: An option is out of range, or a parameter cannot have the group's precision:
-                its dtype, layout, or a complex or sparse value.
-            TypeError: A parameter is no plain tensor, as a DTensor is not.
+                its dtype, layout, or a complex or sparse value; or a DTensor is not reduced, or
+                placed in an unknown way.
+            TypeError: A parameter wraps others, and is no DTensor.
             RuntimeError: The step is fused into the backward pass.
         """
         if self.fused is not None:
@@ -92,6 +95,19 @@ class Optimizer(TorchOptimizer):
             self.param_groups.pop()
             raise
         self._stored.append(group["precision"])
+        self._agree_on_seed()
+
+    def _agree_on_seed(self) -> None:
+        """Take rank 0's default seed, once random bits are to be drawn from it."""
+        if self._seed_is_agreed or not any(map(options.is_random, self.param_groups)):
+            return
+        before = self.defaults["seed"]
+        self.defaults["seed"] = agreed = shards.agreed_seed(before)
+        for group in self.param_groups:
+            # A group's own seed is the user's.
+            if group["seed"] == before:
+                group["seed"] = agreed
+        self._seed_is_agreed = True
 
     def check_groups(self) -> None:
         """Check all options as they are now, and store components in a precision set meanwhile.
@@ -107,6 +123,7 @@ class Optimizer(TorchOptimizer):
         if precisions != self._stored:
             self._convert()
             self._stored = precisions
+            self._agree_on_seed()
 
     @torch.no_grad()
     def _convert(self) -> None:
@@ -117,8 +134,8 @@ class Optimizer(TorchOptimizer):
                 old, new = (strategy_for(name, p.dtype) for name in (before, group["precision"]))
                 if not self.state.get(p) or old == new:
                     continue
-                follow_layout(old, self.state[p], p)
-                converted = components.converted(old, new, p, self.state[p], self._states)
+                held = self._held(old, p)
+                converted = components.converted(old, new, shards.local(p), held, self._states)
                 if converted is None:
                     raise ValueError(
                         f"group {i}: precision was changed from {before!r} to "
@@ -128,8 +145,9 @@ class Optimizer(TorchOptimizer):
                     )
                 conversions.append((p, *converted))
         for p, value, state in conversions:
-            p.copy_(value)
-            self.state[p] = state
+            shards.local(p).detach().copy_(value)
+            torch.autograd.graph.increment_version((p,))
+            self.state[p] = components.shown(p, state)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         self._check_all_options(group)
@@ -145,6 +163,7 @@ class Optimizer(TorchOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._created = []
+        self._seed_is_agreed = True
         self._stored = state.get("_stored", [group["precision"] for group in self.param_groups])
         for group in self.param_groups:
             for key in self._options():
@@ -161,15 +180,29 @@ class Optimizer(TorchOptimizer):
         return self._states
 
     def _state_of(self, group: dict[str, Any], strategy: Strategy, p: Tensor) -> dict[str, Tensor]:
+        """What this rank holds of a parameter's state, in the parameter's layout."""
         state = cast("dict[str, Tensor]", self.state[p])
         states = self._states_of(group)
         # A state may join later: schedulers raise SGD's momentum from zero.
         if not state or any(name not in state for name, _ in states):
-            fresh = {n: v for n, v in new_state(strategy, p, states).items() if n not in state}
+            fresh = components.shown(p, new_state(strategy, shards.local(p), states))
+            fresh = {n: v for n, v in fresh.items() if n not in state}
             state.update(fresh)
             self._created.extend((p, name) for name in fresh)
-        follow_layout(strategy, state, p)
-        return state
+        return self._held(strategy, p)
+
+    def _held(self, strategy: Strategy, p: Tensor) -> dict[str, Tensor]:
+        """What this rank holds of the state that a parameter has, in the parameter's layout."""
+        state = cast("dict[str, Tensor]", self.state[p])
+        if not shards.is_sharded(p):
+            follow_layout(strategy, state, p)
+            return state
+        held = {name: shards.local(value) for name, value in state.items()}
+        before = dict(held)
+        follow_layout(strategy, held, shards.local(p))
+        moved = {name: value for name, value in held.items() if value is not before[name]}
+        state.update(components.shown(p, moved))
+        return held
 
     # ------------------------------------------------------------------------------ the step
 
@@ -182,6 +215,9 @@ class Optimizer(TorchOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take a step; while fused, do nothing: the backward pass has stepped already.
+
+        A step with learning rates of zero and gradients of zero only creates the states, if there
+        are none: this is how ``torch.distributed.checkpoint`` prepares an optimizer.
 
         Args:
             closure: Reevaluates the model and returns the loss; while fused, its backward pass is
@@ -199,11 +235,31 @@ class Optimizer(TorchOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.fused is None:
+        if self._is_dry_run():
+            self._create_states()
+        elif self.fused is None:
             self._take_step()
         elif hasattr(self, "grad_scale"):
             self.fused.check_scaled()
         return loss
+
+    def _is_dry_run(self) -> bool:
+        """Whether a step is but there to create the states, as a distributed checkpoint takes one.
+
+        ``torch.distributed.checkpoint.state_dict`` steps with a learning rate of zero and gradients
+        of zero before it reads or loads the states of an optimizer that has none.
+        """
+        if self.state or any(float(group["lr"]) != 0.0 for group in self.param_groups):
+            return False
+        grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        return bool(grads) and not any(bool(shards.local(g).to(torch.float32).any()) for g in grads)
+
+    def _create_states(self) -> None:
+        """Create all states, as they are before the first step."""
+        self.check_groups()
+        for bucket in parameters.buckets_of(self.param_groups):
+            for p in bucket.params:
+                self._state_of(bucket.group, bucket.strategy, p)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch.optim; while fused, the backward pass frees gradients and this does nothing.
@@ -303,19 +359,26 @@ class Optimizer(TorchOptimizer):
         return not found_inf
 
     def _gradients_admit(self, buckets: Buckets) -> bool:
-        """Apply the groups' ``nonfinite`` policies before anything is updated."""
+        """Apply the groups' ``nonfinite`` policies before anything is updated, all ranks alike."""
+        if all(group["nonfinite"] == "propagate" for group in self.param_groups):
+            return True
         guarded = [b for b in buckets if b.group["nonfinite"] != "propagate"]
         found = [b for b in guarded if not bool(are_finite(b.grads))]
-        if not found:
-            return True
-        for bucket in found:
-            if bucket.group["nonfinite"] != "raise":
-                continue
+        bad = [b for b in found if b.group["nonfinite"] == "raise"]
+        worst = shards.highest(2 if bad else 1 if found else 0, self._device)
+        for bucket in bad:
             pairs = zip(bucket.params, bucket.grads, strict=True)
-            bad = next(p for p, grad in pairs if not bool(are_finite([grad])))
-            raise parameters.nonfinite_error(self.param_groups, bad)
-        self.skip_step()
-        return False
+            first = next(p for p, grad in pairs if not bool(are_finite([grad])))
+            raise parameters.nonfinite_error(self.param_groups, first)
+        if worst == 2:
+            raise parameters.nonfinite_elsewhere()
+        if worst == 1:
+            self.skip_step()
+        return worst == 0
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for g in self.param_groups for p in g["params"]), torch.device("cpu"))
 
     #: Name of the fused op, and its job, which takes ``_arguments``.
     _op: ClassVar[str]
@@ -327,11 +390,13 @@ class Optimizer(TorchOptimizer):
     def _common_arguments(self, bucket: Bucket) -> tuple[dict[str, Any], Role]:
         """What every fused op takes, in storage order, and the states of a name."""
         group, strategy = bucket.group, bucket.strategy
-        params, grads = bucket.params, bucket.grads
-        states: list[dict[str, Tensor]] = [self.state[p] for p in params]
+        params, grads = bucket.parts, bucket.grads
+        states: list[dict[str, Tensor]] = [self.state[p] for p in bucket.params]
+        if bucket.sharded:
+            states = [{n: shards.local(v) for n, v in state.items()} for state in states]
         in_order = self._are_in_order(group, params, grads, states)
         if not in_order:
-            states = [self._state_of(group, strategy, p) for p in params]
+            states = [self._state_of(group, strategy, p) for p in bucket.params]
             pairs = zip(params, grads, strict=True)
             grads = [storage_view(in_layout_of(grad, p), p) for p, grad in pairs]
 
@@ -357,7 +422,21 @@ class Optimizer(TorchOptimizer):
             "streams": bucket.streams,
             "offsets": [0] * len(params),
         }
+        if bucket.sharded:
+            common |= self._shard_arguments(bucket, grads)
         return common, role
+
+    def _shard_arguments(self, bucket: Bucket, grads: list[Tensor]) -> dict[str, Any]:
+        """Where the parts of DTensors lie, and what concerns the whole of each."""
+        arguments: dict[str, Any] = {}
+        if bucket.strategy.stochastic:
+            regions = [shards.region_of(p) for p in bucket.params]
+            arguments["offsets"] = [region.offset for region in regions]
+            arguments["runs"] = [number for region in regions for number in region.runs]
+        if "gradient_amax" in self.state[bucket.params[0]]:
+            amaxes = largest(grads)
+            arguments["gradient_amaxes"] = shards.reduced(bucket.params, amaxes, "max")
+        return arguments
 
     def _are_in_order(
         self,
@@ -393,7 +472,8 @@ class Optimizer(TorchOptimizer):
                 ones. ``None`` computes it from what is stored (default: ``None``).
 
         Yields:
-            ``(parameter, wide value, intended update)``; the last two FP32, in storage order.
+            ``(parameter, wide value, intended update)``; the last two FP32, in storage order, of a
+            DTensor what this rank holds.
         """
         job = pending.job
         for i, p in enumerate(pending.bucket.params):
@@ -440,23 +520,27 @@ class Optimizer(TorchOptimizer):
         raise NotImplementedError
 
     def stored_value(self, p: Tensor) -> Tensor:
-        """:meth:`wide_value` in storage order, as :meth:`intended_updates` yields values."""
-        return storage_view(self.wide_value(p), p)
+        """What this rank holds of :meth:`wide_value`, as :meth:`intended_updates` yields values."""
+        self.check_groups()
+        return storage_view(self._wide_part(self._group_of(p), p), shards.local(p))
 
     def wide_value(self, p: Tensor) -> Tensor:
         """The FP32 value that the stored components of a parameter stand for together.
 
         Returns:
-            FP32 tensor of its shape; for ``"fp32"`` and ``"master"`` it may be the stored one.
+            FP32 tensor of its shape, a DTensor if it is one; for ``"fp32"`` and ``"master"`` it may
+            be the stored one.
         """
         self.check_groups()
         return self._wide_value(self._group_of(p), p)
 
     def _wide_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        strategy, state = strategy_for(group["precision"], p.dtype), self.state.get(p)
-        if state:
-            follow_layout(strategy, state, p)
-        return components.wide_value(strategy, p, state)
+        return shards.part_of(p, self._wide_part(group, p))
+
+    def _wide_part(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        strategy = strategy_for(group["precision"], p.dtype)
+        held = self._held(strategy, p) if self.state.get(p) else None
+        return components.wide_value(strategy, shards.local(p), held)
 
     def bytes_per_parameter(self) -> dict[str, float]:
         """Bytes of elementwise storage per parameter, from the live tensors (Collage, Table 2).
@@ -474,9 +558,9 @@ class Optimizer(TorchOptimizer):
 
         def states(group: dict[str, Any], p: Tensor) -> dict[str, Any]:
             strategy = strategy_for(group["precision"], p.dtype)
-            return self.state.get(p) or new_state(
-                strategy, p.detach().to("meta"), self._states_of(group)
-            )
+            if self.state.get(p):
+                return self._held(strategy, p)
+            return new_state(strategy, shards.local(p).detach().to("meta"), self._states_of(group))
 
         gradient = components.gradient_bytes if self.fused is None else self.fused.gradient_bytes
         return components.bytes_per_parameter(
@@ -490,15 +574,15 @@ class Optimizer(TorchOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """As in torch.optim, with every component in its own dtype.
 
-        Packed extra bits are in the row-major order of their parameter, whatever its memory layout,
-        so they can be loaded into another one.
+        Extra bits, packed in memory, are integers of the shape of their parameter here, so that
+        they can be loaded into another memory layout, and by other ranks.
         """
 
         self.check_groups()
 
         # Before the user's hooks, which may give the dict any form.
         def convert(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-            use_row_major_words(self.param_groups, state_dict)
+            unpack_words(self.param_groups, state_dict)
 
         handle = self.register_state_dict_post_hook(convert, prepend=True)
         try:
@@ -591,8 +675,16 @@ class Optimizer(TorchOptimizer):
             place = places[id(p)]
             group = self.param_groups[place.group]
             strategy = strategy_for(group["precision"], p.dtype)
-            state = self._state_of(group, strategy, p)
-            components.store_wide(strategy, p, state, wide, seed=group["seed"], stream=place.stream)
+            components.store_wide(
+                strategy,
+                shards.local(p),
+                self._state_of(group, strategy, p),
+                shards.placed_like(p, wide),
+                seed=group["seed"],
+                stream=place.stream,
+                region=shards.region_of(p),
+            )
+            torch.autograd.graph.increment_version((p,))
 
         full_precision.load_state_dict(model, state_dict, places, store)
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from ..numerics import extra_bits
+from ..numerics.random_bits import WHOLE, Region
 from ..ops.step import storage
 from ..ops.strategy import Strategy, parse_strategy
+from . import shards
 
 States = tuple[tuple[str, Literal["fast", "slow"]], ...]
 """Names and roles of state tensors; the role determines the format."""
@@ -73,6 +75,34 @@ def repack(words: Tensor, width: int, before: Tensor, after: Tensor) -> Tensor:
     return extra_bits.pack(storage_view(in_layout_of(tails, after), after).reshape(-1), width)
 
 
+def unpacked(words: Tensor, width: int, p: Tensor) -> Tensor:
+    """Packed tails as a tensor of the parameter's shape, in the narrowest integers.
+
+    Args:
+        words: Tails in the storage order of ``p``.
+        width: Bits of one tail.
+        p: Dense tensor; only its shape and strides matter.
+
+    Returns:
+        Contiguous, see :func:`tails_dtype`.
+    """
+    tails = torch.empty_like(p, dtype=tails_dtype(width), device=words.device)
+    ordered = storage_view(tails, p)
+    ordered.copy_(extra_bits.unpack(words, p.numel(), width).view(ordered.shape))
+    return tails.contiguous()
+
+
+def packed(tails: Tensor, width: int, p: Tensor) -> Tensor:
+    """What :func:`unpacked` was given."""
+    wide = in_layout_of(tails.to(torch.int32), p)
+    return extra_bits.pack(storage_view(wide, p).reshape(-1), width)
+
+
+def tails_dtype(width: int) -> torch.dtype:
+    """The narrowest integers that hold a tail of ``width`` bits, and that gloo and NCCL send."""
+    return torch.uint8 if width <= torch.iinfo(torch.uint8).bits else torch.int32
+
+
 def beside(value: Tensor, p: Tensor) -> Tensor:
     """A state in the storage order of its parameter; packed words and scalars are in it already."""
     return value if value.dim() != p.dim() else storage_view(value, p)
@@ -115,6 +145,24 @@ def new_state(strategy: Strategy, p: Tensor, states: States) -> dict[str, Tensor
     return state
 
 
+def shown(p: Tensor, held: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state as the optimizer shows it: of a DTensor, DTensors of its placement.
+
+    Args:
+        p: The parameter.
+        held: What this rank holds of its state; packed words and scalars stay as they are.
+    """
+    if not shards.is_sharded(p):
+        return held
+    shape = shards.local(p).shape
+    return {
+        name: value
+        if name in SCALAR_STATES or value.shape != shape or value.dtype == torch.int32
+        else shards.part_of(p, value)
+        for name, value in held.items()
+    }
+
+
 def converted(
     old: Strategy, new: Strategy, p: Tensor, state: dict[str, Tensor], states: States
 ) -> tuple[Tensor, dict[str, Tensor]] | None:
@@ -144,7 +192,7 @@ def converted(
 def gradient_bytes(p: Tensor) -> int:
     """Bytes of a parameter's gradient, also of one that does not exist yet."""
     dtype = p.grad.dtype if p.grad is not None else getattr(p, "grad_dtype", None)
-    return p.numel() * (dtype or p.dtype).itemsize
+    return shards.local(p).numel() * (dtype or p.dtype).itemsize
 
 
 def bytes_per_parameter(
@@ -158,8 +206,9 @@ def bytes_per_parameter(
     totals: dict[str, int] = {"parameter": 0, "gradient": 0}
     count = 0
     for p, gradient, state in stored:
-        count += p.numel()
-        totals["parameter"] += p.nbytes
+        part = shards.local(p)
+        count += part.numel()
+        totals["parameter"] += part.nbytes
         totals["gradient"] += gradient
         for name, value in state.items():
             if value.dim() > 0 or (p.dim() == 0 and name not in SCALAR_STATES):
@@ -192,7 +241,14 @@ def wide_value(strategy: Strategy, p: Tensor, state: dict[str, Tensor] | None) -
 
 
 def store_wide(
-    strategy: Strategy, p: Tensor, state: dict[str, Tensor], wide: Tensor, *, seed: int, stream: int
+    strategy: Strategy,
+    p: Tensor,
+    state: dict[str, Tensor],
+    wide: Tensor,
+    *,
+    seed: int,
+    stream: int,
+    region: Region = WHOLE,
 ) -> None:
     """Store FP32 values in the components of a parameter, as exactly as they can hold them.
 
@@ -203,6 +259,7 @@ def store_wide(
         wide: FP32 values of its shape.
         seed: Philox key word.
         stream: Philox key word of the parameter.
+        region: Which elements of its whole tensor the parameter is (default: all).
     """
     extra = state.get(strategy.extra_name) if strategy.extra_name else None
     target = storage_view(p.detach(), p)
@@ -212,7 +269,9 @@ def store_wide(
     bits = None
     if strategy.coding == "stochastic":
         step = int(state["step"].item())
-        bits = storage.draw_bits(strategy, target, seed=seed, stream=stream, step=step, offset=0)
+        bits = storage.draw_bits(
+            strategy, target, seed=seed, stream=stream, step=step, region=region
+        )
     aligned = torch.empty_like(p, dtype=torch.float32).copy_(wide)
     storage.encode_parameter(
         strategy,

@@ -109,6 +109,11 @@ def strategy_for(precision: str, dtype: torch.dtype) -> Strategy:
     return strategy
 
 
+def is_random(group: dict[str, Any]) -> bool:
+    """Whether steps of a group may draw random bits."""
+    return any(strategy_for(group["precision"], p.dtype).stochastic for p in group["params"])
+
+
 def check_shared(options: dict[str, Any]) -> None:
     """Raise ValueError unless the options that all optimizers share are in range."""
     for name, choices in (("nonfinite", NonFinite), ("arithmetic", Arithmetic)):

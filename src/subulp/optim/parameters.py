@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -15,6 +17,7 @@ from ..numerics import format_of
 from ..ops.pointers import check_plain, is_plain_type
 from ..ops.step.job import is_strict
 from ..ops.strategy import Strategy
+from . import shards
 from .components import is_dense
 from .options import strategy_for
 
@@ -23,6 +26,9 @@ _KIND: tuple[Callable[[Tensor], Hashable], ...] = (
     type,
     *map(attrgetter, ("dtype", "device", "layout")),
 )
+
+# What torch.compile and activation checkpointing put into names.
+_WRAPPERS = frozenset(("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"))
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
@@ -34,7 +40,7 @@ class Place:
     Attributes:
         group: Number of its group.
         index: Its position in the group.
-        stream: Its position among all parameters, the key of its random bits.
+        stream: The key of its random bits, see :func:`streams_of`.
     """
 
     group: int
@@ -44,15 +50,48 @@ class Place:
 
 def places(groups: list[dict[str, Any]]) -> dict[int, Place]:
     """The places of all parameters of an optimizer's groups, by their id."""
-    pairs = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"])]
-    return {id(p): Place(g, i, stream) for stream, (g, i, p) in enumerate(pairs)}
+    result: dict[int, Place] = {}
+    first = 0
+    for g, group in enumerate(groups):
+        pairs = zip(group["params"], streams_of(group, first), strict=True)
+        result |= {id(p): Place(g, i, stream) for i, (p, stream) in enumerate(pairs)}
+        first += len(group["params"])
+    return result
+
+
+def streams_of(group: dict[str, Any], first: int) -> Sequence[int]:
+    """The keys of the random bits of a group's parameters, each a word of Philox's key.
+
+    A parameter that has a name draws by its name, so that it draws the same bits on a rank that has
+    only some of the parameters; others draw by their position among all of the optimizer's.
+
+    Args:
+        group: The group.
+        first: The position of its first parameter.
+    """
+    names = group.get("param_names")
+    if names is None:
+        return range(first, first + len(group["params"]))
+    return list(map(_stream, names))
+
+
+@cache
+def _stream(name: str) -> int:
+    """The 32 bits that stand for a name, without what wrappers of modules add to it."""
+    parts = name.split(".")
+    while parts[:1] == ["module"] and len(parts) > 1:
+        # DistributedDataParallel and DataParallel.
+        del parts[0]
+    return zlib.crc32(".".join(part for part in parts if part not in _WRAPPERS).encode())
 
 
 def check_parameters(group: dict[str, Any]) -> None:
     """Raise an error unless every parameter of a group can have the group's precision."""
     for i, p in enumerate(group["params"]):
         where = _name(group, i)
-        check_plain(where, p)
+        part = shards.local(p)
+        check_plain(where, part)
+        shards.check(where, p)
         if p.is_complex():
             raise ValueError(
                 f"{where} is complex ({p.dtype}): narrow formats are real; optimize "
@@ -62,10 +101,10 @@ def check_parameters(group: dict[str, Any]) -> None:
             raise ValueError(
                 f"{where} has layout {p.layout}: only dense ones are updated; use to_dense()"
             )
-        if not is_dense(p):
+        if not is_dense(part):
             raise ValueError(
-                f"{where} has strides {p.stride()} for shape {tuple(p.shape)}: its elements do "
-                "not fill one run of memory; use a contiguous parameter"
+                f"{where} has strides {part.stride()} for shape {tuple(part.shape)}: its elements "
+                "do not fill one run of memory; use a contiguous parameter"
             )
         try:
             strategy = strategy_for(group["precision"], p.dtype)
@@ -82,9 +121,10 @@ class Bucket:
         group: The group.
         strategy: Its strategy for these parameters.
         params: The parameters.
-        grads: Their gradients.
-        streams: Their positions among all parameters.
+        grads: Their gradients; of DTensors, the parts that this rank holds.
+        streams: The keys of their random bits.
         folded: The moments already hold earlier gradients of this step, and have decayed for it.
+        sharded: The parameters are DTensors.
     """
 
     group: dict[str, Any]
@@ -93,6 +133,12 @@ class Bucket:
     grads: list[Tensor] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
     folded: bool = False
+    sharded: bool = False
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """What this rank holds of the parameters."""
+        return [shards.local(p) for p in self.params] if self.sharded else self.params
 
     @property
     def nbytes(self) -> int:
@@ -120,18 +166,23 @@ class Buckets:
             group: The parameter's group.
             place: Its place.
             p: The parameter.
-            grad: The gradient that it steps with, of its shape.
+            grad: The gradient that it steps with, of its shape; of a DTensor, a DTensor too, or the
+                part that this rank holds.
             folded: See :class:`Bucket` (default: ``False``).
 
         Returns:
             The bucket.
 
         Raises:
-            TypeError: One of them is no plain tensor, as a DTensor is not.
+            TypeError: One of them wraps others, and is no DTensor; or the gradient is a DTensor and
+                the parameter is not.
             ValueError: The gradient is sparse, complex or has a dtype that is no format of subulp.
         """
-        # A parameter may have been replaced by a sharded one since. Names take longer than checks.
-        if not (is_plain_type(type(grad)) and is_plain_type(type(p))):
+        sharded = shards.is_sharded(p)
+        if sharded:
+            grad = shards.gradient_part(p, grad)
+        # Names take longer than checks.
+        if not (is_plain_type(type(grad)) and (sharded or is_plain_type(type(p)))):
             check_plain(gradient_name(group, place), grad)
             check_plain(_name(group, place.index), p)
         if grad.layout != torch.strided:
@@ -139,41 +190,44 @@ class Buckets:
                 f"{gradient_name(group, place)} has layout {grad.layout}: only dense gradients are "
                 "taken (for embeddings, sparse=False)"
             )
-        key = (place.group, p.dtype, grad.dtype, p.device, folded)
+        key = (place.group, p.dtype, grad.dtype, p.device, folded, sharded)
         bucket = self._buckets.get(key)
         if bucket is None:
             _check_gradient_dtype(group, place, grad.dtype)
             strategy = strategy_for(group["precision"], p.dtype)
-            bucket = self._buckets[key] = Bucket(group, strategy, folded=folded)
+            bucket = self._buckets[key] = Bucket(group, strategy, folded=folded, sharded=sharded)
         bucket.params.append(p)
         bucket.grads.append(grad)
         bucket.streams.append(place.stream)
         self.nbytes += grad.nbytes
         return bucket
 
-    def add_group(self, number: int, group: dict[str, Any], first_stream: int) -> None:
+    def add_group(self, number: int, group: dict[str, Any], first: int) -> None:
         """Add the parameters of a group that have a gradient, as :meth:`add` does one by one.
 
         Args:
             number: The group's number.
             group: The group.
-            first_stream: The stream of its first parameter.
+            first: The position of its first parameter among all.
         """
         params = group["params"]
         grads = [p.grad for p in params]
         indices = list(compress(range(len(params)), [grad is not None for grad in grads]))
         if len(indices) < len(params):
             params, grads = [params[i] for i in indices], [grads[i] for i in indices]
-        places = (Place(number, i, first_stream + i) for i in indices)
+        streams = streams_of(group, first)
+        places = (Place(number, i, streams[i]) for i in indices)
         # What was checked for the first holds for all of its kind.
         if not all(len(set(map(of, ts))) == 1 for ts in (params, grads) for of in _KIND):
             for place, p, grad in zip(places, params, grads, strict=True):
                 self.add(group, place, p, grad)
             return
         bucket = self.add(group, next(places), params[0], grads[0])
+        if bucket.sharded:
+            grads = [shards.gradient_part(p, g) for p, g in zip(params, grads, strict=True)]
         bucket.params.extend(params[1:])
         bucket.grads.extend(grads[1:])
-        bucket.streams.extend(first_stream + i for i in indices[1:])
+        bucket.streams.extend(streams[i] for i in indices[1:])
         self.nbytes += sum(grad.nbytes for grad in grads[1:])
 
     def pop_largest(self) -> Bucket:
@@ -201,10 +255,10 @@ def buckets_of(groups: list[dict[str, Any]]) -> Buckets:
     Raises:
         ValueError: See :meth:`Buckets.add`.
     """
-    buckets, stream = Buckets(), 0
+    buckets, first = Buckets(), 0
     for g, group in enumerate(groups):
-        buckets.add_group(g, group, stream)
-        stream += len(group["params"])
+        buckets.add_group(g, group, first)
+        first += len(group["params"])
     return buckets
 
 
@@ -216,6 +270,13 @@ def nonfinite_error(groups: list[dict[str, Any]], p: Tensor) -> FloatingPointErr
         "infinite values; nothing was updated. Lower the learning rate or scale the loss, or "
         "pass nonfinite='skip' to leave such steps out or nonfinite='propagate' to let them "
         "through"
+    )
+
+
+def nonfinite_elsewhere() -> FloatingPointError:
+    """The error for ranks whose own gradients are finite."""
+    return FloatingPointError(
+        "a gradient on another rank has NaN or infinite values; nothing was updated on any rank"
     )
 
 

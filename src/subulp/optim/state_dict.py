@@ -9,8 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..numerics import extra_bits
 from ..ops.strategy import Strategy
-from .components import SCALAR_STATES, States, in_layout_of, new_state, repack
+from . import shards
+from .components import (
+    SCALAR_STATES,
+    States,
+    in_layout_of,
+    new_state,
+    packed,
+    shown,
+    tails_dtype,
+    unpacked,
+)
 from .options import strategy_for
 
 Groups = list[dict[str, Any]]
@@ -35,14 +46,14 @@ class Expected:
     states_of: Callable[[dict[str, Any]], States]
 
 
-def use_row_major_words(groups: Groups, state_dict: dict[str, Any]) -> None:
-    """Put the packed words of a new state dict into the row-major order of their parameters."""
+def unpack_words(groups: Groups, state_dict: dict[str, Any]) -> None:
+    """Replace the packed words of a new state dict by tails of the shape of their parameters."""
     for group, p, index in _indices(groups, state_dict["param_groups"]):
         saved, strategy = state_dict["state"].get(index, {}), _strategy(group, p)
         name = strategy.words_name
-        if name in saved and not p.is_contiguous():
-            words = repack(saved[name], strategy.tail_width, p, _row_major(p))
-            state_dict["state"][index] = {**saved, name: words}
+        if name in saved:
+            tails = unpacked(saved[name], strategy.tail_width, shards.local(p))
+            state_dict["state"][index] = {**saved, name: shards.part_of(p, tails)}
 
 
 def restore_components(
@@ -56,14 +67,17 @@ def restore_components(
         state_dict: What was loaded.
     """
     for group, p, index in _indices(groups, state_dict["param_groups"]):
+        held, part, strategy = {}, shards.local(p), _strategy(group, p)
         for name, value in state_dict["state"].get(index, {}).items():
             device = torch.device("cpu") if name == "step" else p.device
-            component = value.detach().to(device, copy=True)
-            if name == _strategy(group, p).words_name:
-                component = repack(component, _strategy(group, p).tail_width, _row_major(p), p)
-            elif name not in SCALAR_STATES:
-                component = in_layout_of(component, p)
-            states[p][name] = component
+            if name in SCALAR_STATES:
+                held[name] = shards.whole(value).detach().to(device, copy=True)
+                continue
+            width = strategy.tail_width if name == strategy.words_name else 0
+            given = unpacked(value, width, _row_major(p)) if is_packed(value, p, width) else value
+            component = shards.placed_like(p, given.detach()).to(device, copy=True)
+            held[name] = packed(component, width, part) if width else in_layout_of(component, part)
+        states[p].update(shown(p, held))
 
 
 def check_state_dict(expected: Expected, groups: Groups, state_dict: dict[str, Any]) -> None:
@@ -122,7 +136,8 @@ def _check_meaning(i: int, group: dict[str, Any], saved: dict[str, Any]) -> None
 def _check_components(
     expected: Expected, group: dict[str, Any], p: Tensor, saved: dict[str, Any]
 ) -> None:
-    fake, strategy = p.detach().to("meta"), _strategy(group, p)
+    strategy = _strategy(group, p)
+    fake = torch.empty(p.shape, dtype=p.dtype, device="meta")
     needed = new_state(strategy, fake, expected.states_of(group))
     possible = new_state(strategy, fake, expected.states)
     # There may be more than needed: a scheduler may have lowered SGD's momentum to zero.
@@ -131,12 +146,32 @@ def _check_components(
             f"state_dict keeps {sorted(saved)} for a parameter of shape {tuple(p.shape)}, "
             f"{expected.optimizer} keeps {sorted(needed)}: another optimizer saved it"
         )
+    if words := strategy.words_name:
+        width = strategy.tail_width
+        if is_packed(saved.get(words), p, width):
+            saved = {name: value for name, value in saved.items() if name != words}
+        possible[words] = torch.empty(p.shape, dtype=tails_dtype(width), device="meta")
     for name, value in saved.items():
         if kind(value) != kind(possible[name]):
             raise ValueError(
                 f"{name} in state_dict is {kind(value)}, expected {kind(possible[name])} for a "
                 f"parameter that is {kind(p)}: make the model as it was saved"
             )
+        if name == strategy.words_name and bool((shards.local(value) >> width != 0).any()):
+            raise ValueError(
+                f"{name} in state_dict has values that are not of {width} bits, as those of "
+                f"precision={group['precision']!r} are: they were changed since they were saved"
+            )
+
+
+def is_packed(value: object, p: Tensor, width: int) -> bool:
+    """Whether tails are packed, in row-major order, as version 0.1 saved them."""
+    if not isinstance(value, Tensor) or value.dtype != torch.int32 or not width:
+        return False
+    if value.shape != (extra_bits.packed_words(p.numel(), width),):
+        return False
+    # Wide tails of a few shapes are told by their values alone.
+    return value.shape != p.shape or bool((value >> width != 0).any())
 
 
 def _indices(groups: Groups, saved_groups: Groups) -> Iterator[tuple[dict[str, Any], Tensor, int]]:

@@ -35,6 +35,8 @@ def make_job(
     streams: Sequence[int],
     offsets: Sequence[int],
     folded: bool = False,
+    runs: Sequence[int] | None = None,
+    gradient_amaxes: Tensor | None = None,
 ) -> StepJob:
     """The job of a call of :func:`step`: the same arguments, checked and completed.
 
@@ -59,6 +61,7 @@ def make_job(
         streams,
         offsets,
         lambda t: (rate / (1.0 - beta1**t), 1.0 / math.sqrt(1.0 - beta2**t), decay),
+        runs=runs,
     )
     job = StepJob(
         strategy=strategy,
@@ -88,7 +91,7 @@ def make_job(
         },
     )
     if job.scaled_states:
-        scale_states(job, amaxes, slow_power=2)
+        scale_states(job, amaxes, 2, gradient_amaxes)
     return job
 
 
@@ -114,6 +117,8 @@ def step(
     streams: Sequence[int],
     offsets: Sequence[int],
     folded: bool = False,
+    runs: Sequence[int] | None = None,
+    gradient_amaxes: Tensor | None = None,
 ) -> None:
     """One Adam step; all tensors are updated in place in one pass over memory.
 
@@ -156,6 +161,10 @@ def step(
         offsets: Index of each tensor's first element in the whole tensor, for shards.
         folded: Earlier gradients of this step are in the moments, which have decayed with the first
             of them: they do not decay again (default: ``False``).
+        runs: Six numbers for each tensor that is a shard of several runs of the whole one, see
+            :attr:`subulp.numerics.random_bits.Region.runs` (default: ``None``, one run each).
+        gradient_amaxes: FP32 ``(count,)``, the largest gradient of each whole tensor, for shards of
+            FP8 parameters (default: ``None``, the tensors are whole).
 
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.

@@ -102,5 +102,5 @@ def _bits(job: StepJob, i: int, param: Tensor) -> Tensor | None:
         seed=job.seed,
         stream=int(s["stream"]),
         step=int(s["step"]),
-        offset=int(s["offset"]),
+        region=job.region(i),
     )

@@ -76,7 +76,6 @@ def adam_step_kernel(
     slow = triton_step.entry(tensors, tensor, "slow")
     extra = triton_step.entry(tensors, tensor, "extra")
     low = triton_step.entry(tensors, tensor, "slow_low")
-    offset, key, step = triton_step.random_address(tensors, tensor)
     fast_dither = triton_step.dither(tensors, tensor, "fast_dither")
     slow_dither = triton_step.dither(tensors, tensor, "slow_dither")
     extra_dither = triton_step.dither(tensors, tensor, "extra_dither")
@@ -110,7 +109,7 @@ def adam_step_kernel(
         if DECOUPLED:
             delta = tl.where(decay != 0.0, delta + theta * decay, delta)
 
-        bits = storage.draw_bits(offset + start, key, step, PARAM, RANDOM, WHOLE, BLOCK)
+        bits = triton_step.draw_bits(tensors, tensor, start, PARAM, RANDOM, WHOLE, BLOCK)
         storage.encode_state(
             m, fast, low, at, inside, fast_encode, fast_dither, FAST, "plain", SCALED, DITHERED
         )

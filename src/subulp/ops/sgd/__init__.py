@@ -32,6 +32,8 @@ def make_job(
     streams: Sequence[int],
     offsets: Sequence[int],
     fresh: Sequence[bool] | None = None,
+    runs: Sequence[int] | None = None,
+    gradient_amaxes: Tensor | None = None,
 ) -> StepJob:
     """The job of a call of :func:`step`: the same arguments, checked and completed.
 
@@ -45,7 +47,7 @@ def make_job(
         {"momentum_buffers": momentum_buffers, "extras": extras, "momentum_lows": momentum_lows},
     )
     rate = float(lr)
-    scalars = new_scalars(steps, streams, offsets, lambda t: (rate, 1.0, 0.0), fresh)
+    scalars = new_scalars(steps, streams, offsets, lambda t: (rate, 1.0, 0.0), fresh, runs)
     job = StepJob(
         strategy=strategy,
         params=params,
@@ -70,7 +72,7 @@ def make_job(
         },
     )
     if job.scaled_states:
-        scale_states(job, amaxes, slow_power=1)
+        scale_states(job, amaxes, 1, gradient_amaxes)
     return job
 
 
@@ -94,6 +96,8 @@ def step(
     streams: Sequence[int],
     offsets: Sequence[int],
     fresh: Sequence[bool] | None = None,
+    runs: Sequence[int] | None = None,
+    gradient_amaxes: Tensor | None = None,
 ) -> None:
     """One SGD step; all tensors are updated in place in one pass over memory.
 
@@ -128,6 +132,10 @@ def step(
         offsets: Index of each tensor's first element in the whole tensor, for shards.
         fresh: Whether each momentum buffer begins with this gradient; all do at t = 1 (default:
             ``None``, no others).
+        runs: Six numbers for each tensor that is a shard of several runs of the whole one, see
+            :attr:`subulp.numerics.random_bits.Region.runs` (default: ``None``, one run each).
+        gradient_amaxes: FP32 ``(count,)``, the largest gradient of each whole tensor, for shards of
+            FP8 parameters (default: ``None``, the tensors are whole).
 
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.

@@ -30,7 +30,7 @@ def _step(job: StepJob, i: int) -> None:
         seed=job.seed,
         stream=int(s["stream"]),
         step=int(s["step"]),
-        offset=int(s["offset"]),
+        region=job.region(i),
     )
     if buffer is not None:
         slow = storage.slow_bits(strategy, param, bits, int(s["slow_dither"]))

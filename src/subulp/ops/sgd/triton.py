@@ -72,7 +72,6 @@ def sgd_step_kernel(
     slow = triton_step.entry(tensors, tensor, "slow")
     extra = triton_step.entry(tensors, tensor, "extra")
     low = triton_step.entry(tensors, tensor, "slow_low")
-    offset, key, step = triton_step.random_address(tensors, tensor)
     fresh = triton_step.entry(tensors, tensor, "first")
     slow_dither = triton_step.dither(tensors, tensor, "slow_dither")
     extra_dither = triton_step.dither(tensors, tensor, "extra_dither")
@@ -85,7 +84,7 @@ def sgd_step_kernel(
         at = start + tl.arange(0, BLOCK)
         inside = None if WHOLE else at < numel
         theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
-        bits = storage.draw_bits(offset + start, key, step, PARAM, RANDOM, WHOLE, BLOCK)
+        bits = triton_step.draw_bits(tensors, tensor, start, PARAM, RANDOM, WHOLE, BLOCK)
 
         g = storage.load(grad, at, inside, GRAD)
         if MAXIMIZE:

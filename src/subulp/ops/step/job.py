@@ -17,7 +17,11 @@ from torch import Tensor
 
 from ...numerics import E4M3, format_of
 from ...numerics.extra_bits import packed_words
+from ...numerics.random_bits import Region
 from ..strategy import TABLE, Strategy, parse_strategy
+
+RUNS = ("run", "count_1", "count_2", "stride_1", "stride_2", "stride_3")
+"""What :attr:`subulp.numerics.random_bits.Region.runs` holds."""
 
 SCALARS = np.dtype(
     [
@@ -36,6 +40,7 @@ SCALARS = np.dtype(
         ("extra_dither", np.uint32),
         ("stream", np.uint32),
         ("offset", np.uint64),
+        *((name, np.uint64) for name in RUNS),
     ],
     align=True,
 )
@@ -112,6 +117,13 @@ class StepJob:
             "the slow lows": self.slow_lows,
         }
 
+    def region(self, i: int) -> Region:
+        """Which elements of its whole tensor, whose random bits they draw, tensor ``i`` holds."""
+        s = self.scalars[i]
+        run, count_1, count_2, *strides = (int(s[name]) for name in RUNS)
+        stride_1, stride_2, stride_3 = strides
+        return Region(int(s["offset"]), run, (count_1, count_2), (stride_1, stride_2, stride_3))
+
     def role(self, tensors: Sequence[Tensor], i: int) -> Tensor | None:
         """Entry ``i`` of a role that may be absent."""
         return tensors[i] if tensors else None
@@ -123,6 +135,7 @@ def new_scalars(
     offsets: Sequence[int],
     numbers: Callable[[int], tuple[float, float, float]] = lambda t: (0.0, 1.0, 0.0),
     fresh: Sequence[bool] | None = None,
+    runs: Sequence[int] | None = None,
 ) -> np.ndarray:
     """Scalars of a job whose states are not scaled, and the addresses of its random bits.
 
@@ -132,6 +145,8 @@ def new_scalars(
         offsets: Index of each tensor's first element in the whole tensor.
         numbers: From t to ``step_size``, ``inv_sqrt_bias2`` and ``decay``.
         fresh: Whether each momentum buffer begins with this step; all do at t = 1.
+        runs: Six numbers for each tensor, see :attr:`subulp.numerics.random_bits.Region.runs`;
+            ``None`` if each is a run of its whole tensor.
     """
     if not len(steps) == len(streams) == len(offsets) == len(steps if fresh is None else fresh):
         raise ValueError(
@@ -144,11 +159,17 @@ def new_scalars(
     # Made at once and column by column: filled one by one, it takes longer than a small step.
     known = sorted(set(counters))
     rows = [
-        (*numbers(t), 1.0, 1.0, 1.0, 1.0, 0.0, t, t == 1, *dither(t), 0, 0)  # in SCALARS' order
+        # In SCALARS' order; the address of the random bits follows.
+        (*numbers(t), 1.0, 1.0, 1.0, 1.0, 0.0, t, t == 1, *dither(t), 0, 0, 0, 1, 1, 0, 0, 0)
         for t in known
     ]
     scalars = np.array(rows, dtype=SCALARS)[np.searchsorted(known, counters)]
     scalars["stream"], scalars["offset"] = streams, offsets
+    if runs:
+        if len(runs) != len(RUNS) * len(scalars):
+            raise ValueError(f"runs has {len(runs)} numbers: pass six for each tensor")
+        for i, name in enumerate(RUNS):
+            scalars[name] = runs[i :: len(RUNS)]
     if fresh:
         scalars["first"] |= np.array(fresh, dtype=np.uint32)
     return scalars
@@ -285,7 +306,12 @@ def is_strict(arithmetic: str, strategy: Strategy, dtype: torch.dtype) -> bool:
     return True
 
 
-def scale_states(job: StepJob, amaxes: Sequence[Tensor], slow_power: int) -> None:
+def scale_states(
+    job: StepJob,
+    amaxes: Sequence[Tensor],
+    slow_power: int,
+    gradient_amaxes: Tensor | None = None,
+) -> None:
     """Set the scales of FP8 states from the running largest gradient, and update it in place.
 
     Stored codes are decoded with the scale of the previous step and encoded with that of this one,
@@ -296,6 +322,8 @@ def scale_states(job: StepJob, amaxes: Sequence[Tensor], slow_power: int) -> Non
         job: Its scalars are completed.
         amaxes: FP32 tensors (), the running maximum after the previous step; updated.
         slow_power: 2 if the slow state is a second moment, 1 if it is a momentum.
+        gradient_amaxes: FP32 ``(count,)``, the largest gradient of each whole tensor; ``None``
+            takes those of the job (default: ``None``).
     """
     if len(amaxes) != len(job.params):
         raise ValueError(
@@ -305,7 +333,8 @@ def scale_states(job: StepJob, amaxes: Sequence[Tensor], slow_power: int) -> Non
     if not job.slow:
         return
     # One transfer for all, also where they lie on a GPU.
-    found = torch.stack([*amaxes, *map(_amax, job.grads)]).cpu().double()
+    now = gradient_amaxes if gradient_amaxes is not None else largest(job.grads)
+    found = torch.cat([torch.stack(tuple(amaxes)), now.to(job.device)]).cpu().double()
     before, now = found.chunk(2)
     after = torch.where(now.isfinite(), torch.maximum(before * _AMAX_MEMORY, now), before).float()
     for amax, value in zip(amaxes, after.to(job.device), strict=True):
@@ -321,6 +350,11 @@ def scale_states(job: StepJob, amaxes: Sequence[Tensor], slow_power: int) -> Non
         if slow_power == 2:
             least = job.strategy.slow_format(job.params[i].dtype).smallest_subnormal
             scalars["slow_floor"] = least * new**2 / slow_headroom
+
+
+def largest(grads: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each gradient, FP32 ``(count,)``."""
+    return torch.stack([_amax(g) for g in grads])
 
 
 def _amax(g: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import Format, extra_bits, format_of, random_bits, round_to
+from ...numerics.random_bits import Region
 from ..strategy import Strategy, low_scale
 from .job import StepJob
 
@@ -197,17 +198,17 @@ def apply_update(
 
 
 def draw_bits(
-    strategy: Strategy, param: Tensor, *, seed: int, stream: int, step: int, offset: int
+    strategy: Strategy, param: Tensor, *, seed: int, stream: int, step: int, region: Region
 ) -> Tensor | None:
     """Random bits of one step of a parameter, ``None`` if the strategy uses none."""
     if not strategy.stochastic:
         return None
-    return random_bits.draw(
+    return random_bits.draw_part(
         param.shape,
+        region,
         seed=seed,
         stream=stream,
         step=step,
-        offset=offset,
         width=format_of(param.dtype).random_width,
         device=param.device,
     )

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ...numerics import format_of
 from ..triton import codec, launch, random_bits
-from .job import SCALARS, StepJob
+from .job import RUNS, SCALARS, StepJob
 
 BLOCK = 1024
 """Elements per block: eight for each thread of a whole block's four warps."""
@@ -20,7 +20,7 @@ _NUMBERS = [name for name in SCALARS.names or () if SCALARS[name] == np.float32]
 _WORDS = ("first", "fast_dither", "slow_dither", "extra_dither")
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
 # Columns of the tables that a kernel reads, a row for each tensor.
-_COLUMNS = {n: i for i, n in enumerate(("numel", "offset", "key", "step", *_WORDS, *_ROLES))}
+_COLUMNS = {n: i for i, n in enumerate(("numel", "offset", *RUNS, "key", "step", *_WORDS, *_ROLES))}
 _NUMBER_COLUMNS = {n: i for i, n in enumerate(_NUMBERS)}
 
 
@@ -46,15 +46,17 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
         ]
     )
     offset = job.scalars["offset"].astype(np.int64)
-    # Up to eight elements share a counter of the random bits.
-    aligned = (roles % launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0)
+    runs = [job.scalars[name].astype(np.int64) for name in RUNS]
+    # Up to eight elements share a counter of the random bits. Whole blocks draw whole counters, so
+    # shards of several runs go with the ragged ones.
+    aligned = (roles % launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0) & (runs[0] == 0)
     key = job.scalars["stream"].astype(np.int64) << 32 | job.seed
     step = job.scalars["step"].astype(np.int64)
     words = [job.scalars[name].astype(np.int64) for name in _WORDS]
     whole, ragged, tensors, scalars = launch.upload(
         job.device,
         *launch.plan(numel, aligned, BLOCK),
-        np.stack((numel, offset, key, step, *words, *roles), axis=1),
+        np.stack((numel, offset, *runs, key, step, *words, *roles), axis=1),
         np.stack([job.scalars[name] for name in _NUMBERS], axis=1),
     )
     args = (tensors, scalars, *numbers)
@@ -134,10 +136,55 @@ def entry(tensors, tensor, name: tl.constexpr):
 
 
 @triton.jit
-def random_address(tensors, tensor):
-    """Offset of a tensor in the whole one, and key and step of its random bits."""
-    key, step = entry(tensors, tensor, "key"), entry(tensors, tensor, "step")
-    return entry(tensors, tensor, "offset"), key.to(tl.uint64), step.to(tl.uint32)
+def draw_bits(
+    tensors,
+    tensor,
+    start,
+    param: tl.constexpr,
+    random: tl.constexpr,
+    whole: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Random bits of a block of a parameter; zeros if the strategy uses none.
+
+    Args:
+        tensors: The table of tensors.
+        tensor: Row of the table.
+        start: The block's first element in the tensor, int64 scalar.
+        param: Format of the parameter.
+        random: Whether the strategy uses any.
+        whole: Whether the tensor is one run of the whole one, and begins at a multiple of 8 there.
+        block: Number of elements, a power of two.
+    """
+    if random:
+        key = entry(tensors, tensor, "key").to(tl.uint64)
+        step = entry(tensors, tensor, "step").to(tl.uint32)
+        first = entry(tensors, tensor, "offset")
+        if whole:
+            width: tl.constexpr = codec.random_width(param)
+            bits = random_bits.draw(first + start, key, step, width, True, block)
+        else:
+            index = first + whole_index(tensors, tensor, start + tl.arange(0, block))
+            bits = random_bits.draw_at(index, key, step, 0, codec.random_width(param))
+    else:
+        bits = tl.zeros((block,), tl.uint32)
+    return bits
+
+
+@triton.jit
+def whole_index(tensors, tensor, at):
+    """Elements of a shard in the whole tensor, see numerics' ``Region``; from its offset on."""
+    run = entry(tensors, tensor, "run")
+    index = at
+    if run != 0:
+        count_1, count_2 = entry(tensors, tensor, "count_1"), entry(tensors, tensor, "count_2")
+        inner = at // run
+        middle = inner // count_1
+        outer = middle // count_2
+        index = at % run + inner % count_1 * entry(tensors, tensor, "stride_1")
+        index += middle % count_2 * entry(tensors, tensor, "stride_2")
+        index += outer * entry(tensors, tensor, "stride_3")
+    return index
 
 
 @triton.jit

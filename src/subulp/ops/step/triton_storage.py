@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .. import strategy
-from ..triton import codec, random_bits
+from ..triton import codec
 
 _LOW_SCALES = {name: strategy.low_scale(fmt) for name, fmt in codec.FORMATS.items()}
 
@@ -199,24 +199,6 @@ def apply_update(
         elif weight == "expansion":
             low = remainder(wide - hi) * low_scale(fmt)
             store_last(extra, at, inside, low, dither, fmt, dithered)
-
-
-@triton.jit
-def draw_bits(
-    first,
-    key,
-    step,
-    fmt: tl.constexpr,
-    random: tl.constexpr,
-    whole: tl.constexpr,
-    block: tl.constexpr,
-):
-    """Random bits of a block of a parameter; zeros if the strategy uses none."""
-    if random:
-        bits = random_bits.draw(first, key, step, codec.random_width(fmt), whole, block)
-    else:
-        bits = tl.zeros((block,), tl.uint32)
-    return bits
 
 
 @triton.jit

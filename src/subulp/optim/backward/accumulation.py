@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import expansion, format_of
+from .. import shards
 
 BufferFormat = Literal["param", "fp32", "expansion"]
 
@@ -61,6 +62,8 @@ class Accumulator(ABC):
     def total(self, p: Tensor) -> Tensor:
         """Take and free a parameter's gradient in the last pass, and add the earlier ones.
 
+        Of a DTensor it is what this rank holds.
+
         The earlier ones are kept until :meth:`free`, for the last pass may fail, or run again.
 
         Args:
@@ -78,7 +81,7 @@ class Accumulator(ABC):
     def zero(self, p: Tensor) -> Tensor:
         """The gradient of a parameter that no pass has reached: zeros."""
         dtype = getattr(p, "grad_dtype", None) or p.dtype
-        return torch.zeros_like(p, dtype=dtype, requires_grad=False)
+        return torch.zeros_like(shards.local(p), dtype=dtype, requires_grad=False)
 
     @abstractmethod
     def holds(self, p: Tensor) -> bool:
@@ -125,7 +128,7 @@ class BufferAccumulator(Accumulator):
 
     def add(self, p: Tensor) -> None:
         """Add the gradient to the buffer."""
-        total = self._sum(_take(p), self._buffers.get(p))
+        total = self._sum(take(p), self._buffers.get(p))
         if self._form == "expansion":
             hi, lo = expansion.encode(total, format_of(p.dtype))
             self._buffers[p] = hi.to(p.dtype), lo.to(p.dtype)
@@ -136,7 +139,7 @@ class BufferAccumulator(Accumulator):
         """The sum, in the dtype that it is computed in."""
         earlier = self._buffers.get(p)
         if p.grad is not None:
-            return self._sum(_take(p), earlier)
+            return self._sum(take(p), earlier)
         assert earlier is not None
         # It may be reduced in place.
         return _decode(earlier).clone()
@@ -151,7 +154,7 @@ class BufferAccumulator(Accumulator):
             return 0
         own = (getattr(p, "grad_dtype", None) or p.dtype).itemsize
         itemsize = {"param": own, "fp32": 4, "expansion": 2 * p.dtype.itemsize}[self._form]
-        return p.numel() * itemsize
+        return shards.local(p).numel() * itemsize
 
     def zero(self, p: Tensor) -> Tensor:
         """Zeros, in the dtype of other totals."""
@@ -171,7 +174,7 @@ class BufferAccumulator(Accumulator):
         """Leave unfinished sums in ``p.grad``, in the parameter's dtype."""
         for p in params:
             if p in self._buffers:
-                p.grad = _decode(self._buffers.pop(p)).to(p.dtype)
+                p.grad = shards.part_of(p, _decode(self._buffers.pop(p)).to(p.dtype))
 
     def _sum(self, grad: Tensor, earlier: tuple[Tensor, ...] | None) -> Tensor:
         if self._wide:
@@ -179,11 +182,11 @@ class BufferAccumulator(Accumulator):
         return grad if earlier is None else _decode(earlier) + grad
 
 
-def _take(p: Tensor) -> Tensor:
-    """Take the gradient of a parameter away from it."""
+def take(p: Tensor) -> Tensor:
+    """Take the gradient of a parameter away from it; of a DTensor, what this rank holds."""
     grad, p.grad = p.grad, None
     assert grad is not None
-    return grad
+    return shards.gradient_part(p, grad)
 
 
 def _decode(components: tuple[Tensor, ...]) -> Tensor:

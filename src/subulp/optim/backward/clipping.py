@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import shards
+
 
 @dataclass(frozen=True)
 class Clipping:
@@ -47,26 +49,24 @@ class Clipping:
         """Whether gradients are clipped at all."""
         return (self.max_norm, self.parameter_norm, self.value) != (None, None, None)
 
-    def alone(self, grad: Tensor) -> Tensor:
-        """A gradient, clipped as far as that needs no other gradient."""
+    def alone(self, p: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of a parameter, clipped as far as that needs no other gradient."""
         if self.value is not None:
             return widened(grad).clamp(-self.value, self.value)
         if self.parameter_norm is not None:
-            _, coefficient = self.coefficient([self.norm(grad)], self.parameter_norm)
+            _, coefficient = self.coefficient([self.norm(p, grad)], self.parameter_norm)
             return scaled(grad, coefficient)
         return grad
 
-    def norm(self, grad: Tensor) -> Tensor:
-        """The norm of one gradient."""
-        norm: Tensor = torch.linalg.vector_norm(widened(grad), self.norm_type)
+    def norm(self, p: Tensor, grad: Tensor) -> Tensor:
+        """The norm of the gradient of a parameter; for a DTensor a DTensor, not yet reduced."""
+        whole = shards.part_of(p, widened(grad))
+        norm: Tensor = torch.linalg.vector_norm(whole, self.norm_type)
         return norm
 
     def coefficient(self, norms: Sequence[Tensor], limit: float) -> tuple[Tensor, Tensor]:
         """The joint norm of gradients with these norms, and the factor that clips them."""
-        device = norms[0].device
-        total = torch.linalg.vector_norm(
-            torch.stack([norm.to(device) for norm in norms]), self.norm_type
-        )
+        total = shards.joint_norm(norms, self.norm_type)
         return total, torch.clamp(limit / (total + 1e-6), max=1.0)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .. import shards
 from ..adam import Adam
 from ..base import Optimizer
 from ..loss_scaling import ScalerLink
@@ -84,6 +85,11 @@ def fuse_backward(
             gradient; or the model is wrapped in ``DistributedDataParallel``.
     """
     _check_pair(model, optimizer)
+    if reduce is not None and any(map(shards.is_sharded, model.parameters())):
+        raise ValueError(
+            "reduce= is not available for parameters that are DTensors: their gradients arrive "
+            "reduced (by fully_shard or parallelize_module); leave it out"
+        )
     if isinstance(keep_bytes, bool) or not isinstance(keep_bytes, int) or keep_bytes < 0:
         raise ValueError(f"keep_bytes={keep_bytes!r} is out of range: a whole number of bytes")
     clipping = Clipping(max_norm, clip_parameter_norm, clip_value, norm_type)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
-from .. import loss_scaling
+from .. import loss_scaling, shards
 from ..base import Optimizer
 from ..loss_scaling import ScalerLink
-from ..parameters import Buckets, nonfinite_error, places
+from ..parameters import Buckets, nonfinite_elsewhere, nonfinite_error, places
 from .accumulation import Accumulator
 from .clipping import Clipping, scaled
 from .kept import KeptGradients, is_reentrant, leaves_of
@@ -388,7 +388,7 @@ class FusedBackward:
     def _wait(self, p: Tensor, grad: Tensor) -> None:
         if self._factor is not None:
             grad = loss_scaling.unscale(grad, self._factor)
-        grad = self._clipping.alone(grad)
+        grad = self._clipping.alone(p, grad)
         if self._coefficient is not None:
             grad = scaled(grad, self._coefficient)
         place, folded = self._places[id(p)], self._accumulator.folded(p)
@@ -411,11 +411,12 @@ class FusedBackward:
             bad, clip = self._ahead.nonfinite(), self._ahead.coefficient(self._params)
         finally:
             self._ahead = None
+        worst = self._worst(bad)
         if self._scaling is not None:
-            self._scaling.report(finite=not bad)
-        if bad:
+            self._scaling.report(finite=worst == 0)
+        if worst:
             self._accumulator.reset()
-            self._leave_out(bad)
+            self._leave_out(bad, worst)
             return False
         if clip is not None:
             self.total_norm, self._coefficient = clip
@@ -425,13 +426,29 @@ class FusedBackward:
     def _is_guarded(self, p: Tensor) -> bool:
         return self._scaling is not None or self._group_of(p)["nonfinite"] != "propagate"
 
-    def _leave_out(self, bad: Sequence[Tensor]) -> None:
+    def _worst(self, bad: Sequence[Tensor]) -> int:
+        """What the gradients that are not finite do: 0 nothing, 1 skip the step, 2 raise.
+
+        All ranks do alike.
+        """
+        if self._scaling is None and not self._guarding:
+            return 0
+        # A scaler provokes overflows on purpose: no error.
+        raises = self._scaling is None and any(
+            self._group_of(p)["nonfinite"] == "raise" for p in bad
+        )
+        device = self._params[0].device if self._params else torch.device("cpu")
+        return shards.highest(2 if raises else 1 if bad else 0, device)
+
+    def _leave_out(self, bad: Sequence[Tensor], worst: int) -> None:
         """Raise if a gradient's group has the policy ``"raise"``; else count a skipped step."""
+        if worst == 1:
+            self._optimizer.skip_step()
+            return
         for p in bad:
-            # A scaler provokes overflows on purpose: no error.
-            if self._scaling is None and self._group_of(p)["nonfinite"] == "raise":
+            if self._group_of(p)["nonfinite"] == "raise":
                 raise nonfinite_error(self._optimizer.param_groups, p)
-        self._optimizer.skip_step()
+        raise nonfinite_elsewhere()
 
 
 def _hook(p: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:

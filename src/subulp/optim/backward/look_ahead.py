@@ -43,7 +43,7 @@ class LookAhead:
         if self._clipping.max_norm is not None:
             if self._factor is not None:
                 grad = loss_scaling.unscale(grad, self._factor)
-            self._norms[id(p)] = self._clipping.norm(grad)
+            self._norms[id(p)] = self._clipping.norm(p, grad)
 
     def nonfinite(self) -> list[Tensor]:
         """The guarded parameters whose gradients are not finite."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from .accumulation import Accumulator
+from .accumulation import Accumulator, take
 
 Fold = Callable[[Tensor, Tensor, bool, int], None]
 """Called with a parameter, its gradient, whether its moments already hold an earlier gradient of
@@ -38,9 +38,7 @@ class MomentAccumulator(Accumulator):
 
     def add(self, p: Tensor) -> None:
         """Add the gradient to the moments."""
-        grad, p.grad = p.grad, None
-        assert grad is not None
-        self._fold(p, grad, p in self._folded, self.done)
+        self._fold(p, take(p), p in self._folded, self.done)
         self._folded.add(p)
 
     def folded(self, p: Tensor) -> bool:
@@ -49,8 +47,7 @@ class MomentAccumulator(Accumulator):
 
     def total(self, p: Tensor) -> Tensor:
         """The gradient of the last pass alone; zeros if there is none."""
-        grad, p.grad = p.grad, None
-        return self.zero(p) if grad is None else grad
+        return self.zero(p) if p.grad is None else take(p)
 
     def free(self, p: Tensor) -> None:
         """Forget that the moments of a parameter held gradients of an unfinished step."""
