@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests import default_dtype
+from tests.ranks import Ranks
 
 # Interpreted where no GPU runs them; this must be known before Triton loads.
 if not torch.cuda.is_available():
@@ -42,6 +43,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         # Dynamo asks for it where it goes through a mode of torch functions.
         item.add_marker(pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Processes that run a function as the ranks of ``torch.distributed``."""
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,14 @@
-"""Functions run by several ranks at once: processes that stay, a new process group each time."""
+"""Functions run by several ranks at once, in processes that stay."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,19 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-MOST = 4
 # Long enough for a loaded machine; a rank that waits in vain ends its test, not the suite.
-_SECONDS = 120
+_SECONDS = 180
 
 
 class Ranks:
-    """Processes that take part in process groups of gloo, up to four at a time."""
+    """Teams of processes, one of each size that is asked for, each with one process group of gloo.
+
+    A group stays as long as its team does: DTensor remembers meshes that compare equal to those of
+    a group that is gone.
+    """
 
     def __init__(self) -> None:
-        context = mp.get_context("spawn")
-        self._ends: list[Connection] = []
-        self._processes = []
-        for rank in range(MOST):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
-            process.start()
-            self._ends.append(ours)
-            self._processes.append(process)
+        self._teams: dict[int, _Team] = {}
 
     def run(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What ``function(*args)`` returns on each of ``count`` ranks.
@@ -46,41 +41,69 @@ class Ranks:
         Raises:
             AssertionError: A rank failed; the message holds the traceback of each that did.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            store = str(Path(folder) / "store")
-            for end in self._ends[:count]:
-                end.send((store, count, function, args))
-            results, failures = [], []
-            for rank, end in enumerate(self._ends[:count]):
-                if not end.poll(_SECONDS + 60):
-                    raise AssertionError(f"rank {rank} of {count} does not answer")
-                good, value = end.recv()
-                (results if good else failures).append(value)
-        if failures:
-            raise AssertionError("\n".join(failures))
-        return results
+        if count not in self._teams:
+            self._teams[count] = _Team(count)
+        try:
+            return self._teams[count].run(function, args)
+        except BaseException:
+            # Others may still be waiting for the rank that failed.
+            self._teams.pop(count).close()
+            raise
 
     def close(self) -> None:
-        """End the processes."""
+        """End all processes."""
+        for team in self._teams.values():
+            team.close()
+        self._teams.clear()
+
+
+class _Team:
+    def __init__(self, count: int) -> None:
+        context = mp.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        store = str(Path(self._folder.name) / "store")
+        self._ends: list[Connection] = []
+        self._processes = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
+            process.start()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+        for end in self._ends:
+            end.send((function, args))
+        results: dict[int, Any] = {}
+        failures: list[str] = []
+        deadline = time.monotonic() + _SECONDS
+        while len(results) < len(self._ends):
+            waiting = [end for i, end in enumerate(self._ends) if i not in results]
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                silent = sorted(set(range(len(self._ends))) - set(results))
+                failures.append(f"no answer from ranks {silent}")
+                break
+            for end in ready:
+                rank = self._ends.index(end)  # type: ignore[arg-type]
+                good, results[rank] = self._ends[rank].recv()
+                if not good:
+                    failures.append(results[rank])
+                    # What the others say about it, if they say it soon.
+                    deadline = min(deadline, time.monotonic() + 2)
+        if failures:
+            raise AssertionError("\n".join(failures))
+        return [results[rank] for rank in sorted(results)]
+
+    def close(self) -> None:
         for process in self._processes:
             process.kill()
             process.join()
+        self._folder.cleanup()
 
 
-def _serve(rank: int, end: Connection) -> None:
+def _serve(rank: int, count: int, store: str, end: Connection) -> None:
     torch.set_num_threads(1)
-    while True:
-        store, count, function, args = end.recv()
-        try:
-            with _group(store, rank, count):
-                value = function(*args)
-            end.send((True, value))
-        except BaseException:
-            end.send((False, f"rank {rank} of {count}:\n{traceback.format_exc()}"))
-
-
-@contextlib.contextmanager
-def _group(store: str, rank: int, count: int) -> Iterator[None]:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     dist.init_process_group(
         "gloo",
@@ -89,7 +112,9 @@ def _group(store: str, rank: int, count: int) -> Iterator[None]:
         world_size=count,
         timeout=timedelta(seconds=_SECONDS),
     )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    while True:
+        function, args = end.recv()
+        try:
+            end.send((True, function(*args)))
+        except BaseException:
+            end.send((False, f"rank {rank} of {count}:\n{traceback.format_exc()}"))

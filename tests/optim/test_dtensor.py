@@ -6,14 +6,6 @@ import pytest
 import torch
 
 from tests.optim import sharded
-from tests.ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

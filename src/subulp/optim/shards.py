@@ -106,9 +106,13 @@ def gradient_part(p: Tensor, grad: Tensor) -> Tensor:
     """
     if not is_sharded(p) or not is_sharded(grad):
         return grad
-    if grad.placements == p.placements:  # type: ignore[attr-defined]
-        return local(grad)
-    return placed_like(p, grad)
+    return local(grad) if is_placed_like(p, grad) else placed_like(p, grad)
+
+
+def is_placed_like(p: Tensor, value: Tensor) -> bool:
+    """Whether two DTensors have the same placement."""
+    same: bool = value.placements == p.placements  # type: ignore[attr-defined]
+    return same and value.device_mesh == p.device_mesh  # type: ignore[attr-defined]
 
 
 # --------------------------------------------------------------------------------------- regions
@@ -305,7 +309,7 @@ def joint_norm(norms: Sequence[Tensor], norm_type: float) -> Tensor:
 
     together: dict[Any, list[Tensor]] = {}
     for norm in norms:
-        key = (norm.device_mesh, norm.placements) if is_sharded(norm) else None  # type: ignore[attr-defined]
+        key = norm.device_mesh if is_sharded(norm) else None  # type: ignore[attr-defined]
         together.setdefault(key, []).append(norm)
     joints = [joint(some) for some in together.values()]
     return joints[0] if len(joints) == 1 else joint(joints)

@@ -62,7 +62,7 @@ class Accumulator(ABC):
     def total(self, p: Tensor) -> Tensor:
         """Take and free a parameter's gradient in the last pass, and add the earlier ones.
 
-        Of a DTensor it is what this rank holds.
+        Of a DTensor it is what this rank holds, unless it is still to be reduced.
 
         The earlier ones are kept until :meth:`free`, for the last pass may fail, or run again.
 
@@ -128,7 +128,7 @@ class BufferAccumulator(Accumulator):
 
     def add(self, p: Tensor) -> None:
         """Add the gradient to the buffer."""
-        total = self._sum(take(p), self._buffers.get(p))
+        total = self._sum(p, self._buffers.get(p))
         if self._form == "expansion":
             hi, lo = expansion.encode(total, format_of(p.dtype))
             self._buffers[p] = hi.to(p.dtype), lo.to(p.dtype)
@@ -139,7 +139,7 @@ class BufferAccumulator(Accumulator):
         """The sum, in the dtype that it is computed in."""
         earlier = self._buffers.get(p)
         if p.grad is not None:
-            return self._sum(take(p), earlier)
+            return self._sum(p, earlier)
         assert earlier is not None
         # It may be reduced in place.
         return _decode(earlier).clone()
@@ -174,19 +174,26 @@ class BufferAccumulator(Accumulator):
         """Leave unfinished sums in ``p.grad``, in the parameter's dtype."""
         for p in params:
             if p in self._buffers:
-                p.grad = shards.part_of(p, _decode(self._buffers.pop(p)).to(p.dtype))
+                total = _decode(self._buffers.pop(p)).to(p.dtype)
+                p.grad = total if shards.is_sharded(total) else shards.part_of(p, total)
 
-    def _sum(self, grad: Tensor, earlier: tuple[Tensor, ...] | None) -> Tensor:
+    def _sum(self, p: Tensor, earlier: tuple[Tensor, ...] | None) -> Tensor:
+        grad = take(p)
         if self._wide:
-            grad = grad.to(torch.float32)
+            grad = shards.gradient_part(p, grad).to(torch.float32)
         return grad if earlier is None else _decode(earlier) + grad
 
 
 def take(p: Tensor) -> Tensor:
-    """Take the gradient of a parameter away from it; of a DTensor, what this rank holds."""
+    """Take the gradient of a parameter away from it; of a DTensor, what this rank holds.
+
+    One that is not reduced yet stays so: clipped and added up as it is, it gives the bits of a step
+    outside the backward pass.
+    """
     grad, p.grad = p.grad, None
     assert grad is not None
-    return shards.gradient_part(p, grad)
+    unreduced = shards.is_sharded(grad) and not shards.is_placed_like(p, grad)
+    return grad if unreduced else shards.gradient_part(p, grad)
 
 
 def _decode(components: tuple[Tensor, ...]) -> Tensor:

@@ -60,7 +60,9 @@ class Clipping:
 
     def norm(self, p: Tensor, grad: Tensor) -> Tensor:
         """The norm of the gradient of a parameter; for a DTensor a DTensor, not yet reduced."""
-        whole = shards.part_of(p, widened(grad))
+        whole = widened(grad)
+        if not shards.is_sharded(whole):
+            whole = shards.part_of(p, whole)
         norm: Tensor = torch.linalg.vector_norm(whole, self.norm_type)
         return norm
 
@@ -72,7 +74,11 @@ class Clipping:
 
 def scaled(grad: Tensor, coefficient: Tensor) -> Tensor:
     """A gradient times a coefficient, which may lie on another device."""
-    return widened(grad) * coefficient.to(grad.device)
+    coefficient = coefficient.to(grad.device)
+    if shards.is_sharded(grad):
+        # In place: a gradient that is not reduced yet stays so.
+        return widened(grad).mul_(coefficient)
+    return widened(grad) * coefficient
 
 
 def widened(grad: Tensor) -> Tensor:

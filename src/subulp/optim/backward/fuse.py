@@ -13,6 +13,7 @@ from ..adam import Adam
 from ..base import Optimizer
 from ..loss_scaling import ScalerLink
 from ..parameters import Buckets, places
+from . import fsdp
 from .accumulation import Accumulator, BufferAccumulator, BufferFormat
 from .clipping import Clipping
 from .handle import FusedBackward
@@ -92,6 +93,11 @@ def fuse_backward(
         )
     if isinstance(keep_bytes, bool) or not isinstance(keep_bytes, int) or keep_bytes < 0:
         raise ValueError(f"keep_bytes={keep_bytes!r} is out of range: a whole number of bytes")
+    if keep_bytes and fsdp.is_in(model):
+        raise ValueError(
+            f"keep_bytes={keep_bytes} is not available with fully_shard: its passes reduce all "
+            "gradients of a module together; leave it out"
+        )
     clipping = Clipping(max_norm, clip_parameter_norm, clip_value, norm_type)
     accumulator = _accumulator(optimizer, accumulate, accumulate_in)
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):

@@ -21,6 +21,7 @@ from .. import loss_scaling, shards
 from ..base import Optimizer
 from ..loss_scaling import ScalerLink
 from ..parameters import Buckets, nonfinite_elsewhere, nonfinite_error, places
+from . import fsdp
 from .accumulation import Accumulator
 from .clipping import Clipping, scaled
 from .kept import KeptGradients, is_reentrant, leaves_of
@@ -55,7 +56,8 @@ class FusedBackward:
         keep_bytes: int,
     ) -> None:
         self.total_norm: Tensor | None = None
-        self._optimizer = optimizer
+        self._model, self._optimizer = model, optimizer
+        self._sharded_by_fsdp = fsdp.is_in(model)
         self._clipping, self._accumulator = clipping, accumulator
         self._scaler, self._reduction = scaler, reduction
         # The current step: what its gradients are multiplied by, and the pass that looks ahead.
@@ -216,12 +218,14 @@ class FusedBackward:
             raise RuntimeError(
                 "handle.backward() while the handle is paused: leave the block first"
             )
+        self._check_reduced(whole=self._accumulator.passes > 1 or self._looks_ahead)
         self._begin(None)
         try:
             if self._ahead is None:
                 self._kept.backward(*roots, retain_graph=retain_graph)
             else:
                 self._run_ahead(roots)
+            self._check_reduced(whole=self._accumulator.passes > 1 or self._looks_ahead)
             self._end()
         except BaseException:
             self._abandon()
@@ -229,10 +233,22 @@ class FusedBackward:
         finally:
             self._inside = False
 
+    def _check_reduced(self, *, whole: bool) -> None:
+        """Raise RuntimeError if FSDP2 holds gradients back that a pass must see."""
+        if whole and self._sharded_by_fsdp and fsdp.has_unreduced_gradients(self._model):
+            raise RuntimeError(
+                "set_requires_gradient_sync(False) has left gradients unreduced, which neither "
+                "accumulate= nor a pass that looks ahead (max_norm, scaler, or nonfinite='raise' "
+                "or 'skip') can see; nothing was updated. Leave synchronisation on and pass "
+                "accumulate=, or accumulate with set_requires_gradient_sync alone. A pass in "
+                "handle.paused() with synchronisation on drops them"
+            )
+
     def _run_ahead(self, roots: _Roots) -> None:
         """The first of two passes. Other leaves have their gradients from the second one alone."""
         losses, _ = roots
-        if not is_reentrant(losses):
+        # What FSDP2 shards are not the leaves of the graph.
+        if not (self._sharded_by_fsdp or is_reentrant(losses)):
             if inputs := [p for p in self._params if p.requires_grad]:
                 torch.autograd.backward(*roots, retain_graph=True, inputs=inputs)
             return
@@ -276,6 +292,12 @@ class FusedBackward:
                 "reentrant checkpointing runs backward passes inside the backward pass, whose end "
                 "cannot be seen from here: call handle.backward(loss), or use checkpoint(..., "
                 "use_reentrant=False)"
+            )
+        if self._sharded_by_fsdp and self._accumulator.passes > 1:
+            raise RuntimeError(
+                "accumulate= with fully_shard: call handle.backward(loss), which counts passes "
+                "that reduce no gradients too, not loss.backward(); or accumulate with "
+                "set_requires_gradient_sync(False) and without accumulate="
             )
         self._begin(torch._C._current_graph_task_id())
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ops.all_finite import are_finite
-from .. import loss_scaling
+from .. import loss_scaling, shards
 from .clipping import Clipping
 from .kept import KeptGradients
 
@@ -39,7 +39,7 @@ class LookAhead:
         """Record a gradient that is still scaled."""
         self._kept.add(p, grad)
         if self._guarded(p):
-            self._finite.append((p, are_finite([grad])))
+            self._finite.append((p, are_finite([shards.gradient_part(p, grad)])))
         if self._clipping.max_norm is not None:
             if self._factor is not None:
                 grad = loss_scaling.unscale(grad, self._factor)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from .. import shards
 from .accumulation import Accumulator, take
 
 Fold = Callable[[Tensor, Tensor, bool, int], None]
@@ -38,7 +39,7 @@ class MomentAccumulator(Accumulator):
 
     def add(self, p: Tensor) -> None:
         """Add the gradient to the moments."""
-        self._fold(p, take(p), p in self._folded, self.done)
+        self._fold(p, shards.gradient_part(p, take(p)), p in self._folded, self.done)
         self._folded.add(p)
 
     def folded(self, p: Tensor) -> bool:

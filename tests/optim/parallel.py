@@ -1,0 +1,339 @@
+"""Models under torch's own parallelism, beside one whose optimizer sees whole gradients."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from subulp import optim
+from tests.optim.sharded import whole
+
+
+class Block(nn.Module):
+    """Sizes that two and four ranks divide unevenly; ten channels, for tensor parallelism."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(10)
+        self.up = nn.Linear(10, 14)
+        self.down = nn.Linear(14, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def new_model(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block()).to(dtype)
+
+
+def batch(step: int, dtype: torch.dtype, rank: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(3, 4, 10, generator=generator).to(dtype)
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).float().square().mean()
+
+
+def distribute(model: nn.Module, kind: str) -> nn.Module:
+    """The model under one kind of parallelism, over all ranks."""
+    count = dist.get_world_size()
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp":
+        mesh = init_device_mesh("cpu", (count,))
+    elif kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replica", "shard"))
+    else:
+        shape = (count,) if kind == "tp" else (2, count // 2)
+        names = ("tp",) if kind == "tp" else ("dp", "tp")
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        for block in model:
+            plan = {
+                "norm": SequenceParallel(),
+                "up": ColwiseParallel(input_layouts=Shard(1)),
+                "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+            }
+            parallelize_module(block, mesh["tp"], plan)
+        if kind == "tp":
+            return model
+        mesh = mesh["dp"]
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def loss_on(model: nn.Module, kind: str, x: Tensor) -> Tensor:
+    if not kind.endswith("tp"):
+        return loss_of(model, x)
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
+
+    mesh = next(p.device_mesh for p in model.parameters())
+    tp = mesh["tp"] if mesh.ndim > 1 else mesh
+    return model(distribute_tensor(x, tp, [Shard(1)])).full_tensor().float().square().mean()
+
+
+def new_optimizer(model: nn.Module, precision: str, **options: Any) -> optim.AdamW:
+    named = model.named_parameters()
+    return optim.AdamW(named, lr=0.01, weight_decay=0.1, precision=precision, **options)
+
+
+def assert_equal(values: list[Tensor], model: nn.Module) -> None:
+    for value, p in zip(values, model.parameters(), strict=True):
+        assert torch.equal(value, whole(p))
+
+
+def assert_same_training(kind: str, precision: str, dtype: torch.dtype, steps: int = 3) -> None:
+    """Steps under parallelism are those of a plain model that is given the whole gradients."""
+    model = distribute(new_model(dtype), kind)
+    plain = new_model(dtype)
+    seed = 5
+    ours, theirs = (new_optimizer(m, precision, seed=seed) for m in (model, plain))
+    for step in range(steps):
+        # Ranks that share gradients read batches of their own.
+        rank = dist.get_rank() if kind in ("ddp", "fsdp", "hsdp") else 0
+        loss_on(model, kind, batch(step, dtype, rank)).backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            q.grad = whole(p.grad)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(whole(p), q), (kind, precision, name)
+        for key, value in theirs.state[q].items():
+            if value.shape == q.shape:
+                assert torch.equal(whole(ours.state[p][key]), value), (kind, precision, name, key)
+    wide = ours.full_precision_state_dict(model)
+    expected = theirs.full_precision_state_dict(plain)
+    for (name, value), expect in zip(wide.items(), expected.values(), strict=True):
+        assert torch.equal(whole(value), expect), name
+
+
+def every_kind(kinds: list[str]) -> None:
+    for kind in kinds:
+        assert_same_training(kind, "fp32", torch.float32)
+        for precision in ("collage-plus", "stochastic", "extra-bits-8-stochastic"):
+            assert_same_training(kind, precision, torch.bfloat16)
+
+
+def against_torch(kinds: list[str]) -> None:
+    """``precision="fp32"`` beside torch's own AdamW under the same parallelism."""
+    for kind in kinds:
+        models = [distribute(new_model(torch.float32), kind) for _ in range(2)]
+        ours = new_optimizer(models[0], "fp32")
+        theirs = torch.optim.AdamW(models[1].parameters(), lr=0.01, weight_decay=0.1)
+        for step in range(3):
+            for model, optimizer in zip(models, (ours, theirs), strict=True):
+                loss_on(model, kind, batch(step, torch.float32, 0)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        for p, q in zip(*(m.parameters() for m in models), strict=True):
+            torch.testing.assert_close(whole(p), whole(q), rtol=1e-5, atol=1e-6)
+
+
+def zero_redundancy() -> None:
+    """torch's ZeRO-1 gives each rank some of the parameters; results are those of one process."""
+    for precision, dtype in (("fp32", torch.float32), ("collage-plus", torch.bfloat16)):
+        model, plain = new_model(dtype), new_model(dtype)
+        options = {"lr": 0.01, "weight_decay": 0.1, "precision": precision}
+        sharded = ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, **options)
+        alone = optim.AdamW(plain.parameters(), **options)
+        for step in range(3):
+            for m, optimizer in ((model, sharded), (plain, alone)):
+                loss_of(m, batch(step, dtype)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(p, q), precision
+
+
+def stages() -> None:
+    """Pipeline stages: a rank with one of two blocks draws the bits that it has in the whole."""
+    dtype, rank = torch.bfloat16, dist.get_rank()
+    whole_model, stage = new_model(dtype), new_model(dtype)
+    del stage[1 - rank]
+    names = [(f"{rank}.{n.partition('.')[2]}", p) for n, p in stage.named_parameters()]
+    alone = new_optimizer(whole_model, "stochastic", seed=5)
+    ours = optim.AdamW(names, lr=0.01, weight_decay=0.1, precision="stochastic", seed=5)
+    pairs = list(zip(stage.parameters(), whole_model[rank].parameters(), strict=True))
+    for step in range(3):
+        loss_of(whole_model, batch(step, dtype)).backward()
+        for p, q in pairs:
+            p.grad = q.grad.clone()
+        ours.step()
+        alone.step()
+        alone.zero_grad()
+    assert all(torch.equal(p, q) for p, q in pairs)
+
+
+def seeds() -> tuple[int, int, int]:
+    """Ranks seeded differently draw alike; without random bits nothing is sent."""
+    torch.manual_seed(1000 + dist.get_rank())
+    p = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    agreed = optim.AdamW([p], precision="stochastic").param_groups[0]["seed"]
+    given = optim.AdamW([p], precision="stochastic", seed=9).param_groups[0]["seed"]
+    quiet = optim.AdamW([p], precision="nearest")
+    quiet.param_groups[0]["precision"] = "stochastic"
+    p.grad = torch.ones_like(p)
+    quiet.step()
+    return agreed, given, quiet.param_groups[0]["seed"]
+
+
+# ------------------------------------------------------------------- the step in the backward pass
+
+
+def fused_is_unfused(kind: str) -> None:
+    for options in (
+        {},
+        {"max_norm": 0.05},
+        {"clip_parameter_norm": 0.01},
+        {"clip_value": 0.001},
+        {"accumulate": 2},
+        {"accumulate": 2, "max_norm": 0.05},
+    ):
+        assert_fused_is_unfused(kind, options)
+
+
+def assert_fused_is_unfused(kind: str, options: dict[str, Any], steps: int = 3) -> None:
+    dtype = torch.bfloat16
+    models = [distribute(new_model(dtype), kind) for _ in range(2)]
+    plain, fused = (new_optimizer(m, "stochastic", seed=5) for m in models)
+    handle = optim.fuse_backward(models[1], fused, **options)
+    norms: list[tuple[Tensor, Tensor]] = []
+    for step in range(steps):
+        for i in range(options.get("accumulate", 1)):
+            x = batch(10 * step + i, dtype, dist.get_rank() if kind != "tp" else 0)
+            loss_on(models[0], kind, x).backward()
+            handle.backward(loss_on(models[1], kind, x))
+        params = list(models[0].parameters())
+        if "max_norm" in options:
+            norm = nn.utils.clip_grad_norm_(params, options["max_norm"])
+            norms.append((whole(norm), handle.total_norm))
+        if "clip_parameter_norm" in options:
+            for p in params:
+                nn.utils.clip_grad_norm_([p], options["clip_parameter_norm"])
+        if "clip_value" in options:
+            for p in params:
+                # torch does not clip what is not reduced yet.
+                p.grad = p.grad.redistribute(placements=p.placements)
+            nn.utils.clip_grad_value_(params, options["clip_value"])
+        plain.step()
+        plain.zero_grad()
+    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(whole(p), whole(q)), (kind, options, name)
+        assert q.grad is None
+    for theirs, ours in norms:
+        assert torch.equal(theirs, ours), (kind, options)
+
+
+def accumulated_by_fsdp() -> None:
+    """set_requires_gradient_sync: the hooks see the sum, once; with accumulate= it is refused."""
+    dtype = torch.bfloat16
+    models = [distribute(new_model(dtype), "fsdp") for _ in range(2)]
+    plain, fused = (new_optimizer(m, "collage-plus") for m in models)
+    handle = optim.fuse_backward(models[1], fused)
+    for step in range(2):
+        for i in range(2):
+            for model in models:
+                model.set_requires_gradient_sync(i == 1)
+                loss_of(model, batch(10 * step + i, dtype, dist.get_rank())).backward()
+        plain.step()
+        plain.zero_grad()
+    assert all(
+        torch.equal(whole(p), whole(q))
+        for p, q in zip(*(m.parameters() for m in models), strict=True)
+    )
+    handle.remove()
+    for options, call in (
+        ({"accumulate": 2}, "handle"),
+        ({"accumulate": 2}, "loss"),
+        ({"max_norm": 1.0}, "handle"),
+    ):
+        model = distribute(new_model(dtype), "fsdp")
+        optimizer = new_optimizer(model, "collage-plus")
+        before = copy.deepcopy([whole(p) for p in model.parameters()])
+        handle = optim.fuse_backward(model, optimizer, **options)
+        model.set_requires_gradient_sync(call == "loss")
+        loss = loss_of(model, batch(0, dtype))
+        wanted = "set_requires_gradient_sync" if call == "handle" else "call handle.backward"
+        with pytest.raises(RuntimeError, match=wanted):
+            handle.backward(loss) if call == "handle" else loss.backward()
+        assert_equal(before, model)
+
+
+def not_finite_anywhere(policy: str) -> list[Any]:
+    """One rank's shard has an infinite gradient: all ranks leave the step out, or raise."""
+    outcomes = []
+    for fused in (False, True):
+        model = distribute(new_model(), "fsdp")
+        optimizer = new_optimizer(model, "collage-plus", nonfinite=policy)
+        before = [whole(p).clone() for p in model.parameters()]
+        handle = optim.fuse_backward(model, optimizer) if fused else None
+        x = batch(0, torch.bfloat16)
+        loss = loss_of(model, x)
+        target = next(model.parameters())
+
+        def spoil(p: Tensor) -> None:
+            if dist.get_rank() == 1 and p.grad is not None:
+                p.grad.to_local()[0] = torch.inf
+
+        if fused:
+            # Before the handle's own hook.
+            hooks = target._post_accumulate_grad_hooks
+            hooks[-1] = spoil
+            hooks.move_to_end(-1, last=False)
+        try:
+            if handle is None:
+                loss.backward()
+                spoil(target)
+                optimizer.step()
+            else:
+                handle.backward(loss)
+            outcomes.append(optimizer.skipped_steps)
+        except FloatingPointError as error:
+            outcomes.append(str(error))
+        assert all(
+            torch.equal(a, whole(p)) for a, p in zip(before, model.parameters(), strict=True)
+        )
+    return outcomes
+
+
+def fused_data_parallel(max_norm: float | None) -> None:
+    """reduce= in place of DistributedDataParallel's buckets: the same bits."""
+    dtype = torch.bfloat16
+    models = [distribute(new_model(dtype), "ddp"), new_model(dtype)]
+    plain, fused = (new_optimizer(m, "stochastic", seed=5) for m in models)
+
+    def mean(grad: Tensor) -> Tensor:
+        # As DistributedDataParallel: divided first, then summed.
+        grad = grad / dist.get_world_size()
+        dist.all_reduce(grad)
+        return grad
+
+    handle = optim.fuse_backward(models[1], fused, reduce=mean, max_norm=max_norm)
+    for step in range(3):
+        x = batch(step, dtype, dist.get_rank())
+        loss_of(models[0], x).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(models[0].parameters(), max_norm)
+        plain.step()
+        plain.zero_grad()
+        handle.backward(loss_of(models[1], x))
+    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q), name
