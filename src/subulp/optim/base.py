@@ -64,6 +64,7 @@ class Optimizer(TorchOptimizer):
         self._stored: list[str] = []
         # States that the step being prepared has created: a parameter and a state's name.
         self._created: list[tuple[Tensor, str]] = []
+        self._regions = shards.Regions()
         super().__init__(cast(Any, params), defaults)
 
     # ------------------------------------------------------------------------------ groups
@@ -163,6 +164,7 @@ class Optimizer(TorchOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._created = []
+        self._regions = shards.Regions()
         self._seed_is_agreed = True
         self._stored = state.get("_stored", [group["precision"] for group in self.param_groups])
         for group in self.param_groups:
@@ -430,7 +432,8 @@ class Optimizer(TorchOptimizer):
         """Where the parts of DTensors lie, and what concerns the whole of each."""
         arguments: dict[str, Any] = {}
         if bucket.strategy.stochastic:
-            regions = [shards.region_of(p) for p in bucket.params]
+            pairs = zip(bucket.params, bucket.parts, strict=True)
+            regions = [self._regions.of(p, part) for p, part in pairs]
             arguments["offsets"] = [region.offset for region in regions]
             arguments["runs"] = [number for region in regions for number in region.runs]
         if "gradient_amax" in self.state[bucket.params[0]]:

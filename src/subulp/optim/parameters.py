@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -135,9 +135,9 @@ class Bucket:
     folded: bool = False
     sharded: bool = False
 
-    @property
+    @cached_property
     def parts(self) -> list[Tensor]:
-        """What this rank holds of the parameters."""
+        """What this rank holds of the parameters; to be asked for when all have been added."""
         return [shards.local(p) for p in self.params] if self.sharded else self.params
 
     @property

@@ -45,8 +45,10 @@ def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor: a DTensor's local tensor, or the tensor itself."""
     if not is_sharded_type(type(tensor)):
         return tensor
-    with torch.no_grad():
-        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return local(tensor)
+    part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     if not is_plain_type(type(part)) and hasattr(part, "wait"):
         # A collective is still filling it.
         part = part.wait()
@@ -111,8 +113,11 @@ def gradient_part(p: Tensor, grad: Tensor) -> Tensor:
 
 def is_placed_like(p: Tensor, value: Tensor) -> bool:
     """Whether two DTensors have the same placement."""
-    same: bool = value.placements == p.placements  # type: ignore[attr-defined]
-    return same and value.device_mesh == p.device_mesh  # type: ignore[attr-defined]
+    mine, its = p.placements, value.placements  # type: ignore[attr-defined]
+    if mine is not its and mine != its:
+        return False
+    same: bool = value.device_mesh == p.device_mesh  # type: ignore[attr-defined]
+    return same
 
 
 # --------------------------------------------------------------------------------------- regions
@@ -145,17 +150,33 @@ def region_of(p: Tensor) -> Region:
     if not is_sharded(p):
         return WHOLE
     placed: DTensor = p  # type: ignore[assignment]
-    part = local(p)
-    coordinate = placed.device_mesh.get_coordinate()
+    part, mesh = local(p), placed.device_mesh
+    coordinate = mesh.get_coordinate()
     return _region(
-        tuple(p.shape),
-        tuple(p.stride()),
-        tuple(part.shape),
-        tuple(part.stride()),
-        tuple(placed.device_mesh.shape),
+        p.shape,
+        p.stride(),
+        part.shape,
+        part.stride(),
+        mesh.shape,
         None if coordinate is None else tuple(coordinate),
-        tuple(placed.placements),
+        placed.placements,
     )
+
+
+class Regions:
+    """:func:`region_of` parameters that are asked for at every step."""
+
+    def __init__(self) -> None:
+        # By identity: the parameter, and what its region was computed from.
+        self._of: dict[int, tuple[Tensor, object, object, Region]] = {}
+
+    def of(self, p: Tensor, part: Tensor) -> Region:
+        """The region of a parameter of which this rank holds ``part``."""
+        known = self._of.get(id(p))
+        placements, strides = p.placements, part.stride()  # type: ignore[attr-defined]
+        if known is None or known[1] is not placements or known[2] != strides:
+            known = self._of[id(p)] = p, placements, strides, region_of(p)
+        return known[3]
 
 
 @lru_cache(maxsize=65536)
