@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -21,8 +21,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from subulp import optim
-from tests.optim.sharded import whole
+from subulp import diagnostics, optim
+from tests.optim.sharded import divided, values, whole
 
 
 class Block(nn.Module):
@@ -83,8 +83,6 @@ def distribute(model: nn.Module, kind: str) -> nn.Module:
 def loss_on(model: nn.Module, kind: str, x: Tensor) -> Tensor:
     if not kind.endswith("tp"):
         return loss_of(model, x)
-    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
-
     mesh = next(p.device_mesh for p in model.parameters())
     tp = mesh["tp"] if mesh.ndim > 1 else mesh
     return model(distribute_tensor(x, tp, [Shard(1)])).full_tensor().float().square().mean()
@@ -338,3 +336,132 @@ def fused_data_parallel(max_norm: float | None) -> None:
         handle.backward(loss_of(models[1], x))
     for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert torch.equal(p, q), name
+
+
+# --------------------------------------------------------------------------- what users do besides
+
+
+def refusals() -> list[str]:
+    """What cannot be stepped is refused when the optimizer is made, by name."""
+    mesh = init_device_mesh("cpu", (2,))
+    rank = dist.get_rank()
+
+    def refused(placement: Placement, rows: int) -> str:
+        part = torch.ones(rows, 3, dtype=torch.bfloat16)
+        whole_shape = torch.Size((4, 3))
+        p = DTensor.from_local(
+            part, mesh, [placement], run_check=False, shape=whole_shape, stride=(3, 1)
+        )
+        with pytest.raises(ValueError, match="weight") as error:
+            optim.AdamW([("weight", nn.Parameter(p))])
+        return str(error.value)
+
+    return [refused(Partial(), 4), refused(Shard(0), 1 if rank == 0 else 3)]
+
+
+def strict_and_wide() -> None:
+    """The papers' narrow arithmetic on shards, and gradients of another dtype."""
+    mesh = init_device_mesh("cpu", (2,))
+    for options, grad_dtype in (
+        ({"arithmetic": "strict", "eps": 1e-6}, torch.bfloat16),
+        ({}, torch.float32),
+    ):
+        results = []
+        for placed in (False, True):
+            x, g = values(0, torch.bfloat16)[0], values(1, grad_dtype)[0]
+            p = nn.Parameter(divided(x, mesh, (0,)) if placed else x)
+            if grad_dtype != p.dtype:
+                p.grad_dtype = grad_dtype
+            p.grad = divided(g, mesh, (0,)) if placed else g
+            optimizer = optim.AdamW([p], precision="collage-plus", **options)
+            optimizer.step()
+            results.append(whole(p))
+        assert torch.equal(*results), options
+
+
+def mixed_kinds() -> None:
+    """DTensors and plain tensors of one group, some without a gradient."""
+    mesh = init_device_mesh("cpu", (2,))
+    results = []
+    for placed in (False, True):
+        params = [nn.Parameter(x) for x in values(0, torch.bfloat16)[:4]]
+        if placed:
+            params[1::2] = [nn.Parameter(divided(p.detach(), mesh, (0,))) for p in params[1::2]]
+        for p, g in list(zip(params, values(1, torch.bfloat16), strict=False))[:3]:
+            p.grad = divided(g, mesh, (0,)) if isinstance(p, DTensor) else g
+        optimizer = optim.AdamW(params, precision="stochastic", seed=3)
+        optimizer.step()
+        results.append([whole(p) for p in params])
+        assert optimizer.bytes_per_parameter()["parameter"] == 2
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def loss_scaling() -> None:
+    """GradScaler: unscaled in FP32; an overflow on one rank skips the step of all."""
+    for fused in (False, True):
+        models = [new_model(torch.float16), distribute(new_model(torch.float16), "fsdp")]
+        results = []
+        for model in models:
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
+            optimizer = new_optimizer(model, "collage-plus")
+            handle = optim.fuse_backward(model, optimizer, scaler=scaler) if fused else None
+            for step in range(3):
+                loss = scaler.scale(loss_of(model, batch(step, torch.float16)))
+                if step == 1 and model is models[0]:
+                    loss = loss * float("inf")
+                if step == 1 and model is models[1] and dist.get_rank() == 1:
+                    loss = loss * float("inf")
+                if handle is not None:
+                    handle.backward(loss)
+                else:
+                    loss.backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            results.append(
+                [whole(p) for p in model.parameters()] + [torch.tensor(scaler.get_scale())]
+            )
+            assert optimizer.skipped_steps == 1, (fused, optimizer.skipped_steps)
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b), fused
+
+
+def other_precision() -> None:
+    """A precision set later, a copy, and wide weights given whole or as DTensors."""
+    results = []
+    for kind in (None, "fsdp"):
+        model = new_model() if kind is None else distribute(new_model(), kind)
+        optimizer = new_optimizer(model, "nearest", seed=3)
+
+        def take(number: int, model: nn.Module = model, optimizer: Any = optimizer) -> None:
+            generator = torch.Generator().manual_seed(number)
+            for p in model.parameters():
+                grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+                p.grad = divided_like(p, grad)
+            optimizer.step()
+
+        take(0)
+        optimizer.param_groups[0]["precision"] = "extra-bits-8-stochastic"
+        take(1)
+        wide = optimizer.full_precision_state_dict(model)
+        generator = torch.Generator().manual_seed(9)
+        given = {n: torch.randn(v.shape, generator=generator) for n, v in wide.items()}
+        optimizer.load_full_precision_state_dict(model, given)
+        back = optimizer.full_precision_state_dict(model)
+        take(2)
+        optimizer.load_full_precision_state_dict(model, back)
+        take(3)
+        with diagnostics.watch(optimizer) as watch:
+            take(4)
+        found = [*wide.values(), *back.values(), *model.parameters()]
+        results.append(([whole(x) for x in found], watch.effective_descent_quality))
+    for a, b in zip(results[0][0], results[1][0], strict=True):
+        assert torch.equal(a, b)
+    assert results[1][1] == pytest.approx(results[0][1], rel=1e-9)
+
+
+def divided_like(p: Tensor, x: Tensor) -> Tensor:
+    if not isinstance(p, DTensor):
+        return x
+    return distribute_tensor(x, p.device_mesh, p.placements, src_data_rank=None)

@@ -52,3 +52,24 @@ def test_a_gradient_that_is_not_finite_on_one_rank(ranks):
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_fused_data_parallel(ranks, max_norm):
     ranks.run(2, parallel.fused_data_parallel, max_norm)
+
+
+def test_what_cannot_be_stepped_is_refused(ranks):
+    for partial, uneven in ranks.run(2, parallel.refusals):
+        assert "placement" in partial
+        assert "reduce it first" in partial
+        assert "divided as distribute_tensor divides it" in uneven
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        parallel.strict_and_wide,
+        parallel.mixed_kinds,
+        parallel.loss_scaling,
+        parallel.other_precision,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_on_shards_as_on_whole_tensors(ranks, function):
+    ranks.run(2, function)
