@@ -163,8 +163,9 @@ class AdamW(Adam):
     update, so it is not lost in narrow formats as it would be in ``p * (1 - lr * weight_decay)``.
 
     Args:
-        params: Parameters, parameter groups or named parameters. A group may set every option
-            below, ``precision`` included.
+        params: Parameters, parameter groups or named parameters, DTensors too. A group may set
+            every option below, ``precision`` included. Random bits are drawn by a parameter's name
+            if it is given, so that ranks with some of the parameters draw alike; else by position.
         lr: Learning rate, a float or a tensor () (default: 1e-3).
         betas: Decay of the first and second moment (default: (0.9, 0.999)).
         eps: Added to the root of the second moment (default: 1e-8).
@@ -194,7 +195,9 @@ class AdamW(Adam):
         nonfinite: What a NaN or infinity in a gradient does: ``"propagate"`` lets it through, as
             torch.optim does; ``"raise"`` and ``"skip"`` check all gradients first, so a step is
             taken whole or not at all (default: ``"propagate"``).
-        seed: Seed of the random bits, 0 to 2**32 - 1 (default: from ``torch.manual_seed``).
+        seed: Seed of the random bits, 0 to 2**32 - 1. By default from ``torch.manual_seed``; where a
+            process group of several ranks exists and a group draws random bits, rank 0's, which is
+            a collective of all ranks.
         **torch_options: ``amsgrad``, ``foreach``, ``fused``, ``capturable`` and ``differentiable``
             of torch.optim, at their default values.
 
