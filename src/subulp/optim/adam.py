@@ -195,9 +195,9 @@ class AdamW(Adam):
         nonfinite: What a NaN or infinity in a gradient does: ``"propagate"`` lets it through, as
             torch.optim does; ``"raise"`` and ``"skip"`` check all gradients first, so a step is
             taken whole or not at all (default: ``"propagate"``).
-        seed: Seed of the random bits, 0 to 2**32 - 1. By default from ``torch.manual_seed``; where a
-            process group of several ranks exists and a group draws random bits, rank 0's, which is
-            a collective of all ranks.
+        seed: Seed of the random bits, 0 to 2**32 - 1. By default from ``torch.manual_seed``; where
+            there are several ranks and a group draws random bits, rank 0's, by a collective of all
+            ranks.
         **torch_options: ``amsgrad``, ``foreach``, ``fused``, ``capturable`` and ``differentiable``
             of torch.optim, at their default values.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, cast, overload
 
@@ -395,7 +395,7 @@ class Optimizer(TorchOptimizer):
         params, grads = bucket.parts, bucket.grads
         states: list[dict[str, Tensor]] = [self.state[p] for p in bucket.params]
         if bucket.sharded:
-            states = [{n: shards.local(v) for n, v in state.items()} for state in states]
+            states = _parts_of(states)
         in_order = self._are_in_order(group, params, grads, states)
         if not in_order:
             states = [self._state_of(group, strategy, p) for p in bucket.params]
@@ -435,7 +435,8 @@ class Optimizer(TorchOptimizer):
             pairs = zip(bucket.params, bucket.parts, strict=True)
             regions = [self._regions.of(p, part) for p, part in pairs]
             arguments["offsets"] = [region.offset for region in regions]
-            arguments["runs"] = [number for region in regions for number in region.runs]
+            if any(region.run for region in regions):
+                arguments["runs"] = [number for region in regions for number in region.runs]
         if "gradient_amax" in self.state[bucket.params[0]]:
             amaxes = largest(grads)
             arguments["gradient_amaxes"] = shards.reduced(bucket.params, amaxes, "max")
@@ -444,7 +445,7 @@ class Optimizer(TorchOptimizer):
     def _are_in_order(
         self,
         group: dict[str, Any],
-        params: list[Tensor],
+        params: Sequence[Tensor],
         grads: list[Tensor],
         states: list[dict[str, Tensor]],
     ) -> bool:
@@ -690,6 +691,15 @@ class Optimizer(TorchOptimizer):
             torch.autograd.graph.increment_version((p,))
 
         full_precision.load_state_dict(model, state_dict, places, store)
+
+
+def _parts_of(states: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """What this rank holds of the states of several parameters."""
+    names = states[0].keys()
+    if any(state.keys() != names for state in states):
+        return [{n: shards.local(v) for n, v in state.items()} for state in states]
+    columns = [shards.parts([state[name] for state in states]) for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] or states
 
 
 # If traced, a step would be one opaque op in a graph that guards on every tensor, is recompiled for

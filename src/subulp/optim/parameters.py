@@ -136,9 +136,9 @@ class Bucket:
     sharded: bool = False
 
     @cached_property
-    def parts(self) -> list[Tensor]:
+    def parts(self) -> Sequence[Tensor]:
         """What this rank holds of the parameters; to be asked for when all have been added."""
-        return [shards.local(p) for p in self.params] if self.sharded else self.params
+        return shards.parts(self.params) if self.sharded else self.params
 
     @property
     def nbytes(self) -> int:
@@ -224,7 +224,7 @@ class Buckets:
             return
         bucket = self.add(group, next(places), params[0], grads[0])
         if bucket.sharded:
-            grads = [shards.gradient_part(p, g) for p, g in zip(params, grads, strict=True)]
+            grads = shards.gradient_parts(params, grads)
         bucket.params.extend(params[1:])
         bucket.grads.extend(grads[1:])
         bucket.streams.extend(streams[i] for i in indices[1:])

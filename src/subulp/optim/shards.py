@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,6 +24,16 @@ from ..ops.pointers import is_plain_type
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
+
+
+# What to_local() returns where no gradients are recorded; of a parameter that makes a view.
+_LOCAL: Callable[[Tensor], Tensor] = attrgetter("_local_tensor")
+
+
+_PLACE: tuple[Callable[[Tensor], object], ...] = (
+    attrgetter("placements"),
+    attrgetter("device_mesh"),
+)
 
 
 @cache
@@ -53,6 +64,20 @@ def local(tensor: Tensor) -> Tensor:
         # A collective is still filling it.
         part = part.wait()
     return part
+
+
+def parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """:func:`local` of each of many tensors; one by one, that takes longer than a small step."""
+    if not any(map(is_sharded_type, set(map(type, tensors)))):
+        return tensors
+    try:
+        found = list(map(_LOCAL, tensors))
+    except AttributeError:
+        # Some are plain.
+        found = []
+    if found and all(map(is_plain_type, set(map(type, found)))):
+        return found
+    return [local(tensor) for tensor in tensors]
 
 
 def part_of(p: Tensor, part: Tensor) -> Tensor:
@@ -109,6 +134,15 @@ def gradient_part(p: Tensor, grad: Tensor) -> Tensor:
     if not is_sharded(p) or not is_sharded(grad):
         return grad
     return local(grad) if is_placed_like(p, grad) else placed_like(p, grad)
+
+
+def gradient_parts(params: Sequence[Tensor], grads: Sequence[Tensor]) -> Sequence[Tensor]:
+    """:func:`gradient_part` of each of many DTensors."""
+    if all(map(is_sharded_type, set(map(type, grads)))) and all(
+        list(map(of, params)) == list(map(of, grads)) for of in _PLACE
+    ):
+        return parts(grads)
+    return [gradient_part(p, grad) for p, grad in zip(params, grads, strict=True)]
 
 
 def is_placed_like(p: Tensor, value: Tensor) -> bool:
