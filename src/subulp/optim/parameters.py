@@ -224,7 +224,7 @@ class Buckets:
             return
         bucket = self.add(group, next(places), params[0], grads[0])
         if bucket.sharded:
-            grads = shards.gradient_parts(params, grads)
+            grads = list(shards.gradient_parts(params, grads))
         bucket.params.extend(params[1:])
         bucket.grads.extend(grads[1:])
         bucket.streams.extend(streams[i] for i in indices[1:])
