@@ -465,3 +465,31 @@ def divided_like(p: Tensor, x: Tensor) -> Tensor:
     if not isinstance(p, DTensor):
         return x
     return distribute_tensor(x, p.device_mesh, p.placements, src_data_rank=None)
+
+
+def clipped_over_meshes() -> None:
+    """One norm over plain parameters and those of two meshes, which clip_grad_norm_ refuses."""
+    line, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1))
+    x, y, z, *_ = values(0, torch.float32)
+    params = [
+        nn.Parameter(divided(x, line, (0,))),
+        nn.Parameter(y),
+        nn.Parameter(divided(z, square, (1, None))),
+    ]
+    model = nn.ParameterList(params)
+    optimizer = optim.AdamW(model.named_parameters(), precision="fp32")
+    factors = values(1, torch.float32)[:3]
+
+    with optim.fuse_backward(model, optimizer, max_norm=0.5) as handle:
+        terms = [p * divided_like(p, f) for p, f in zip(params, factors, strict=True)]
+        total = sum(t.full_tensor().sum() if isinstance(t, DTensor) else t.sum() for t in terms)
+        handle.backward(total)
+        expected = torch.cat([f.flatten() for f in factors]).double().norm()
+        assert float(handle.total_norm) == pytest.approx(float(expected), rel=1e-6)
+    plain = [nn.Parameter(v) for v in (x, y, z)]
+    for p, f in zip(plain, factors, strict=True):
+        p.grad = f.clone()
+    nn.utils.clip_grad_norm_(plain, 0.5)
+    optim.AdamW(plain, precision="fp32").step()
+    for p, q in zip(params, plain, strict=True):
+        torch.testing.assert_close(whole(p), q, rtol=1e-6, atol=0)

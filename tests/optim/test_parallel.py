@@ -68,6 +68,7 @@ def test_what_cannot_be_stepped_is_refused(ranks):
         parallel.mixed_kinds,
         parallel.loss_scaling,
         parallel.other_precision,
+        parallel.clipped_over_meshes,
     ],
     ids=lambda function: function.__name__,
 )
