@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "codec.h"
-#include "ieee_mode.h"
+#include "float_mode.h"
 
 namespace simd {
 

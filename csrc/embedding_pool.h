@@ -7,7 +7,7 @@
 #endif
 
 #include "embedding_cache.h"
-#include "ieee_mode.h"
+#include "float_mode.h"
 
 namespace simd {
 

@@ -9,7 +9,7 @@
 
 #include "all_finite.h"
 #include "embedding_cache.h"
-#include "ieee_mode.h"
+#include "float_mode.h"
 
 namespace simd {
 

@@ -1,7 +1,7 @@
 // Runs of integer rows to FP32 and back, rounded to nearest or from random bits: one read, one write.
 #pragma once
 
-#include "ieee_mode.h"
+#include "float_mode.h"
 #include "rows.h"
 
 namespace simd {

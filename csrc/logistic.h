@@ -7,7 +7,7 @@
 
 #include "buffer.h"
 #include "codec.h"
-#include "ieee_mode.h"
+#include "float_mode.h"
 
 namespace simd {
 

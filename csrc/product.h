@@ -13,26 +13,10 @@
 
 #include "buffer.h"
 #include "codec.h"
+#include "float_mode.h"
 #include "subulp.h"
-#if defined(__x86_64__) || defined(_M_X64)
-#include <xmmintrin.h>
-#endif
 
 namespace simd {
-
-// What the units of BF16 do whatever is set: nearest-even, subnormal operands and results are zero.
-class FlushMode {
-#if defined(__x86_64__) || defined(_M_X64)
- public:
-  FlushMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80 | 0x8000 | 0x0040); }
-  ~FlushMode() { _mm_setcsr(saved_); }
-  FlushMode(const FlushMode&) = delete;
-  FlushMode& operator=(const FlushMode&) = delete;
-
- private:
-  unsigned saved_;
-#endif
-};
 
 // A panel holds, step after step along k, one unit for each of its rows (of A) or columns (of B). A unit is a pair, the
 // even number in the lower half, as units of BF16 take it; or a number as FP32, the odd one of each pair first. Plain

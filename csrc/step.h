@@ -9,7 +9,7 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-#include "ieee_mode.h"
+#include "float_mode.h"
 #include "pair.h"
 #include "random_bits.h"
 #include "tails.h"
