@@ -280,6 +280,8 @@ class ExtremeClassifier(FixedDtypes):
     def _checksum(self, counts: Tensor) -> int:
         """A number that differs between other counts."""
         self._check_counts(counts)
+        if counts.is_meta:
+            return 0
         return zlib.crc32(counts.to("cpu", torch.int64).contiguous().numpy().tobytes())
 
     def _check_counts(self, counts: Tensor) -> None:
@@ -366,7 +368,8 @@ class ExtremeClassifier(FixedDtypes):
 
     def _check_trainable(self) -> None:
         if self.ranks is None:
-            check_one_process(type(self).__name__)
+            remedy = "Share the labels out: ExtremeClassifier(..., mesh=)"
+            check_one_process(type(self).__name__, remedy=remedy)
         if self.row_optimizer is None:
             raise RuntimeError("the rows have no optimizer: make one with optim.RowSGD(head, lr=)")
         if self._needs_counts:

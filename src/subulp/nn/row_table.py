@@ -169,6 +169,10 @@ class RowTable(FixedDtypes):
             return self.shards.precise
         return 0 if self.remainder is None else self.remainder.shape[0]
 
+    def _precise_shards(self, ranks: Ranks) -> RowShards:
+        """Rows with a remainder, which are cut as a table of their own."""
+        return RowShards(self.precise_rows, 0, ranks.size)
+
     def runs(self) -> list[Run]:
         """The runs of rows of the whole table that this process has."""
         if self.ranks is None:
@@ -271,24 +275,20 @@ class RowTable(FixedDtypes):
 
         On a mesh, ``order`` is of the whole table and the same on all ranks, which all call this.
         """
+        if self.codes.is_meta:
+            return
         if self.remainder is not None:
-            if self.ranks is None:
-                count = self.remainder.shape[0]
-                source = order[:count]
-            else:
-                count = self.shards.precise
-                precise = RowShards(count, 0, self.ranks.size)
-                source = order[:count]
+            count = self.precise_rows
+            source = order[:count]
             had = source < count
             if self.ranks is None:
                 moved = torch.zeros_like(self.remainder)
                 moved[had] = self.remainder[source[had]]
             else:
-                moved = permuted(
-                    self.ranks, precise, memory_of(self.remainder), source.clamp(max=count - 1)
-                )
-                own = precise.numbers(self.ranks.rank, order.device)
-                moved[~had[own]] = 0.0
+                shards = self._precise_shards(self.ranks)
+                source = source.clamp(max=count - 1)
+                moved = permuted(self.ranks, shards, memory_of(self.remainder), source)
+                moved[~had[shards.numbers(self.ranks.rank, order.device)]] = 0.0
             self.remainder.copy_(moved)
         if self.ranks is None:
             self.stored.copy_(_bytes(self.stored)[order].view(self.codes.dtype))
@@ -375,10 +375,9 @@ class RowTable(FixedDtypes):
     def faults(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
         """Sentences about a state dict's tensors that this table cannot be made of."""
         found = wrong_dtypes(self, state_dict, prefix)
-        rows, precise = (self.rows, 0) if self.ranks is None else (self.rows, self.shards.precise)
         for name, shape in (
-            ("codes", (rows, self.codes.shape[1])),
-            ("remainder", (precise, self.dim)),
+            ("codes", (self.rows, self.codes.shape[1])),
+            ("remainder", (self.precise_rows, self.dim)),
         ):
             saved = state_dict.get(prefix + name)
             if isinstance(saved, Tensor) and getattr(self, name) is not None:
@@ -421,9 +420,8 @@ class RowTable(FixedDtypes):
         if self.ranks is not None:
             destination[f"{prefix}codes"] = to_dtensor(self.ranks, self.shards, self.stored)
             if self.remainder is not None:
-                # Rows with a remainder are cut as a table of their own.
-                precise = RowShards(self.shards.precise, 0, self.ranks.size)
-                kept = to_dtensor(self.ranks, precise, memory_of(self.remainder))
+                shards = self._precise_shards(self.ranks)
+                kept = to_dtensor(self.ranks, shards, memory_of(self.remainder))
                 destination[f"{prefix}remainder"] = kept
             return
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -453,7 +451,7 @@ class RowTable(FixedDtypes):
         own = {}
         for name, shards in (
             ("codes", self.shards),
-            ("remainder", RowShards(self.shards.precise, 0, ranks.size)),
+            ("remainder", self._precise_shards(ranks)),
         ):
             saved = state_dict.get(prefix + name)
             if isinstance(saved, Tensor) and getattr(self, name) is not None:
