@@ -169,6 +169,8 @@ def test_rows_on_meta_come_from_state_dicts(found):
         ("state_dicts", "pickle", "TypeError: .* torch.distributed.checkpoint"),
         ("refusals", "two dimensions", r"ValueError: mesh has 2 dimensions.*'pp', 'tp'"),
         ("refusals", "no mesh", "TypeError: mesh is list: pass a DeviceMesh"),
+        ("refusals", "turned", r"ValueError: mesh has the ranks \[3, 2, 1, 0\]"),
+        ("refusals", "refine", "ValueError: head shares its labels with 4 ranks"),
         ("refusals", "no sharding", "RuntimeError: ExtremeClassifier .* mesh="),
         ("refusals", "other sizes", "ValueError: num_labels is 50 on rank 0 .* 51 on rank 2"),
         ("refusals", "bad on one", "ValueError: (chunks=0|rank 2 of the mesh)"),
@@ -182,6 +184,7 @@ def test_rows_on_meta_come_from_state_dicts(found):
         ("errors", "dtype of labels", "ValueError: (label_rows have dtype|rank 2)"),
         ("errors", "dtype", "ValueError: the embeddings' dtype .* is 0 on rank 0 .* 1 on rank 2"),
         ("errors", "DTensor", "TypeError: (embeddings is a DTensor|rank 2)"),
+        ("errors", "no tensor", "TypeError: (embeddings is a NoneType|rank 2)"),
         ("errors", "loss", "ValueError: loss= is 0 on rank 0 of the mesh and 1 on rank 2"),
         ("errors", "eval", r"ValueError: train\(\) with gradients"),
         ("errors", "frozen", r"ValueError: train\(\) with gradients"),
@@ -213,6 +216,15 @@ def test_errors_update_nothing_and_the_next_step_is_as_ever(found):
     steps = heads.train(head, checks.PLAIN)
     parts = of(found, "errors", "afterwards")
     assert_same_steps([part[0] for part in parts], steps)
+    assert_same_rows([part[1] for part in parts], heads.stored(head))
+
+
+def test_a_batch_of_nothing_is_one_in_one_process_too(found):
+    head = heads.make(checks.PLAIN)
+    none = torch.zeros(0, dtype=torch.int64)
+    loss = head(torch.zeros(0, checks.PLAIN.dim), none, none, loss=True)
+    parts = of(found, "errors", "nothing at all")
+    assert all(torch.equal(part[0], loss) for part in parts)
     assert_same_rows([part[1] for part in parts], heads.stored(head))
 
 

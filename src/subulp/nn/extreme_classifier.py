@@ -342,7 +342,7 @@ class ExtremeClassifier(FixedDtypes):
         grads = torch.is_grad_enabled()
         flags = {
             "trains": self.training and grads and not self.table.frozen,
-            "gradient": grads and x.requires_grad,
+            "gradient": grads and getattr(x, "requires_grad", False),
         }
 
         def find_out() -> Told[tuple[Tensor, Tensor]]:

@@ -53,7 +53,8 @@ class Ranks:
 
     Raises:
         TypeError: ``mesh`` is no DeviceMesh.
-        ValueError: It has several dimensions, or this process is not in it.
+        ValueError: It has several dimensions, this process is not in it, or its ranks do not
+            ascend.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -75,6 +76,11 @@ class Ranks:
             raise ValueError(
                 f"this process, rank {distributed.get_rank()}, is not in the mesh {mesh}: make the "
                 "module on the mesh's ranks alone"
+            )
+        if (ranks := mesh.mesh.tolist()) != sorted(ranks):
+            raise ValueError(
+                f"mesh has the ranks {ranks}, and parts of a batch are gathered in the order of a "
+                "process group, which ascends: list the ranks in that order"
             )
         self.mesh = mesh
         self.size = mesh.size()

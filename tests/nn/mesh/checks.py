@@ -160,6 +160,10 @@ def state_dicts(ranks: Ranks) -> dict[str, Any]:
 def refusals(ranks: Ranks) -> dict[str, Any]:
     mesh, found = ranks.meshes[4], {}
     found["two dimensions"] = refusal(lambda: heads.make(PLAIN, mesh=ranks.grid))
+    # By the mesh's own constructor, which all ranks call.
+    turned = DeviceMesh("cpu", [3, 2, 1, 0])
+    found["turned"] = refusal(lambda: heads.make(PLAIN, mesh=turned))
+    found["refine"] = refusal(lambda: nn.refine(heads.make(PLAIN, mesh=mesh), []))
     found["no mesh"] = refusal(lambda: heads.make(PLAIN, mesh=[0, 1]))
     if ranks.rank > 1:
         found["not in it"] = refusal(lambda: heads.make(PLAIN, mesh=ranks.meshes[2]))
@@ -235,7 +239,11 @@ def errors(ranks: Ranks) -> dict[str, Any]:
     found["no k"] = refusal(lambda: head.topk(x, 0 if bad else 4))
     found["label"] = refusal(lambda: head.weight(torch.tensor([1000 if bad else 3])))
     found["counts"] = refusal(lambda: head.set_label_counts(torch.zeros(5 if bad else 211)))
+    found["no tensor"] = refusal(forward(x=None))
     found["unchanged"] = before, heads.stored(head)
+    none = torch.zeros(0, dtype=torch.int64)
+    empty = heads.make(PLAIN, mesh=mesh)
+    found["nothing at all"] = empty(x[:0], none, none, loss=True), heads.stored(empty)
     found["afterwards"] = heads.train(head, PLAIN), heads.stored(head)
     return found
 
