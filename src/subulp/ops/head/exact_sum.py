@@ -63,16 +63,29 @@ def total(parts: Tensor) -> Tensor:
 
 
 def _parts_of(terms: Tensor) -> Tensor:
+    places = _places(terms)
+    units = _units(terms.device)[:places]
     finite = terms.isfinite()
-    units = _units(terms.device)
     # In units of every place, cut to whole numbers; less what the next place takes of them. A whole
     # number of at most 53 bits, so nothing here rounds.
     pieces = torch.where(finite, terms, 0.0) * (1.0 / units)[:, None]
     pieces.trunc_()
     lower = torch.sub(pieces[:-1], pieces[1:], alpha=math.ldexp(1.0, _WIDTH))
-    sums = torch.cat([lower.sum(1), pieces[-1:].sum(1)]).mul_(units)
+    sums = torch.zeros(PARTS, dtype=torch.float64, device=terms.device)
+    sums[:places] = torch.cat([lower.sum(1), pieces[-1:].sum(1)]).mul_(units)
     sums[-1] += torch.where(finite, 0.0, terms).sum()
     return sums
+
+
+def _places(terms: Tensor) -> int:
+    """How many places the numbers reach; all of them where to ask would mean to wait."""
+    if terms.device.type != "cpu" or not terms.numel():
+        return PARTS
+    highest = float(terms.abs().max())
+    if not math.isfinite(highest):
+        return PARTS
+    bits = math.frexp(highest)[1] - _LOWEST
+    return min(max(1, -(-bits // _WIDTH)), PARTS)
 
 
 @cache
