@@ -299,6 +299,16 @@ def test_a_checkpointed_head_steps_once(found, reentrant):
     torch.testing.assert_close(torch.cat([part[0] for part in parts]) / WORLD, x.grad)
 
 
+@pytest.mark.parametrize("name", heads.IN_REFERENCE)
+def test_plain_pytorch_trains_as_one_process(found, name, monkeypatch):
+    monkeypatch.setenv("SUBULP_BACKEND", "reference")
+    head = heads.make(CASES[name])
+    steps, last = heads.train(head, CASES[name]), heads.stored(head)
+    parts = of(found, "others", ("reference", name))
+    assert_same_steps([part[0] for part in parts], steps)
+    assert_same_rows([part[1] for part in parts], last)
+
+
 def test_the_default_dtype_changes_nothing(found):
     head = heads.make(checks.PLAIN)
     heads.train(head, checks.PLAIN)

@@ -11,10 +11,12 @@ import torch
 
 from subulp.numerics import BF16, E4M3, FP32
 from subulp.numerics.int_rows import INT8
-from subulp.ops.head import cpu, exact_sum, reference, tiles
+from subulp.ops.head import cpu, exact_sum, head_step, reference, tiles
+from subulp.ops.head import triton as triton_head
 from subulp.ops.sgd import cpu as sgd_cpu
 
 from .head_jobs import job
+from .support import environment, interpreted
 
 CPU = torch.device("cpu")
 
@@ -57,6 +59,22 @@ def test_runs_of_rows_step_as_the_whole(fmt, batch, changes, size):
     torch.testing.assert_close(parts.grad_x, whole.grad_x)
 
 
+@pytest.mark.parametrize("fmt", [FP32, BF16, INT8], ids=str)
+@pytest.mark.parametrize("batch", [1, 12])
+@pytest.mark.parametrize("labels", [3, 50, 100])
+@pytest.mark.parametrize("dim", [8, 33])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_every_backend_takes_the_tiles_of_the_whole(backend, dim, labels, batch, fmt):
+    whole = job(fmt, dim=dim, labels=labels, batch=batch, weight_decay=0.1)
+    parts = clones(whole)
+    with environment(SUBULP_BACKEND=backend):
+        head_step(whole)
+        for first, last in ((0, labels // 3), (labels // 3, labels)):
+            head_step(cut(parts, first, last))
+    assert torch.equal(parts.rows.float(), whole.rows.float())
+    assert torch.equal(parts.loss, whole.loss)
+
+
 @pytest.mark.parametrize("products", ["bf16", "fp8"])
 @pytest.mark.parametrize("backend", [reference, cpu])
 def test_narrow_products_of_runs_are_those_of_the_whole(products, backend):
@@ -65,6 +83,18 @@ def test_narrow_products_of_runs_are_those_of_the_whole(products, backend):
     backend.run(whole)
     for first, last in ((0, 33), (33, 103)):
         backend.run(cut(parts, first, last))
+    assert torch.equal(parts.rows.float(), whole.rows.float())
+    assert torch.equal(parts.loss, whole.loss)
+
+
+@interpreted
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.3}, {"precise": 33}], ids=str)
+def test_the_fused_triton_kernel_steps_runs_as_the_whole(changes):
+    whole = job(E4M3, labels=70, **changes)
+    parts = clones(whole)
+    triton_head.run(whole)
+    for first, last in ((0, 33), (33, 70)):
+        triton_head.run(cut(parts, first, last))
     assert torch.equal(parts.rows.float(), whole.rows.float())
     assert torch.equal(parts.loss, whole.loss)
 

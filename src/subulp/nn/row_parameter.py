@@ -76,7 +76,8 @@ class RowParameter(nn.Parameter):
                 f"rows of shape {tuple(self.shape)} are one rank's part of a table on a mesh, and "
                 "other ranks have other rows: DistributedDataParallel would overwrite those. Wrap "
                 "the encoder alone; or list the table's tensors in "
-                "model._ddp_params_and_buffers_to_ignore before you wrap the model"
+                "model._ddp_params_and_buffers_to_ignore before you wrap the model. Averages of "
+                "weights leave such tables out"
             )
         rows = memory_of(self)
         return rows if self.numbers else rows.as_subclass(_Opaque)

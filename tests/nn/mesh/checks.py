@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -295,6 +296,11 @@ def others(ranks: Ranks) -> dict[str, Any]:
         x.requires_grad_()
         checkpoint(head, x, rows, cols, use_reentrant=reentrant).backward()
         found["checkpoint", reentrant] = x.grad, heads.stored(head)
+    os.environ["SUBULP_BACKEND"] = "reference"
+    for name in heads.IN_REFERENCE:
+        head = heads.make(CASES[name], mesh=mesh)
+        found["reference", name] = heads.train(head, CASES[name]), heads.stored(head)
+    del os.environ["SUBULP_BACKEND"]
     torch.set_default_dtype(torch.float64)
     try:
         head = heads.make(PLAIN, mesh=mesh)

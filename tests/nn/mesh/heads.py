@@ -59,6 +59,9 @@ CASES = {
 SAVED = ["precise", "precise integers", "e4m3-stochastic", "all precise", "fewer labels than ranks"]
 """Trainings that are saved and go on."""
 
+IN_REFERENCE = ["precise", "one chunk", "one instance", "int4-stochastic"]
+"""Trainings that plain PyTorch repeats."""
+
 
 def other_counts() -> torch.Tensor:
     """Counts that make other labels frequent."""

@@ -86,6 +86,11 @@ class HeadJob:
         return self.x.shape[1]
 
     @property
+    def chunk_rows(self) -> int:
+        """Rows of the whole chunk."""
+        return self.before + self.rows.shape[0] + self.after
+
+    @property
     def precise(self) -> int:
         """Rows that have a remainder."""
         return 0 if self.remainder is None else self.remainder.shape[0]

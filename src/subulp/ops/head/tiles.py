@@ -68,10 +68,9 @@ class _Place:
     def all_of(cls, job: HeadJob, size: int) -> list[_Place]:
         """The tiles of ``size`` rows that have rows of the job."""
         begin, end = job.before, job.before + job.rows.shape[0]
-        whole = end + job.after
         found = []
         for first in range(begin // size * size, end, size):
-            last = min(first + size, whole)
+            last = min(first + size, job.chunk_rows)
             start, stop = max(first, begin), min(last, end)
             found.append(cls(start - begin, stop - begin, start - first, last - first))
         return found
@@ -140,7 +139,7 @@ def run(
         fp8_units: Whether logits of FP8 operands come from FP8 units.
     """
     labels, dim = job.rows.shape[0], job.dim
-    size = min(tile_rows, job.before + labels + job.after)
+    size = min(tile_rows, job.chunk_rows)
     weights = torch.empty(size, dim, dtype=torch.float32, device=job.device)
     own = job.train and fused_update is None
     gradients = torch.empty_like(weights) if own else weights
