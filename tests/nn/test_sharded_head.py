@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from filelock import FileLock
 from torch import multiprocessing
 
 from .mesh import checks, heads
@@ -20,21 +21,21 @@ WORLD = 4
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """What four ranks have found, started once for all tests."""
-    directory = tmp_path_factory.mktemp("ranks")
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        # One import of torch for all ranks.
-        multiprocessing.set_forkserver_preload([checks.__name__])
-        multiprocessing.start_processes(
-            checks.main, (WORLD, directory), WORLD, start_method="forkserver"
-        )
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+    """What four ranks have found, started once for all tests of all workers of pytest-xdist."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    directory = directory / "sharded_head"
+    directory.mkdir(exist_ok=True)
+    with FileLock(directory / "lock"), pytest.MonkeyPatch.context() as patch:
+        if not all((directory / f"{rank}.pt").exists() for rank in range(WORLD)):
+            (directory / "rendezvous").unlink(missing_ok=True)
+            patch.setenv("OMP_NUM_THREADS", "1")
+            # One import of torch for all ranks.
+            multiprocessing.set_forkserver_preload([checks.__name__])
+            multiprocessing.start_processes(
+                checks.main, (WORLD, directory), WORLD, start_method="forkserver"
+            )
     load = {"weights_only": False}
     return directory, [torch.load(directory / f"{rank}.pt", **load) for rank in range(WORLD)]
 
