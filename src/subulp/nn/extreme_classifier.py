@@ -8,7 +8,6 @@ of labels at a time.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -27,17 +26,16 @@ from .head_batch import HeadBatch, dtype_number, gathered, merged, new_batch, we
 from .head_logits import logits_of
 from .head_options import (
     EncoderGradients,
+    HeadOptions,
     ProductsChoice,
     Reduction,
     Scale,
-    check_options,
-    check_products,
     has_products,
-    scale_of,
 )
+from .label_order import check_counts, checksum, frequent_first, wrong_order
 from .module_state import KEY, check_state, new_state, read_state
 from .ranks import Ranks, Told
-from .row_table import RowTable, Storage, parse_storage
+from .row_table import RowTable, Storage
 from .seeds import seed_of
 from .top_k import TopK
 from .training import check_one_process, inside_backward
@@ -155,41 +153,24 @@ class ExtremeClassifier(FixedDtypes):
     ) -> None:
         super().__init__()
         self.ranks = None if mesh is None else Ranks(mesh)
-        bound = 0.0
 
-        def find_out() -> Told[tuple[int, float]]:
-            nonlocal bound
-            check_options(
-                *(dim, num_labels, chunks, head_fraction, dropout),
-                *(rounding, reduction, encoder_gradients),
+        def find_out() -> Told[HeadOptions]:
+            options = HeadOptions(
+                *(dim, num_labels, storage, chunks, head_fraction, dropout),
+                *(rounding, reduction, scale, products, encoder_gradients),
             )
-            check_products(products, storage)
-            bound = math.sqrt(6 / (dim + num_labels))
-            factor, made_of = scale_of(scale, storage, bound), parse_storage(storage)
             own_seed = seed_of(seed)
-            same = {
-                "dim": dim,
-                "num_labels": num_labels,
-                "chunks": chunks,
-                "head_fraction": float(head_fraction),
-                "dropout": float(dropout),
-                "rounding, by number,": get_args(Rounding).index(rounding),
-                "reduction, by number,": get_args(Reduction).index(reduction),
-                "products, by number,": get_args(ProductsChoice).index(products),
-                "encoder_gradients, by number,": get_args(EncoderGradients).index(
-                    encoder_gradients
-                ),
-                "scale": factor,
-                "storage, as a checksum,": zlib.crc32(repr(made_of).encode()),
-                "whether label_counts are given": int(label_counts is not None),
+            given = {
+                "whether label_counts are given": label_counts is not None,
                 "seed": -1 if seed is None else seed,
             }
-            return Told((own_seed, factor), same, [own_seed])
+            return Told(options, {**options.numbers(), **given}, [own_seed])
 
         if self.ranks is None:
-            self.seed, factor = find_out().value
+            told = find_out()
+            made, self.seed = told.value, told.own[0]
         else:
-            (_, factor), everyone = self.ranks.agree(find_out)
+            made, everyone = self.ranks.agree(find_out)
             self.seed = everyone[0][0]
         self.products = products
         self.chunks, self.dropout, self.head_fraction = chunks, dropout, head_fraction
@@ -202,7 +183,7 @@ class ExtremeClassifier(FixedDtypes):
             dim,
             storage,
             precise_rows=math.ceil(head_fraction * num_labels),
-            scale=factor,
+            scale=made.factor,
             ranks=self.ranks,
             device=device,
         )
@@ -210,7 +191,7 @@ class ExtremeClassifier(FixedDtypes):
         self.register_buffer("label_of", None)
         self._needs_counts = 0 < head_fraction < 1
         # Xavier's uniform distribution, drawn on the CPU: the same weights on every device.
-        self.table.fill_uniform(bound, torch.Generator(device="cpu").manual_seed(self.seed))
+        self.table.fill_uniform(made.bound, torch.Generator(device="cpu").manual_seed(self.seed))
         if label_counts is not None:
             self.set_label_counts(label_counts)
 
@@ -258,38 +239,21 @@ class ExtremeClassifier(FixedDtypes):
                 the ranks of a mesh.
         """
         if self.ranks is not None:
-            self.ranks.agree(lambda: Told(None, {"label_counts": self._checksum(counts)}))
-        self._check_counts(counts)
+            labels = self.num_labels
+            self.ranks.agree(lambda: Told(None, {"label_counts": checksum(counts, labels)}))
+        check_counts(counts, self.num_labels)
         self._needs_counts = False
-        if self.table.precise_rows in (0, self.num_labels):
+        precise = self.table.precise_rows
+        if precise in (0, self.num_labels):
             return
         device = self.table.codes.device
         everything = torch.arange(self.num_labels, dtype=torch.int64, device=device)
         before = self._rows(everything)
-        frequent_first = torch.argsort(counts, descending=True, stable=True)
-        precise = self.table.precise_rows
-        # Labels keep their order among the precise ones and among the others.
-        label_of = torch.cat(
-            [frequent_first[:precise].sort().values, frequent_first[precise:].sort().values]
-        ).to(before.device)
+        label_of = frequent_first(counts, precise).to(before.device)
         self.table.permute(before[label_of])
         self.label_of = label_of
         self.row_of = torch.empty_like(label_of)
         self.row_of[label_of] = everything
-
-    def _checksum(self, counts: Tensor) -> int:
-        """A number that differs between other counts."""
-        self._check_counts(counts)
-        if counts.is_meta:
-            return 0
-        return zlib.crc32(counts.to("cpu", torch.int64).contiguous().numpy().tobytes())
-
-    def _check_counts(self, counts: Tensor) -> None:
-        if counts.shape != (self.num_labels,) or counts.is_floating_point():
-            raise ValueError(
-                f"label_counts has shape {tuple(counts.shape)} and dtype {counts.dtype}: expected "
-                f"integers ({self.num_labels},)"
-            )
 
     # ---------------------------------------------------------------------------- training
 
@@ -660,7 +624,7 @@ class ExtremeClassifier(FixedDtypes):
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
         faults = check_state(state_dict, prefix, {"table": self.table})
-        faults += self._wrong_order(state_dict, prefix)
+        faults += wrong_order(state_dict, prefix, self.num_labels)
         others[-1].extend(faults)
         if faults:
             self.table.refuse()
@@ -676,19 +640,6 @@ class ExtremeClassifier(FixedDtypes):
         missing_keys: list[str] = others[2]
         if prefix + KEY in missing_keys:
             missing_keys.remove(prefix + KEY)
-
-    def _wrong_order(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
-        """A sentence, if a state dict's order of the labels is none."""
-        row_of, label_of = (state_dict.get(prefix + name) for name in ("row_of", "label_of"))
-        if row_of is None and label_of is None:
-            return []
-        labels = self.num_labels
-        if _are_inverse(row_of, label_of, labels):
-            return []
-        return [
-            f"{prefix}row_of and {prefix}label_of do not number the {labels} labels' rows both "
-            "ways: the state dict is damaged"
-        ]
 
     def get_extra_state(self) -> Tensor:
         """Seed, number of updates, and how the rows are to be read."""
@@ -751,18 +702,3 @@ class _TrainStep(torch.autograd.Function):
             ctx.later = None
         # The factor that the loss was multiplied by comes first: FP16 may need it.
         return (ctx.grad_x * grad).to(ctx.dtype), None, None, None
-
-
-def _are_inverse(row_of: object, label_of: object, count: int) -> bool:
-    """Whether these are int64 ``(count,)``, one the inverse of the other; on "meta", the former."""
-    for order in (row_of, label_of):
-        if not isinstance(order, Tensor) or order.dtype != torch.int64 or order.shape != (count,):
-            return False
-        if not order.is_meta and not bool(((order >= 0) & (order < count)).all()):
-            return False
-    assert isinstance(row_of, Tensor)
-    assert isinstance(label_of, Tensor)
-    if row_of.is_meta or label_of.is_meta:
-        return True
-    numbers = torch.arange(count, dtype=torch.int64, device=label_of.device)
-    return torch.equal(row_of.to(label_of.device)[label_of], numbers)
