@@ -434,7 +434,8 @@ class ExtremeClassifier(FixedDtypes):
         """
         x, labels = batch.x, batch.rows
         wanted = step is None or step["loss"]
-        loss = exact_sum.new_parts(x.device) if wanted else None
+        parts = exact_sum.new_parts(x.device) if wanted else None
+        loss = None if parts is None else exact_sum.ExactSum(parts)
         grad_x = torch.zeros_like(x)
         gain = 1.0 / max(1, x.shape[0]) if self.reduction == "mean" else 1.0
         table, dim, products = self.table, self.table.dim, self.chosen_products
@@ -477,16 +478,18 @@ class ExtremeClassifier(FixedDtypes):
                         after=stop - last,
                     )
                 )
+        if loss is not None:
+            loss.flush()
         if self.ranks is not None and batch.counts is not None:
-            if loss is not None:
-                self.ranks.add_(loss)
+            if parts is not None:
+                self.ranks.add_(parts)
             if batch.gradient:
                 grad_x = self.ranks.add_and_scatter(grad_x, batch.counts)
                 if self.encoder_gradients == "mean":
                     grad_x.mul_(self.ranks.size)
-        if loss is None:
+        if parts is None:
             return torch.full((), math.nan, dtype=torch.float32, device=x.device), grad_x
-        return (exact_sum.total(loss) * gain).float(), grad_x
+        return (exact_sum.total(parts) * gain).float(), grad_x
 
     def _step(self, batch: HeadBatch, loss: bool) -> tuple[Tensor, Tensor]:
         """Update the rows; the loss, NaN unless asked for, and the gradient of the embeddings."""

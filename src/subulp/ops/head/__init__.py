@@ -16,6 +16,7 @@ from ...numerics import Format
 from ...numerics.int_rows import IntFormat
 from ...numerics.random_bits import RandomAddress as RandomAddress
 from .. import backend
+from .exact_sum import ExactSum
 
 Rounding = Literal["nearest", "stochastic"]
 Products = Literal["fp32", "bf16", "fp8"]
@@ -46,7 +47,8 @@ class HeadJob:
         train: Whether to update the rows and compute ``grad_x``.
         gradient: Whether to compute ``grad_x`` also where the rows are not updated.
         loss: FP64 ``(exact_sum.PARTS,)``, whose sum is the loss: the chunk's binary cross-entropies
-            are added, in any order with the same bits (:mod:`.exact_sum`). ``None`` skips it.
+            are added, in any order with the same bits (:mod:`.exact_sum`). Or an ``ExactSum`` of
+            several chunks, which its owner flushes. ``None`` skips it.
         products: ``"fp32"``; ``"bf16"`` for rows of BF16 numbers; or ``"fp8"`` for E4M3 rows.
         before: Rows of the chunk that lie before these, with another rank. Tiles are those of the
             whole chunk, and rows that are not here count as zeros in products: how a product
@@ -70,7 +72,7 @@ class HeadJob:
     dropout: float = 0.0
     train: bool = True
     gradient: bool = False
-    loss: Tensor | None = None
+    loss: Tensor | ExactSum | None = None
     products: Products = "fp32"
     before: int = 0
     after: int = 0

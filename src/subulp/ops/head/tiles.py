@@ -149,7 +149,7 @@ def run(
     if products.rounded:
         job = replace(job, x=job.x.bfloat16().float())
     scale = job.scale if products.stored else 1.0
-    loss = None if job.loss is None else ExactSum(job.loss)
+    loss = ExactSum(job.loss) if isinstance(job.loss, Tensor) else job.loss
     places = _Place.all_of(job, size)
     # Positives are sorted by label: those of a tile are a run of them.
     starts = [place.start for place in places] + [labels]
@@ -194,7 +194,7 @@ def run(
         if kept is not None:
             tile.gradient.mul_(kept)
         _update(job, tile, step_sgd)
-    if loss is not None:
+    if loss is not None and loss is not job.loss:
         loss.flush()
 
 
