@@ -8,7 +8,7 @@ import torch
 
 from subulp.numerics import E4M3, int_rows, round_to
 from subulp.numerics.int_rows import IntFormat
-from subulp.ops.head import HeadJob, RandomAddress
+from subulp.ops.head import HeadJob, RandomAddress, exact_sum
 
 B, D, L = 7, 24, 103
 
@@ -37,6 +37,6 @@ def job(fmt=E4M3, *, labels=L, dim=D, batch=B, precise=0, seed=0, **changes) -> 
         weight_decay=0.0,
         rounding="stochastic",
         random=RandomAddress(seed=5, stream=0, step=3, offset=11 * dim),
-        loss=torch.zeros((), dtype=torch.float64),
+        loss=exact_sum.new_parts(torch.device("cpu")),
     )
     return replace(made, **changes)

@@ -8,31 +8,40 @@ of labels at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..numerics import BF16, E4M3, Format
-from ..numerics.int_rows import IntFormat
-from ..ops import bf16_product
-from ..ops.bf16_product import bf16_mm
+from ..numerics import Format
+from ..ops import backend, bf16_product
 from ..ops.graph_breaks import between_graphs
-from ..ops.head import HeadJob, Products, RandomAddress, Rounding, fp8, head_step
+from ..ops.head import HeadJob, Products, RandomAddress, Rounding, exact_sum, fp8, head_step
 from ..ops.pointers import check_plain
 from ..ops.row_protocols import RowRule
 from .fixed_dtypes import FixedDtypes
+from .head_batch import HeadBatch, dtype_number, gathered, merged, new_batch, weights_of
+from .head_logits import logits_of
+from .head_options import (
+    EncoderGradients,
+    HeadOptions,
+    ProductsChoice,
+    Reduction,
+    Scale,
+    has_products,
+)
+from .label_order import check_counts, checksum, frequent_first, wrong_order
 from .module_state import KEY, check_state, new_state, read_state
-from .row_table import RowTable, Storage, parse_storage
+from .ranks import Ranks, Told
+from .row_table import RowTable, Storage
 from .seeds import seed_of
 from .top_k import TopK
 from .training import check_one_process, inside_backward
 
-Reduction = Literal["mean", "sum"]
-Scale = Literal["table"] | float | None
-ProductsChoice = Literal["auto", Products]
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class ExtremeClassifier(FixedDtypes):
@@ -47,6 +56,14 @@ class ExtremeClassifier(FixedDtypes):
     loss still gives the embeddings' gradient. A forward pass within a backward pass, as
     ``torch.utils.checkpoint`` makes them, leaves the update to its own backward pass, if there is
     one: so a step is never taken twice.
+
+    With ``mesh``, the ranks of a device mesh share the labels: each has, and updates, the rows of
+    its own labels only. All ranks call the same methods in the same order, each with its own part
+    of the batch, of any size, or none. Embeddings and labels are gathered in the order of the
+    ranks, and the embeddings' gradient, summed up over the ranks in FP32, comes back in parts.
+    Stored rows, losses and top labels have the bits of one process that is given the whole batch,
+    for the same number of threads. An error on one rank is an error on all of them, before anything
+    is updated.
 
     ::
 
@@ -85,19 +102,31 @@ class ExtremeClassifier(FixedDtypes):
             rows in E4M3 on a GPU of sm_89 or later; ``"bf16"`` for rows of BF16 numbers on a CPU
             with units of BF16; else ``"fp32"`` (default: ``"auto"``).
         seed: Seed of the initial weights, of rounding and of dropout; ``None`` draws one from
-            torch's generator, so that heads differ and ``torch.manual_seed`` repeats them (default:
-            ``None``).
+            torch's generator, so that heads differ and ``torch.manual_seed`` repeats them; on a
+            mesh, all ranks take the first one's (default: ``None``).
+        mesh: A ``torch.distributed.device_mesh.DeviceMesh`` of one dimension, whose ranks share the
+            labels; ``None`` for one process that has them all. Every rank that trains these labels
+            must be in it: in a mesh of several dimensions, copies of a head along another one would
+            drift apart (default: ``None``).
+        encoder_gradients: How the gradients that the ranks of the mesh have for the encoder's
+            weights become one: ``"mean"``, which ``DistributedDataParallel`` and ``fully_shard``
+            take, or ``"sum"``. With ``"mean"`` a rank's gradient is multiplied by the number of
+            ranks, so that the mean is the gradient of the loss of the whole batch, as the sum is
+            without that factor (default: ``"mean"``).
         device: Device of the rows; on ``"meta"`` there are none until ``load_state_dict`` assigns
             them with ``assign=True`` (default: torch's).
 
     Attributes:
         table: The rows, those with a remainder first.
+        ranks: The ranks that share the labels, or ``None``.
         row_optimizer: Set by :class:`subulp.optim.RowSGD`.
         steps: Number of updates so far, which random bits are counted by; in the state dict, with
             the seed.
 
     Raises:
-        ValueError: An argument is out of range or does not fit the others.
+        TypeError: ``mesh`` is no DeviceMesh.
+        ValueError: An argument is out of range or does not fit the others, or differs between the
+            ranks of a mesh.
     """
 
     row_of: Tensor | None
@@ -118,37 +147,51 @@ class ExtremeClassifier(FixedDtypes):
         reduction: Reduction = "mean",
         products: ProductsChoice = "auto",
         seed: int | None = None,
+        mesh: DeviceMesh | None = None,
+        encoder_gradients: EncoderGradients = "mean",
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check(dim, num_labels, chunks, head_fraction, dropout, rounding, reduction)
-        made_of = parse_storage(storage)
-        if isinstance(made_of, IntFormat) and scale not in (None, 1.0):
-            raise ValueError(
-                f"scale={scale!r} does not go with storage='{made_of}': every row of integers has "
-                "a scale of its own; leave scale out"
+        self.ranks = None if mesh is None else Ranks(mesh)
+
+        def find_out() -> Told[HeadOptions]:
+            options = HeadOptions(
+                *(dim, num_labels, storage, chunks, head_fraction, dropout),
+                *(rounding, reduction, scale, products, encoder_gradients),
             )
-        _check_products(products, storage)
+            own_seed = seed_of(seed)
+            given = {
+                "whether label_counts are given": label_counts is not None,
+                "seed": -1 if seed is None else seed,
+            }
+            return Told(options, {**options.numbers(), **given}, [own_seed])
+
+        if self.ranks is None:
+            told = find_out()
+            made, self.seed = told.value, told.own[0]
+        else:
+            made, everyone = self.ranks.agree(find_out)
+            self.seed = everyone[0][0]
         self.products = products
         self.chunks, self.dropout, self.head_fraction = chunks, dropout, head_fraction
         self.rounding, self.reduction = rounding, reduction
+        self.encoder_gradients = encoder_gradients
         self.row_optimizer: RowRule | None = None
         self.steps = 0
-        self.seed = seed = seed_of(seed)
-        bound = math.sqrt(6 / (dim + num_labels))
         self.table = RowTable(
             num_labels,
             dim,
             storage,
             precise_rows=math.ceil(head_fraction * num_labels),
-            scale=_scale(scale, bound),
+            scale=made.factor,
+            ranks=self.ranks,
             device=device,
         )
         self.register_buffer("row_of", None)
         self.register_buffer("label_of", None)
         self._needs_counts = 0 < head_fraction < 1
         # Xavier's uniform distribution, drawn on the CPU: the same weights on every device.
-        self.table.fill_uniform(bound, torch.Generator(device="cpu").manual_seed(seed))
+        self.table.fill_uniform(made.bound, torch.Generator(device="cpu").manual_seed(self.seed))
         if label_counts is not None:
             self.set_label_counts(label_counts)
 
@@ -164,13 +207,7 @@ class ExtremeClassifier(FixedDtypes):
         Raises:
             ValueError: ``storage`` is unknown.
         """
-        made_of = parse_storage(storage)
-        if products == "fp8":
-            return made_of == E4M3
-        if products == "bf16":
-            # BF16 has all their numbers, whatever power of two scales them.
-            return isinstance(made_of, Format) and made_of.mantissa_bits <= BF16.mantissa_bits
-        return True
+        return has_products(storage, products)
 
     @property
     def chosen_products(self) -> Products:
@@ -178,9 +215,9 @@ class ExtremeClassifier(FixedDtypes):
         if self.products != "auto":
             return self.products
         device, storage = self.table.codes.device, self.table.storage
-        if fp8.units_at(device) and self.has_products(storage, "fp8"):
+        if fp8.units_at(device) and has_products(storage, "fp8"):
             return "fp8"
-        if bf16_product.units_at(device) and self.has_products(storage, "bf16"):
+        if bf16_product.units_at(device) and has_products(storage, "bf16"):
             return "bf16"
         return "fp32"
 
@@ -198,25 +235,21 @@ class ExtremeClassifier(FixedDtypes):
             counts: Number of training instances of each label, integers ``(num_labels,)``.
 
         Raises:
-            ValueError: ``counts`` has another shape, or is not made of integers.
+            ValueError: ``counts`` has another shape, is not made of integers, or differs between
+                the ranks of a mesh.
         """
-        if counts.shape != (self.num_labels,) or counts.is_floating_point():
-            raise ValueError(
-                f"label_counts has shape {tuple(counts.shape)} and dtype {counts.dtype}: expected "
-                f"integers ({self.num_labels},)"
-            )
+        if self.ranks is not None:
+            labels = self.num_labels
+            self.ranks.agree(lambda: Told(None, {"label_counts": checksum(counts, labels)}))
+        check_counts(counts, self.num_labels)
         self._needs_counts = False
-        if self.table.remainder is None or self.table.remainder.shape[0] == self.num_labels:
+        precise = self.table.precise_rows
+        if precise in (0, self.num_labels):
             return
         device = self.table.codes.device
         everything = torch.arange(self.num_labels, dtype=torch.int64, device=device)
         before = self._rows(everything)
-        frequent_first = torch.argsort(counts, descending=True, stable=True)
-        precise = self.table.remainder.shape[0]
-        # Labels keep their order among the precise ones and among the others.
-        label_of = torch.cat(
-            [frequent_first[:precise].sort().values, frequent_first[precise:].sort().values]
-        ).to(before.device)
+        label_of = frequent_first(counts, precise).to(before.device)
         self.table.permute(before[label_of])
         self.label_of = label_of
         self.row_of = torch.empty_like(label_of)
@@ -232,7 +265,8 @@ class ExtremeClassifier(FixedDtypes):
         """Train on a batch; in ``eval()``, frozen or without gradients, only compute its loss.
 
         Args:
-            embeddings: ``(batch, dim)``, FP32, BF16 or FP16.
+            embeddings: ``(batch, dim)``, FP32, BF16 or FP16; on a mesh, this rank's part of the
+                batch.
             label_rows: Integers ``(count,)``: the instances of positive pairs, in any order.
             label_cols: Integers ``(count,)``: their labels; a repeated pair counts once.
             loss: Compute the value of the loss, one more pass over each chunk's logits; always done
@@ -240,7 +274,8 @@ class ExtremeClassifier(FixedDtypes):
 
         Returns:
             FP32 tensor (): the loss, NaN unless its value is computed; its ``backward()`` gives
-            the embeddings' gradient.
+            the embeddings' gradient. On a mesh it is the loss of the whole batch, the same on all
+            ranks.
 
         Raises:
             TypeError: A tensor wraps others, as DTensor does; nothing was updated.
@@ -256,19 +291,49 @@ class ExtremeClassifier(FixedDtypes):
                 *parts, embeddings, label_rows, label_cols
             )
             return exported
-        instances, labels = self._targets(embeddings, label_rows, label_cols)
-        if not bool(torch.isfinite(embeddings).all()):
-            raise FloatingPointError(
-                f"embeddings of shape {tuple(embeddings.shape)} have NaN or infinite values; "
-                "nothing was updated"
-            )
+        batch = self._batch(embeddings, label_rows, label_cols, loss)
+        value: Tensor
+        if batch.trains:
+            value = _TrainStep.apply(embeddings, self, batch, loss)  # type: ignore[no-untyped-call]
+        elif batch.gradient:
+            value = _Evaluate.apply(embeddings, self, batch)  # type: ignore[no-untyped-call]
+        else:
+            value = self._visit(batch, None)[0]
+        return value
+
+    def _batch(self, x: Tensor, label_rows: Tensor, label_cols: Tensor, loss: bool) -> HeadBatch:
+        """The batch, of all ranks on a mesh, once all of it is found to be good."""
         grads = torch.is_grad_enabled()
-        if not (self.training and grads) or self.table.frozen:
-            if not (grads and embeddings.requires_grad):
-                return self._visit(_wide(embeddings), instances, labels, None)[0]
-            value: Tensor = _Evaluate.apply(embeddings, self, instances, labels)  # type: ignore[no-untyped-call]
-            return value
-        check_one_process(type(self).__name__)
+        flags = {
+            "trains": self.training and grads and not self.table.frozen,
+            "gradient": grads and getattr(x, "requires_grad", False),
+        }
+
+        def find_out() -> Told[tuple[Tensor, Tensor]]:
+            pairs = self._targets(x, label_rows, label_cols)
+            if not bool(torch.isfinite(x).all()):
+                raise FloatingPointError(
+                    f"embeddings of shape {tuple(x.shape)} have NaN or infinite values; nothing "
+                    "was updated"
+                )
+            if flags["trains"]:
+                self._check_trainable()
+            if self.ranks is None:
+                return Told(pairs)
+            own = [x.shape[0], pairs[0].shape[0], int(flags["gradient"])]
+            return Told(pairs, self._same(x, flags["trains"], loss), own)
+
+        if self.ranks is None:
+            pairs, sizes = find_out().value, [[x.shape[0]]]
+        else:
+            pairs, sizes = self.ranks.agree(find_out)
+            flags["gradient"] = any(wanted for _, _, wanted in sizes)
+        return new_batch(self.ranks, x, pairs, sizes, flags)
+
+    def _check_trainable(self) -> None:
+        if self.ranks is None:
+            remedy = "Share the labels out: ExtremeClassifier(..., mesh=)"
+            check_one_process(type(self).__name__, remedy=remedy)
         if self.row_optimizer is None:
             raise RuntimeError("the rows have no optimizer: make one with optim.RowSGD(head, lr=)")
         if self._needs_counts:
@@ -276,13 +341,31 @@ class ExtremeClassifier(FixedDtypes):
                 "head_fraction needs the labels' training counts: pass label_counts, or call "
                 "set_label_counts"
             )
-        value = _TrainStep.apply(  # type: ignore[no-untyped-call]
-            embeddings, self, instances, labels, loss
-        )
-        return value
+
+    def _same(self, x: Tensor, trains: bool = False, loss: bool = False) -> dict[str, float]:
+        """What must be equal on all ranks of a mesh for what is to be done."""
+        same: dict[str, float] = {
+            "the embeddings' dtype (0 FP32, 1 BF16, 2 FP16, 3 FP64)": dtype_number(x),
+            "train() with gradients, and rows that are not frozen": int(trains),
+            "loss=": int(loss),
+            "the number of updates": self.steps,
+            "the seed": self.seed,
+            "chosen_products, by number,": get_args(Products).index(self.chosen_products),
+            "the backend, by number,": backend.BACKENDS.index(backend.choose(x.device).backend),
+        }
+        if trains:
+            same |= self._options()
+            same["being inside of a backward pass"] = int(inside_backward())
+        return same
+
+    def _options(self) -> dict[str, float]:
+        """What an update reads."""
+        assert self.row_optimizer is not None
+        group = self.row_optimizer.group_of(self.table.codes)
+        return {name: float(group[name]) for name in ("lr", "weight_decay")}
 
     def _targets(self, x: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """Instances and rows of the table, each pair once, sorted by row."""
+        """Instances, and rows of the whole table, of positive pairs."""
         self._check_place(x)
         check_plain("label_rows", rows)
         check_plain("label_cols", cols)
@@ -308,9 +391,7 @@ class ExtremeClassifier(FixedDtypes):
                     f"0 to {count - 1}"
                 )
         device = self.table.codes.device
-        rows, cols = rows.to(device, torch.int64), cols.to(device, torch.int64)
-        pairs = torch.unique(self._rows(cols) * max(1, x.shape[0]) + rows)
-        return pairs % max(1, x.shape[0]), pairs // max(1, x.shape[0])
+        return rows.to(device, torch.int64), self._rows(cols.to(device, torch.int64))
 
     def _check_place(self, x: Tensor) -> None:
         """Raise unless embeddings are where the rows are, and both are there at all."""
@@ -328,82 +409,93 @@ class ExtremeClassifier(FixedDtypes):
                 f"embeddings lie on {x.device} and the rows on {device}: move one to the other's "
                 "device"
             )
+        if self.ranks is not None and self.ranks.device.type != device.type:
+            raise ValueError(
+                f"the rows lie on {device}, and the mesh is of {self.ranks.device.type} devices: "
+                "move the head there"
+            )
 
     def _rows(self, labels: Tensor) -> Tensor:
         return labels if self.row_of is None else self.row_of[labels]
 
     def _visit(
-        self,
-        x: Tensor,
-        instances: Tensor,
-        labels: Tensor,
-        step: dict[str, Any] | None,
-        *,
-        gradient: bool = False,
+        self, batch: HeadBatch, step: dict[str, Any] | None, *, gradient: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Process all chunks.
 
         Args:
-            x: FP32 ``(batch, dim)``.
-            instances: The instances of positive pairs.
-            labels: Their rows of the table, ascending.
+            batch: The batch, of all ranks.
             step: The options of an update, ``None`` for no update.
-            gradient: Whether to compute the gradient of ``x`` without an update (default:
+            gradient: Whether to compute the gradient of the embeddings without an update (default:
                 ``False``).
 
         Returns:
-            The loss, FP32 (), NaN unless asked for; and the gradient of ``x``.
+            The loss, FP32 (), NaN unless asked for; and the gradient of this rank's embeddings.
         """
+        x, labels = batch.x, batch.rows
         wanted = step is None or step["loss"]
-        loss = torch.zeros((), dtype=torch.float64, device=x.device) if wanted else None
+        parts = exact_sum.new_parts(x.device) if wanted else None
+        loss = None if parts is None else exact_sum.ExactSum(parts)
         grad_x = torch.zeros_like(x)
         gain = 1.0 / max(1, x.shape[0]) if self.reduction == "mean" else 1.0
         table, dim, products = self.table, self.table.dim, self.chosen_products
-        for start, stop in self._chunks():
-            first, last = torch.searchsorted(
-                labels, torch.tensor([start, stop], dtype=torch.int64, device=labels.device)
-            ).tolist()
-            remainder = None if table.remainder is None else table.remainder[start:stop]
-            head_step(
-                HeadJob(
-                    rows=table.stored[start:stop],
-                    format=table.storage,
-                    remainder=remainder,
-                    x=x,
-                    grad_x=grad_x,
-                    positive_instances=instances[first:last],
-                    positive_labels=labels[first:last] - start,
-                    gain=gain,
-                    lr=step["lr"] if step else 0.0,
-                    weight_decay=step["weight_decay"] if step else 0.0,
-                    rounding=self.rounding,
-                    random=RandomAddress(self.seed, 0, step["number"] if step else 0, start * dim),
-                    scale=table.scale,
-                    dropout=self.dropout,
-                    train=step is not None,
-                    gradient=gradient,
-                    loss=loss,
-                    products=products,
+        for run in table.runs():
+            for start, stop in self._chunks():
+                own = run.cut(start, stop)
+                if not own.count:
+                    continue
+                last = own.first + own.count
+                pairs = slice(
+                    *torch.searchsorted(
+                        labels,
+                        torch.tensor([own.first, last], dtype=torch.int64, device=labels.device),
+                    ).tolist()
                 )
-            )
-        if loss is None:
+                places = slice(own.place, own.place + own.count)
+                head_step(
+                    HeadJob(
+                        rows=table.stored[places],
+                        format=table.storage,
+                        remainder=None if table.remainder is None else table.remainder[places],
+                        x=x,
+                        grad_x=grad_x,
+                        positive_instances=batch.instances[pairs],
+                        positive_labels=labels[pairs] - own.first,
+                        gain=gain,
+                        lr=step["lr"] if step else 0.0,
+                        weight_decay=step["weight_decay"] if step else 0.0,
+                        rounding=self.rounding,
+                        random=RandomAddress(
+                            self.seed, 0, step["number"] if step else 0, own.first * dim
+                        ),
+                        scale=table.scale,
+                        dropout=self.dropout,
+                        train=step is not None,
+                        gradient=gradient,
+                        loss=loss,
+                        products=products,
+                        before=own.first - start,
+                        after=stop - last,
+                    )
+                )
+        if loss is not None:
+            loss.flush()
+        if self.ranks is not None and batch.counts is not None:
+            if parts is not None:
+                self.ranks.add_(parts)
+            if batch.gradient:
+                grad_x = self.ranks.add_and_scatter(grad_x, batch.counts)
+                if self.encoder_gradients == "mean":
+                    grad_x.mul_(self.ranks.size)
+        if parts is None:
             return torch.full((), math.nan, dtype=torch.float32, device=x.device), grad_x
-        return (loss * gain).float(), grad_x
+        return (exact_sum.total(parts) * gain).float(), grad_x
 
-    def _step(
-        self, x: Tensor, instances: Tensor, labels: Tensor, loss: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Update the rows; the loss, NaN unless asked for, and the gradient of ``x``."""
-        assert self.row_optimizer is not None
-        group = self.row_optimizer.group_of(self.table.codes)
+    def _step(self, batch: HeadBatch, loss: bool) -> tuple[Tensor, Tensor]:
+        """Update the rows; the loss, NaN unless asked for, and the gradient of the embeddings."""
+        options = self._options()
         self.steps += 1
-        step = {
-            "lr": float(group["lr"]),
-            "weight_decay": float(group["weight_decay"]),
-            "number": self.steps,
-            "loss": loss,
-        }
-        return self._visit(x, instances, labels, step)
+        return self._visit(batch, {**options, "number": self.steps, "loss": loss})
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         size = -(-self.num_labels // self.chunks)
@@ -418,7 +510,7 @@ class ExtremeClassifier(FixedDtypes):
         """The k labels with the highest scores; the scores of all labels are never held at once.
 
         Args:
-            embeddings: ``(batch, dim)``.
+            embeddings: ``(batch, dim)``; on a mesh, this rank's instances.
             k: Number of labels, at most ``num_labels`` (default: 5).
 
         Returns:
@@ -429,63 +521,52 @@ class ExtremeClassifier(FixedDtypes):
         Raises:
             ValueError: ``k`` is out of range, or a shape or device does not fit.
         """
-        if not 1 <= k <= self.num_labels:
-            raise ValueError(f"k={k} is out of range: from 1 to {self.num_labels} labels")
         if torch.compiler.is_exporting():
+            self._check_k(k)
             found: tuple[Tensor, Tensor] = torch.ops.subulp.classifier_topk(
                 *self._parts(), embeddings, k
             )
             return found
-        self._check_place(embeddings)
-        if embeddings.dim() != 2 or embeddings.shape[1] != self.table.dim:
-            raise ValueError(
-                f"embeddings have shape {tuple(embeddings.shape)}: expected (batch, "
-                f"{self.table.dim})"
-            )
-        x = _wide(embeddings)
+
+        def find_out() -> Told[None]:
+            self._check_k(k)
+            self._check_place(embeddings)
+            if embeddings.dim() != 2 or embeddings.shape[1] != self.table.dim:
+                raise ValueError(
+                    f"embeddings have shape {tuple(embeddings.shape)}: expected (batch, "
+                    f"{self.table.dim})"
+                )
+            same = {} if self.ranks is None else {"k": k, **self._same(embeddings)}
+            return Told(None, same, [embeddings.shape[0]])
+
+        if self.ranks is None:
+            counts = find_out().own
+        else:
+            counts = [count for (count,) in self.ranks.agree(find_out)[1]]
+        x = gathered(self.ranks, embeddings, counts)
         best = TopK(x.shape[0], k, x.device)
-        precise = 0 if self.table.remainder is None else self.table.remainder.shape[0]
-        logits = {"fp32": self._logits, "bf16": self._bf16_logits, "fp8": self._fp8_logits}[
-            self.chosen_products
-        ](x)
-        for start, stop in self.table.slices():
-            scores = logits(start, stop)
-            if self.label_of is None:
-                labels = torch.arange(start, stop, dtype=torch.int64, device=x.device)
-                best.add(scores, labels)
-                continue
-            labels = self.label_of[start:stop]
-            if start < precise < stop:
+        logits = logits_of(self.table, self.chosen_products, x)
+        for own, before, after in self.table.slices_of_whole():
+            scores = logits(own, before, after)
+            labels = self._labels(own.first, own.first + own.count)
+            if own.first < self.table.precise_rows < own.first + own.count:
                 # They ascend among the precise rows and among the others, not across the border.
                 labels, order = labels.sort()
                 scores = scores[:, order]
             best.add(scores, labels)
+        if self.ranks is not None:
+            best = merged(self.ranks, best, counts, k)
         return best.scores, best.labels
 
-    def _logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
-        """A function from the rows ``start`` to ``stop`` to FP32 ``(batch, stop - start)``."""
-        return lambda start, stop: x @ self.table.decode(start, stop).t()
+    def _check_k(self, k: int) -> None:
+        if not 1 <= k <= self.num_labels:
+            raise ValueError(f"k={k} is out of range: from 1 to {self.num_labels} labels")
 
-    def _bf16_logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
-        """The same from BF16 operands."""
-        table = self.table
-        if isinstance(table.storage, Format) and table.storage.dtype is not None:
-            return lambda start, stop: bf16_mm(x, table.stored[start:stop].t(), b_scale=table.scale)
-        return lambda start, stop: bf16_mm(x, table.decode(start, stop).t())
-
-    def _fp8_logits(self, x: Tensor) -> Callable[[int, int], Tensor]:
-        """The same from FP8 operands, rounded to BF16 as in training."""
-        narrow, table = fp8.inputs(x), self.table
-        if fp8.units_at(x.device):
-            return lambda start, stop: (
-                fp8.unit_logits(table.stored[start:stop], narrow, table.scale).float().t()
-            )
-        if bf16_product.units_at(x.device):
-            return lambda start, stop: fp8.to_bf16_(
-                bf16_mm(narrow, table.stored[start:stop].t(), b_scale=table.scale)
-            )
-        wide = narrow.float()
-        return lambda start, stop: fp8.to_bf16_(wide @ table.decode(start, stop).t())
+    def _labels(self, start: int, stop: int) -> Tensor:
+        """The labels of rows of the whole table."""
+        if self.label_of is not None:
+            return self.label_of[start:stop]
+        return torch.arange(start, stop, dtype=torch.int64, device=self.table.codes.device)
 
     def _parts(self) -> tuple[Any, ...]:
         """What the head is to operators of an exported program."""
@@ -493,6 +574,11 @@ class ExtremeClassifier(FixedDtypes):
             raise RuntimeError(
                 "torch.export of an ExtremeClassifier in train(): its rows update themselves, "
                 "which no exported program does; call eval() first"
+            )
+        if self.ranks is not None:
+            raise RuntimeError(
+                "torch.export of an ExtremeClassifier on a mesh: a program runs in one process; "
+                "load the state into a head without mesh, and export that"
             )
         made_of = self.table.storage
         name = made_of.name
@@ -512,18 +598,36 @@ class ExtremeClassifier(FixedDtypes):
     def weight(self, labels: Tensor) -> Tensor:
         """FP32 weights of some labels ``(count, dim)``, remainders added.
 
+        On a mesh, each rank asks for its own labels, and all ranks call this.
+
         Raises:
             IndexError: A label does not exist.
         """
-        self.table.check_rows(labels)
-        return self.table.gather(self._rows(labels))
+        if self.ranks is None:
+            self.table.check_rows(labels)
+            return self.table.gather(self._rows(labels))
+
+        def find_out() -> Told[None]:
+            self._check_labels(labels)
+            return Told(None, own=[labels.numel()])
+
+        counts = [count for (count,) in self.ranks.agree(find_out)[1]]
+        rows = self._rows(labels.reshape(-1).to(self.table.codes.device, torch.int64))
+        return weights_of(self.table, self.ranks, rows, counts).view(*labels.shape, self.table.dim)
+
+    def _check_labels(self, labels: Tensor) -> None:
+        if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_labels:
+            raise IndexError(
+                f"labels from {int(labels.min())} to {int(labels.max())} are asked for: there are "
+                f"0 to {self.num_labels - 1}"
+            )
 
     # As torch calls it; the last of the others collects errors, the third missing keys.
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
         faults = check_state(state_dict, prefix, {"table": self.table})
-        faults += self._wrong_order(state_dict, prefix)
+        faults += wrong_order(state_dict, prefix, self.num_labels)
         others[-1].extend(faults)
         if faults:
             self.table.refuse()
@@ -539,19 +643,6 @@ class ExtremeClassifier(FixedDtypes):
         missing_keys: list[str] = others[2]
         if prefix + KEY in missing_keys:
             missing_keys.remove(prefix + KEY)
-
-    def _wrong_order(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
-        """A sentence, if a state dict's order of the labels is none."""
-        row_of, label_of = (state_dict.get(prefix + name) for name in ("row_of", "label_of"))
-        if row_of is None and label_of is None:
-            return []
-        labels = self.num_labels
-        if _are_inverse(row_of, label_of, labels):
-            return []
-        return [
-            f"{prefix}row_of and {prefix}label_of do not number the {labels} labels' rows both "
-            "ways: the state dict is damaged"
-        ]
 
     def get_extra_state(self) -> Tensor:
         """Seed, number of updates, and how the rows are to be read."""
@@ -573,11 +664,8 @@ class _Evaluate(torch.autograd.Function):
     """The loss, and the embeddings' gradient: rows stay as they are."""
 
     @staticmethod
-    def forward(
-        ctx: Any, embeddings: Tensor, head: ExtremeClassifier, instances: Tensor, labels: Tensor
-    ) -> Tensor:
-        x = _wide(embeddings)
-        value, ctx.grad_x = head._visit(x, instances, labels, None, gradient=True)
+    def forward(ctx: Any, embeddings: Tensor, head: ExtremeClassifier, batch: HeadBatch) -> Tensor:
+        value, ctx.grad_x = head._visit(batch, None, gradient=True)
         ctx.dtype = embeddings.dtype
         return value
 
@@ -585,7 +673,7 @@ class _Evaluate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # The factor that the loss was multiplied by comes first: FP16 may need it.
-        return (ctx.grad_x * grad).to(ctx.dtype), None, None, None
+        return (ctx.grad_x * grad).to(ctx.dtype), None, None
 
 
 class _TrainStep(torch.autograd.Function):
@@ -597,99 +685,23 @@ class _TrainStep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        embeddings: Tensor,
-        head: ExtremeClassifier,
-        instances: Tensor,
-        labels: Tensor,
-        loss: bool,
+        ctx: Any, embeddings: Tensor, head: ExtremeClassifier, batch: HeadBatch, loss: bool
     ) -> Tensor:
-        x = _wide(embeddings)
         ctx.dtype, ctx.grad_x, ctx.later = embeddings.dtype, None, None
         if inside_backward():
-            ctx.later = head, x, instances, labels
+            ctx.later = head, batch
             if loss:
-                return head._visit(x, instances, labels, None)[0]
-            return torch.full((), math.nan, dtype=torch.float32, device=x.device)
-        value, ctx.grad_x = head._step(x, instances, labels, loss)
+                return head._visit(batch, None)[0]
+            return torch.full((), math.nan, dtype=torch.float32, device=batch.x.device)
+        value, ctx.grad_x = head._step(batch, loss)
         return value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.later is not None:
-            head, x, instances, labels = ctx.later
-            _, ctx.grad_x = head._step(x, instances, labels, loss=False)
+            head, batch = ctx.later
+            _, ctx.grad_x = head._step(batch, loss=False)
             ctx.later = None
         # The factor that the loss was multiplied by comes first: FP16 may need it.
-        return (ctx.grad_x * grad).to(ctx.dtype), None, None, None, None
-
-
-def _wide(embeddings: Tensor) -> Tensor:
-    """Embeddings in FP32, with the signs that they have."""
-    return embeddings.detach().float().resolve_neg()
-
-
-def _are_inverse(row_of: object, label_of: object, count: int) -> bool:
-    """Whether these are int64 ``(count,)``, one the inverse of the other; on "meta", the former."""
-    for order in (row_of, label_of):
-        if not isinstance(order, Tensor) or order.dtype != torch.int64 or order.shape != (count,):
-            return False
-        if not order.is_meta and not bool(((order >= 0) & (order < count)).all()):
-            return False
-    assert isinstance(row_of, Tensor)
-    assert isinstance(label_of, Tensor)
-    if row_of.is_meta or label_of.is_meta:
-        return True
-    numbers = torch.arange(count, dtype=torch.int64, device=label_of.device)
-    return torch.equal(row_of.to(label_of.device)[label_of], numbers)
-
-
-def _check_products(products: ProductsChoice, storage: Storage) -> None:
-    if products not in get_args(ProductsChoice):
-        choices = " or ".join(map(repr, get_args(ProductsChoice)))
-        raise ValueError(f"products={products!r} is unknown: use {choices}")
-    if not ExtremeClassifier.has_products(storage, products):
-        rows, remedy = {
-            "fp8": ("rows in E4M3", "storage='e4m3'"),
-            "bf16": ("rows of BF16 numbers", "storage='e4m3' or 'bf16'"),
-        }[products]
-        raise ValueError(
-            f"products={products!r} multiplies {rows}, and storage={storage!r}: use {remedy}, or "
-            "products='fp32'"
-        )
-
-
-def _scale(scale: Scale, bound: float) -> float:
-    if scale is None:
-        return 1.0
-    if scale != "table":
-        return float(scale)
-    # Initial weights reach to between 1/4 and 1/2: in E4M3 less than one in a hundred is zero, and
-    # there is room for nine hundred times as much.
-    return 2.0 ** (math.frexp(bound)[1] + 1)
-
-
-def _check(
-    dim: int,
-    num_labels: int,
-    chunks: int,
-    head_fraction: float,
-    dropout: float,
-    rounding: str,
-    reduction: str,
-) -> None:
-    if dim < 1 or num_labels < 1:
-        raise ValueError(f"dim={dim} and num_labels={num_labels} must be at least 1")
-    if not 1 <= chunks <= num_labels:
-        raise ValueError(f"chunks={chunks} is out of range: from 1 to the {num_labels} labels")
-    if not 0 <= head_fraction <= 1:
-        raise ValueError(f"head_fraction={head_fraction} is out of range: from 0 to 1")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout} is out of range: from 0 to 1, which is excluded")
-    for name, value, choices in (
-        ("rounding", rounding, get_args(Rounding)),
-        ("reduction", reduction, get_args(Reduction)),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name}={value!r} is unknown: use {' or '.join(map(repr, choices))}")
+        return (ctx.grad_x * grad).to(ctx.dtype), None, None, None

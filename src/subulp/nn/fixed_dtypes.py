@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 
@@ -23,7 +24,7 @@ class FixedDtypes(nn.Module):
 def _keeping_dtypes(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def apply(tensor: Tensor) -> Tensor:
         # Asked with an empty tensor: a cast of the whole one would take memory for nothing.
-        result = fn(tensor.detach().new_empty(0))
+        result = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
         return fn(tensor) if result.dtype == tensor.dtype else tensor.to(result.device)
 
     return apply

@@ -54,9 +54,14 @@ def refine(
         It needs an optimizer to be trained further.
 
     Raises:
-        ValueError: An argument is out of range, ``batches`` is empty or can be read only once, or
-            a batch does not fit the head.
+        ValueError: An argument is out of range, ``batches`` is empty or can be read only once, a
+            batch does not fit the head, or the head is on a mesh.
     """
+    if head.ranks is not None:
+        raise ValueError(
+            f"head shares its labels with {head.ranks.size} ranks, and refine() is for one "
+            "process: load its state into a head without mesh there"
+        )
     if labels_at_a_time < 1 or epochs < 1:
         raise ValueError(
             f"labels_at_a_time={labels_at_a_time} and epochs={epochs} must be at least 1"

@@ -21,19 +21,25 @@ class RowParameter(nn.Parameter):
         frozen: Whether updates leave them alone (default: ``False``).
         numbers: Whether the rows are numbers that arithmetic makes sense of; else ``detach()``
             refuses it, which protects them from averages of weights (default: ``True``).
+        shard: Whether these are one rank's rows of a table, and the other ranks have others; then
+            ``detach()`` is refused, which protects them from being taken for copies of each other
+            (default: ``False``).
     """
 
     frozen: bool
     numbers: bool
+    shard: bool = False
 
     def __new__(  # noqa: D102
-        cls, data: Tensor, *, frozen: bool = False, numbers: bool = True
+        cls, data: Tensor, *, frozen: bool = False, numbers: bool = True, shard: bool = False
     ) -> Self:
         made = super().__new__(cls, memory_of(data), False)
-        made.frozen, made.numbers = frozen, numbers
+        made.frozen, made.numbers, made.shard = frozen, numbers, shard
         return made
 
-    def __init__(self, data: Tensor, *, frozen: bool = False, numbers: bool = True) -> None:
+    def __init__(
+        self, data: Tensor, *, frozen: bool = False, numbers: bool = True, shard: bool = False
+    ) -> None:
         """Nothing: :meth:`__new__` has done all."""
 
     @property
@@ -59,7 +65,20 @@ class RowParameter(nn.Parameter):
         )
 
     def detach(self) -> Tensor:
-        """The rows as a tensor; one that refuses arithmetic unless they are numbers."""
+        """The rows as a tensor; one that refuses arithmetic unless they are numbers.
+
+        Raises:
+            RuntimeError: They are one rank's rows of a table.
+        """
+        if self.shard:
+            # What DistributedDataParallel does before it overwrites all ranks' rows with rank 0's.
+            raise RuntimeError(
+                f"rows of shape {tuple(self.shape)} are one rank's part of a table on a mesh, and "
+                "other ranks have other rows: DistributedDataParallel would overwrite those. Wrap "
+                "the encoder alone; or list the table's tensors in "
+                "model._ddp_params_and_buffers_to_ignore before you wrap the model. Averages of "
+                "weights leave such tables out"
+            )
         rows = memory_of(self)
         return rows if self.numbers else rows.as_subclass(_Opaque)
 
@@ -73,7 +92,7 @@ class RowParameter(nn.Parameter):
         return _rebuilt, (type(self), memory_of(self), self.frozen, self.numbers)
 
     def _like(self, data: Tensor) -> Self:
-        return type(self)(data, frozen=self.frozen, numbers=self.numbers)
+        return type(self)(data, frozen=self.frozen, numbers=self.numbers, shard=self.shard)
 
     def become(self, other: nn.Parameter) -> None:
         """Take over the rows of ``other``, wherever they are: optimizers know this object."""

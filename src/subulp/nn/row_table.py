@@ -20,7 +20,10 @@ from ..numerics.int_rows import PARAMETER_BYTES, ROW_FORMATS, IntFormat
 from ..ops.big_memory import zeros
 from ..ops.rows import decode, decode_rows, encode, encode_rows
 from .fixed_dtypes import FixedDtypes
+from .ranks import Ranks
+from .row_exchange import from_whole, is_dtensor, permuted, to_dtensor, whole_fault
 from .row_parameter import RowParameter, memory_of
+from .row_shards import RowShards, Run
 
 Storage = str | tuple[int, int] | Format | IntFormat
 
@@ -76,6 +79,10 @@ class RowTable(FixedDtypes):
             their own scales (default: 1).
         whole: Whether the stored rows are all there is to a row; a cache keeps some of them
             elsewhere (default: ``True``).
+        ranks: The ranks that share the table. This one has and makes its own rows only, in the
+            order of :class:`.row_shards.RowShards`, and rows that methods name are its own by
+            place, unless they say otherwise; the state dict has whole tables as DTensors. ``None``
+            for one process that has all rows (default: ``None``).
         device: Device of the table (default: torch's).
 
     Attributes:
@@ -95,6 +102,7 @@ class RowTable(FixedDtypes):
 
     codes: RowParameter
     remainder: Tensor | None
+    ranks: Ranks | None = None
 
     def __init__(
         self,
@@ -105,6 +113,7 @@ class RowTable(FixedDtypes):
         precise_rows: int = 0,
         scale: float = 1.0,
         whole: bool = True,
+        ranks: Ranks | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -118,20 +127,57 @@ class RowTable(FixedDtypes):
         if self.bits and scale != 1.0:
             raise ValueError(f"scale={scale} does not go with {self.storage}: its rows have theirs")
         self.dim, self.scale = dim, scale
+        self._refuses = False
+        has_remainder = precise_rows > 0
+        if ranks is not None:
+            self.ranks = ranks
+            self.shards = RowShards(rows, precise_rows, ranks.size)
+            rows, precise_rows = (
+                self.shards.count(ranks.rank),
+                self.shards.precise_count(ranks.rank),
+            )
         if isinstance(self.storage, IntFormat):
             shape, dtype = (rows, self.storage.row_bytes(dim)), torch.uint8
         else:
             shape, dtype = (rows, dim), self.storage.dtype or torch.float32
+        shard = ranks is not None
         codes = zeros(shape, dtype, device)
-        self.codes = RowParameter(codes, numbers=whole and not self.bits)
-        self._refuses = False
-        remainder = torch.zeros(precise_rows, dim, dtype=torch.bfloat16, device=device)
-        self.register_buffer("remainder", remainder if precise_rows else None)
+        self.codes = RowParameter(codes, numbers=whole and not self.bits, shard=shard)
+        remainder = None
+        if has_remainder:
+            remainder = torch.zeros(precise_rows, dim, dtype=torch.bfloat16, device=device)
+        if shard and remainder is not None:
+            # A parameter: as a buffer, DistributedDataParallel would send it to the other ranks.
+            self.register_parameter("remainder", RowParameter(remainder, shard=True))
+        else:
+            self.register_buffer("remainder", remainder)
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows of the whole table."""
+        return self.codes.shape[0] if self.ranks is None else self.shards.rows
+
+    @property
+    def own_rows(self) -> int:
+        """Number of rows that this process has."""
         return self.codes.shape[0]
+
+    @property
+    def precise_rows(self) -> int:
+        """Number of rows of the whole table that have a remainder."""
+        if self.ranks is not None:
+            return self.shards.precise
+        return 0 if self.remainder is None else self.remainder.shape[0]
+
+    def _precise_shards(self, ranks: Ranks) -> RowShards:
+        """Rows with a remainder, which are cut as a table of their own."""
+        return RowShards(self.precise_rows, 0, ranks.size)
+
+    def runs(self) -> list[Run]:
+        """The runs of rows of the whole table that this process has."""
+        if self.ranks is None:
+            return [Run(0, 0, self.rows)]
+        return self.shards.runs(self.ranks.rank)
 
     @property
     def bits(self) -> int:
@@ -217,33 +263,56 @@ class RowTable(FixedDtypes):
 
     def check_rows(self, rows: Tensor) -> None:
         """Raise IndexError unless all of these row numbers exist."""
-        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.rows:
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.own_rows:
             raise IndexError(
                 f"rows from {int(rows.min())} to {int(rows.max())} are asked for: the table has 0 "
-                f"to {self.rows - 1}"
+                f"to {self.own_rows - 1}"
             )
 
     @torch.no_grad()
     def permute(self, order: Tensor) -> None:
-        """Make row ``i`` what row ``order[i]`` was; remainders move where both rows have one."""
+        """Make row ``i`` what row ``order[i]`` was; remainders move where both rows have one.
+
+        On a mesh, ``order`` is of the whole table and the same on all ranks, which all call this.
+        """
+        if self.codes.is_meta:
+            return
         if self.remainder is not None:
-            count = self.remainder.shape[0]
+            count = self.precise_rows
             source = order[:count]
             had = source < count
-            moved = torch.zeros_like(self.remainder)
-            moved[had] = self.remainder[source[had]]
+            if self.ranks is None:
+                moved = torch.zeros_like(self.remainder)
+                moved[had] = self.remainder[source[had]]
+            else:
+                shards = self._precise_shards(self.ranks)
+                source = source.clamp(max=count - 1)
+                moved = permuted(self.ranks, shards, memory_of(self.remainder), source)
+                moved[~had[shards.numbers(self.ranks.rank, order.device)]] = 0.0
             self.remainder.copy_(moved)
-        self.stored.copy_(_bytes(self.stored)[order].view(self.codes.dtype))
+        if self.ranks is None:
+            self.stored.copy_(_bytes(self.stored)[order].view(self.codes.dtype))
+        else:
+            self.stored.copy_(permuted(self.ranks, self.shards, self.stored, order))
 
     @torch.no_grad()
     def fill_uniform(self, bound: float, generator: torch.Generator | None = None) -> None:
-        """Draw every weight from ``[-bound, bound)``, the same numbers for any storage."""
+        """Draw every weight from ``[-bound, bound)``, the same numbers for any storage.
+
+        A rank draws through the numbers of rows that others have: rows are the same on any mesh.
+        """
         if self.codes.is_meta:
             return
-        for start, stop in self.slices():
+        last = max((run.first + run.count for run in self.runs()), default=0)
+        for start in range(0, last, self.slice_rows):
+            stop = min(start + self.slice_rows, self.rows)
             drawn = torch.empty(stop - start, self.dim, dtype=torch.float32, device="cpu")
             drawn.uniform_(-bound, bound, generator=generator)
-            self.store(start, drawn.to(self.codes.device))
+            for run in self.runs():
+                own = run.cut(start, stop)
+                if own.count:
+                    values = drawn[own.first - start : own.first - start + own.count]
+                    self.store(own.place, values.to(self.codes.device))
 
     @torch.no_grad()
     def fill_columns(self, first: int, value: float) -> None:
@@ -255,8 +324,21 @@ class RowTable(FixedDtypes):
 
     def slices(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows whose FP32 copy is small."""
-        for start in range(0, self.rows, self.slice_rows):
-            yield start, min(start + self.slice_rows, self.rows)
+        for start in range(0, self.own_rows, self.slice_rows):
+            yield start, min(start + self.slice_rows, self.own_rows)
+
+    def slices_of_whole(self) -> Iterator[tuple[Run, int, int]]:
+        """The process's rows by slices that the whole table is cut into, the same on any mesh.
+
+        Yields:
+            Rows, and how many rows of their slice lie before and after them, with other ranks.
+        """
+        size = self.slice_rows
+        for run in self.runs():
+            for start in range(run.first // size * size, run.first + run.count, size):
+                stop = min(start + size, self.rows)
+                own = run.cut(start, stop)
+                yield own, own.first - start, stop - own.first - own.count
 
     @property
     def slice_rows(self) -> int:
@@ -267,7 +349,7 @@ class RowTable(FixedDtypes):
         """Bytes of storage by content; ``"quantisation"`` is the scales and biases of rows."""
         sizes = {"codes": self.codes.nbytes}
         if self.bits:
-            sizes["quantisation"] = PARAMETER_BYTES * self.rows
+            sizes["quantisation"] = PARAMETER_BYTES * self.own_rows
             sizes["codes"] -= sizes["quantisation"]
         if self.remainder is not None:
             sizes["remainder"] = self.remainder.nbytes
@@ -292,27 +374,56 @@ class RowTable(FixedDtypes):
 
     def faults(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
         """Sentences about a state dict's tensors that this table cannot be made of."""
-        return wrong_dtypes(self, state_dict, prefix)
+        found = wrong_dtypes(self, state_dict, prefix)
+        for name, shape in (
+            ("codes", (self.rows, self.codes.shape[1])),
+            ("remainder", (self.precise_rows, self.dim)),
+        ):
+            saved = state_dict.get(prefix + name)
+            if isinstance(saved, Tensor) and getattr(self, name) is not None:
+                fault = whole_fault(self.ranks, prefix + name, saved, shape)
+                found += [] if fault is None else [fault]
+        return found
 
     def refuse(self) -> None:
         """Leave the rows as they are when the state dict that is being loaded comes to them."""
         self._refuses = True
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("codes", "remainder") and is_dtensor(value):
+            # How fully_shard takes over a parameter; nn.Module without a __setattr__ of its own
+            # would not be asked.
+            raise RuntimeError(
+                "the rows of a table update themselves, and FSDP would cut them up and gather them "
+                "as weights with a gradient: fully_shard(model, "
+                "ignored_params=set(table.parameters())), or fully_shard(encoder) alone"
+            )
+        super().__setattr__(name, value)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        codes = self.codes
+        before = dict(self.named_parameters(recurse=False))
         super()._apply(fn, recurse)
-        self._keep(codes)
+        self._keep(before)
         return self
 
-    def _keep(self, codes: RowParameter) -> None:
-        """Go on with the parameter that optimizers know."""
-        if self.codes is not codes:
-            codes.become(self.codes)
-            self.codes = codes
+    def _keep(self, before: Mapping[str, nn.Parameter]) -> None:
+        """Go on with the parameters that optimizers know."""
+        for name, rows in before.items():
+            now = getattr(self, name)
+            if now is not rows and isinstance(rows, RowParameter):
+                rows.become(now)
+                setattr(self, name, rows)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
+        if self.ranks is not None:
+            destination[f"{prefix}codes"] = to_dtensor(self.ranks, self.shards, self.stored)
+            if self.remainder is not None:
+                shards = self._precise_shards(self.ranks)
+                kept = to_dtensor(self.ranks, shards, memory_of(self.remainder))
+                destination[f"{prefix}remainder"] = kept
+            return
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not keep_vars:
             destination[f"{prefix}codes"] = self.stored
@@ -327,14 +438,31 @@ class RowTable(FixedDtypes):
         if faults := self.faults(state_dict, prefix):
             others[-1].extend(faults)
             return
-        codes = self.codes
+        if self.ranks is not None:
+            state_dict = {**state_dict, **self._own_rows_of(state_dict, prefix, self.ranks)}
+        before = dict(self.named_parameters(recurse=False))
         super()._load_from_state_dict(state_dict, prefix, *others)
-        self._keep(codes)
+        self._keep(before)
+
+    def _own_rows_of(
+        self, state_dict: Mapping[str, Any], prefix: str, ranks: Ranks
+    ) -> dict[str, Tensor]:
+        """What this rank needs of a state dict's whole tables."""
+        own = {}
+        for name, shards in (
+            ("codes", self.shards),
+            ("remainder", self._precise_shards(ranks)),
+        ):
+            saved = state_dict.get(prefix + name)
+            if isinstance(saved, Tensor) and getattr(self, name) is not None:
+                own[prefix + name] = from_whole(ranks, shards, saved)
+        return own
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         precise = "" if self.remainder is None else f", precise_rows={self.remainder.shape[0]}"
-        return f"{self.rows}, {self.dim}, storage={self.storage}{precise}, scale={self.scale}"
+        part = "" if self.ranks is None else f" ({self.own_rows} of them here)"
+        return f"{self.rows}{part}, {self.dim}, storage={self.storage}{precise}, scale={self.scale}"
 
 
 def differing(names: Sequence[str], saved: Sequence[int], own: Sequence[int]) -> str | None:

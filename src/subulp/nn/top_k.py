@@ -39,8 +39,12 @@ class TopK:
             order = scores[crowded].sort(dim=1, descending=True, stable=True)
             best[crowded] = order.values[:, : best.shape[1]]
             index[crowded] = order.indices[:, : best.shape[1]]
-        all_scores = torch.cat([self.scores, best], 1)
-        all_labels = torch.cat([self.labels, labels[index]], 1)
+        self.merge(best, labels[index])
+
+    def merge(self, scores: Tensor, labels: Tensor) -> None:
+        """Add scores ``(batch, count)`` of ``labels`` ``(batch, count)``, in any order."""
+        all_scores = torch.cat([self.scores, scores], 1)
+        all_labels = torch.cat([self.labels, labels], 1)
         # By score, then by label: two stable sorts, the later key first.
         by_label = all_labels.argsort(dim=1, stable=True)
         all_scores, all_labels = all_scores.gather(1, by_label), all_labels.gather(1, by_label)

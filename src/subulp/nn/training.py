@@ -6,7 +6,7 @@ import torch
 from torch import distributed
 
 
-def check_one_process(name: str) -> None:
+def check_one_process(name: str, *, remedy: str = "Train in one process") -> None:
     """Refuse to train rows that other processes have copies of.
 
     Nothing sums the updates of the copies up, so they would drift apart; and
@@ -14,6 +14,7 @@ def check_one_process(name: str) -> None:
 
     Args:
         name: What trains.
+        remedy: What to do instead (default: ``"Train in one process"``).
 
     Raises:
         RuntimeError: The process group has several processes.
@@ -23,7 +24,7 @@ def check_one_process(name: str) -> None:
     if (processes := distributed.get_world_size()) > 1:
         raise RuntimeError(
             f"{name} updates its own rows, and its copies in {processes} processes would drift "
-            "apart: DistributedDataParallel does not know of these updates. Train in one process, "
+            f"apart: DistributedDataParallel does not know of these updates. {remedy}, "
             "or freeze the rows with requires_grad_(False); nothing was updated"
         )
 

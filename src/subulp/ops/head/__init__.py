@@ -16,6 +16,7 @@ from ...numerics import Format
 from ...numerics.int_rows import IntFormat
 from ...numerics.random_bits import RandomAddress as RandomAddress
 from .. import backend
+from .exact_sum import ExactSum
 
 Rounding = Literal["nearest", "stochastic"]
 Products = Literal["fp32", "bf16", "fp8"]
@@ -26,8 +27,8 @@ class HeadJob:
     """Arguments of :func:`head_step`.
 
     Attributes:
-        rows: ``(labels, dim)`` stored values of the chunk, or rows of integers, uint8 ``(labels,
-            row_bytes(dim, bits))``; updated.
+        rows: ``(labels, dim)`` stored values of the chunk, or of a run of its rows; or rows of
+            integers, uint8 ``(labels, row_bytes(dim, bits))``; updated.
         format: The format of the stored values; their dtype's, a simulated one in FP32 storage, or
             integers.
         remainder: BF16 ``(precise, dim)``, what rounding took from the first rows; updated.
@@ -45,8 +46,14 @@ class HeadJob:
         dropout: Share of the weights that are left out of the products.
         train: Whether to update the rows and compute ``grad_x``.
         gradient: Whether to compute ``grad_x`` also where the rows are not updated.
-        loss: FP64 (); the chunk's sum of binary cross-entropies is added to it. ``None`` skips it.
+        loss: FP64 ``(exact_sum.PARTS,)``, whose sum is the loss: the chunk's binary cross-entropies
+            are added, in any order with the same bits (:mod:`.exact_sum`). Or an ``ExactSum`` of
+            several chunks, which its owner flushes. ``None`` skips it.
         products: ``"fp32"``; ``"bf16"`` for rows of BF16 numbers; or ``"fp8"`` for E4M3 rows.
+        before: Rows of the chunk that lie before these, with another rank. Tiles are those of the
+            whole chunk, and rows that are not here count as zeros in products: how a product
+            rounds depends on its shape.
+        after: Rows of the chunk that lie after these.
     """
 
     rows: Tensor
@@ -65,8 +72,10 @@ class HeadJob:
     dropout: float = 0.0
     train: bool = True
     gradient: bool = False
-    loss: Tensor | None = None
+    loss: Tensor | ExactSum | None = None
     products: Products = "fp32"
+    before: int = 0
+    after: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -77,6 +86,11 @@ class HeadJob:
     def dim(self) -> int:
         """Weights of a row."""
         return self.x.shape[1]
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of the whole chunk."""
+        return self.before + self.rows.shape[0] + self.after
 
     @property
     def precise(self) -> int:

@@ -38,34 +38,34 @@ def logistic_(
     loss: bool,
     narrow: bool = False,
 ) -> Tensor | None:
-    """Turn logits into ``(sigmoid(logits) - Y) * gain``, and sum the binary cross-entropies.
+    """Turn logits into ``(sigmoid(logits) - Y) * gain``, and compute the binary cross-entropies.
 
     Args:
         logits: Contiguous FP32 ``(rows, columns)``; overwritten with ``gradient``.
         positives: Where ``Y`` is 1; it is 0 elsewhere.
         gain: Factor on the gradient.
         gradient: Whether to compute it.
-        loss: Whether to sum the losses.
+        loss: Whether to compute the losses.
         narrow: Whether to round the logits, and what they become, to BF16 (default: ``False``).
 
     Returns:
-        FP64 (), the sum of the losses, each row's from its first element to its last; ``None``
-        without ``loss``.
+        FP64 numbers whose sum is the loss: for each row the sum of ``softplus(logits)`` from its
+        first element to its last, then for each positive what it takes away. ``None`` without
+        ``loss``.
 
     Raises:
         ValueError: A positive is outside of the matrix.
     """
-    total = None
+    positive = None
     if loss:
         positive = logits[positives.rows - positives.first, positives.columns]
         if narrow:
             to_bf16_(positive)
-        total = -positive.sum(dtype=torch.float64)
     if backend.choose(logits.device).backend == "cpu":
         sums = _call(logits, positives, gain, gradient=gradient, loss=loss, narrow=narrow)
     else:
         sums = _compute(logits, positives, gain, gradient=gradient, loss=loss, narrow=narrow)
-    return None if total is None or sums is None else total + sums.sum()
+    return None if positive is None or sums is None else torch.cat([sums, -positive.double()])
 
 
 def _compute(

@@ -8,4 +8,4 @@ from . import HeadJob, tiles
 
 def run(job: HeadJob) -> None:
     """Run ``job`` with the whole chunk as one tile."""
-    tiles.run(job, job.rows.shape[0], sgd.run)
+    tiles.run(job, job.chunk_rows, sgd.run)

@@ -16,6 +16,7 @@ from ..rows import decode, decode_rows, encode, encode_rows
 from ..step.job import StepJob, new_scalars
 from ..strategy import parse_strategy
 from . import HeadJob, fp8
+from .exact_sum import ExactSum
 from .logistic import Positives, logistic_
 
 DROPOUT_SLOT = 1
@@ -24,12 +25,55 @@ DROPOUT_SLOT = 1
 
 @dataclass
 class _Tile:
-    """Rows ``start`` to ``stop`` of the chunk and FP32 room for their weights and gradients."""
+    """Rows ``start`` to ``stop`` of the job and FP32 room for their weights and gradients."""
 
     start: int
     stop: int
     weight: Tensor
     gradient: Tensor
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a job's rows lie in a tile of the whole chunk.
+
+    Attributes:
+        start: The first of them, counted in the job.
+        stop: What comes after the last.
+        before: Rows of the tile before them.
+        size: Rows of the tile.
+    """
+
+    start: int
+    stop: int
+    before: int
+    size: int
+
+    @property
+    def own(self) -> slice:
+        """The job's rows of the tile."""
+        return slice(self.before, self.before + self.stop - self.start)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the job has all rows of the tile."""
+        return self.stop - self.start == self.size
+
+    def clear_others(self, rows: Tensor) -> None:
+        """Set to zero what a matrix has for rows of the tile that the job does not have."""
+        rows[: self.own.start].zero_()
+        rows[self.own.stop :].zero_()
+
+    @classmethod
+    def all_of(cls, job: HeadJob, size: int) -> list[_Place]:
+        """The tiles of ``size`` rows that have rows of the job."""
+        begin, end = job.before, job.before + job.rows.shape[0]
+        found = []
+        for first in range(begin // size * size, end, size):
+            last = min(first + size, job.chunk_rows)
+            start, stop = max(first, begin), min(last, end)
+            found.append(cls(start - begin, stop - begin, start - first, last - first))
+        return found
 
 
 @dataclass(frozen=True)
@@ -95,55 +139,72 @@ def run(
         fp8_units: Whether logits of FP8 operands come from FP8 units.
     """
     labels, dim = job.rows.shape[0], job.dim
-    size = min(tile_rows, labels)
-    weight = torch.empty(size, dim, dtype=torch.float32, device=job.device)
+    size = min(tile_rows, job.chunk_rows)
+    weights = torch.empty(size, dim, dtype=torch.float32, device=job.device)
     own = job.train and fused_update is None
-    gradient = torch.empty_like(weight) if own else weight
+    gradients = torch.empty_like(weights) if own else weights
     logits = torch.empty(size, job.x.shape[0], dtype=torch.float32, device=job.device)
     partial = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
     products = _Products.of(job, fp8_units=fp8_units)
     if products.rounded:
         job = replace(job, x=job.x.bfloat16().float())
     scale = job.scale if products.stored else 1.0
+    loss = ExactSum(job.loss) if isinstance(job.loss, Tensor) else job.loss
+    places = _Place.all_of(job, size)
     # Positives are sorted by label: those of a tile are a run of them.
-    starts = torch.arange(0, labels + size, size, dtype=torch.int64, device=job.device)
-    bounds = torch.searchsorted(job.positive_labels, starts).tolist()
-    for i, start in enumerate(range(0, labels, size)):
-        stop = min(start + size, labels)
-        tile = _Tile(start, stop, weight[: stop - start], gradient[: stop - start])
-        rows = job.rows[start:stop]
-        factor = rows if products.stored else _decode(job, rows, tile.weight)
+    starts = [place.start for place in places] + [labels]
+    bounds = torch.searchsorted(
+        job.positive_labels, torch.tensor(starts, dtype=torch.int64, device=job.device)
+    ).tolist()
+    for i, place in enumerate(places):
+        weight, gradient, all_g = (m[: place.size] for m in (weights, gradients, logits))
+        tile = _Tile(place.start, place.stop, weight[place.own], gradient[place.own])
+        rows, g = job.rows[place.start : place.stop], all_g[place.own]
+        factor = _stored(rows, place) if products.stored else weight
+        if not products.stored:
+            _decode(job, rows, tile.weight)
+            place.clear_others(weight)
         kept = _dropout(job, tile)
-        pairs = slice(bounds[i], bounds[i + 1])
-        positives = Positives(job.positive_labels[pairs], job.positive_instances[pairs], start)
-        g = logits[: stop - start]
         if products.fp8_units:
-            g.copy_(fp8.unit_logits(rows, products.x, job.scale))
+            all_g.copy_(fp8.unit_logits(_stored(rows, place), products.x, job.scale))
         else:
             x = products.x if products.bf16 else products.x.float()
-            products.mm(factor, x.t(), g, scale, 1.0)
-        loss = logistic_(
+            products.mm(factor, x.t(), all_g, scale, 1.0)
+        pairs = slice(bounds[i], bounds[i + 1])
+        terms = logistic_(
             g,
-            positives,
+            Positives(job.positive_labels[pairs], job.positive_instances[pairs], place.start),
             job.gain,
             gradient=job.train or job.gradient,
-            loss=job.loss is not None,
+            loss=loss is not None,
             narrow=products.rounded,
         )
-        if job.loss is not None and loss is not None:
-            job.loss.add_(loss)
+        if loss is not None and terms is not None:
+            loss.add(terms)
         if job.train or job.gradient:
+            place.clear_others(all_g)
             # Not addmm: a product that starts from a large sum rounds each of its terms to it.
-            job.grad_x.add_(products.mm(g.t(), factor, partial, 1.0, scale))
+            job.grad_x.add_(products.mm(all_g.t(), factor, partial, 1.0, scale))
         if not job.train:
             continue
         if fused_update is not None:
-            fused_update(job, start, rows, g)
+            fused_update(job, place.start, rows, g)
             continue
-        products.mm(g, job.x, tile.gradient, 1.0, 1.0)
+        products.mm(all_g, job.x, gradient, 1.0, 1.0)
         if kept is not None:
             tile.gradient.mul_(kept)
         _update(job, tile, step_sgd)
+    if loss is not None and loss is not job.loss:
+        loss.flush()
+
+
+def _stored(rows: Tensor, place: _Place) -> Tensor:
+    """The rows of a whole tile as they are stored, zeros where the job has none."""
+    if place.whole:
+        return rows
+    tile = torch.zeros(place.size, rows.shape[1], dtype=rows.dtype, device=rows.device)
+    tile[place.own] = rows
+    return tile
 
 
 def _has_dtype(job: HeadJob) -> bool:
