@@ -28,6 +28,11 @@ Storage = str | tuple[int, int] | Format | IntFormat
 _SLICE = 1 << 22
 
 
+def slice_rows(dim: int) -> int:
+    """Number of rows of ``dim`` numbers whose FP32 copy is small."""
+    return max(1, _SLICE // dim)
+
+
 def parse_storage(storage: Storage) -> Format | IntFormat:
     """The format that a ``storage=`` argument names.
 
@@ -76,6 +81,8 @@ class RowTable(FixedDtypes):
             their own scales (default: 1).
         whole: Whether the stored rows are all there is to a row; a cache keeps some of them
             elsewhere (default: ``True``).
+        part: Whether these are the rows that a rank has of a table, perhaps none (default:
+            ``False``).
         device: Device of the table (default: torch's).
 
     Attributes:
@@ -105,10 +112,11 @@ class RowTable(FixedDtypes):
         precise_rows: int = 0,
         scale: float = 1.0,
         whole: bool = True,
+        part: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if rows < 1 or dim < 1:
+        if rows < (0 if part else 1) or dim < 1:
             raise ValueError(f"a table of {rows} rows x {dim} is empty: give at least 1 x 1")
         if not 0 <= precise_rows <= rows:
             raise ValueError(f"precise_rows={precise_rows} is out of range: from 0 to {rows}")
@@ -261,7 +269,7 @@ class RowTable(FixedDtypes):
     @property
     def slice_rows(self) -> int:
         """Number of rows whose FP32 copy is small."""
-        return max(1, _SLICE // self.dim)
+        return slice_rows(self.dim)
 
     def nbytes(self) -> dict[str, int]:
         """Bytes of storage by content; ``"quantisation"`` is the scales and biases of rows."""

@@ -16,7 +16,7 @@ import numpy as np
 from . import facts
 from .step.job import SCALARS
 
-ABI = 10
+ABI = 11
 _REMEDY = (
     "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
     ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
@@ -175,6 +175,11 @@ TABLE = np.dtype(
         ("row_bytes", "i8"),
         ("dim", "i8"),
         ("sets", "i8"),
+        ("period", "i8"),
+        ("first", "i8"),
+        ("taken", "i8"),
+        ("whole_dim", "i8"),
+        ("column", "i8"),
         ("dtype", "i4"),
         ("ways", "i4"),
         ("mixed", "i4"),
