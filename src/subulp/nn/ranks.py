@@ -18,10 +18,10 @@ class Ranks:
     """The ranks of a mesh of one dimension. Collectives go over its group only.
 
     Args:
-        mesh: The mesh.
+        mesh: The mesh; ``None`` for one process that has all.
 
     Attributes:
-        mesh: The mesh.
+        mesh: The mesh, or ``None``.
         size: Number of ranks.
         rank: This one.
 
@@ -29,7 +29,10 @@ class Ranks:
         ValueError: The mesh has several dimensions, or is a slice of one that has.
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        self.mesh, self.size, self.rank = mesh, 1, 0
+        if mesh is None:
+            return
         if mesh.ndim != 1:
             raise ValueError(
                 f"mesh has {mesh.ndim} dimensions {mesh.shape}: tables are split over one; pass "
@@ -44,7 +47,7 @@ class Ranks:
             )
         if mesh.get_coordinate() is None:
             raise ValueError("this rank is not in the mesh: make the module on the mesh's ranks")
-        self.mesh, self.size, self.rank = mesh, mesh.size(), mesh.get_local_rank()
+        self.size, self.rank = mesh.size(), mesh.get_local_rank()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -56,9 +59,15 @@ class Ranks:
         )
 
     @property
+    def group(self) -> distributed.ProcessGroup:
+        """Over which the ranks communicate."""
+        assert self.mesh is not None
+        return self.mesh.get_group()
+
+    @property
     def device(self) -> torch.device:
         """Where tensors must lie to be sent."""
-        kind = self.mesh.device_type
+        kind = "cpu" if self.mesh is None else self.mesh.device_type
         if kind == "cpu":
             return torch.device("cpu")
         return torch.device(kind, torch.accelerator.current_device_index())
@@ -84,14 +93,14 @@ class Ranks:
             sent.contiguous().view(torch.uint8),
             [size * count for count in expected],
             [size * count for count in counts],
-            group=self.mesh.get_group(),
+            group=self.group,
         )
         return received
 
     def sum(self, tensor: Tensor) -> None:
         """Add up a tensor of all ranks, in place; the order of the terms is not fixed."""
         if self.size > 1:
-            distributed.all_reduce(tensor, group=self.mesh.get_group())
+            distributed.all_reduce(tensor, group=self.group)
 
     def agree(self, words: Sequence[int]) -> list[list[int]]:
         """Some words of all ranks."""
@@ -113,7 +122,7 @@ class Ranks:
         found: list[tuple[str, str] | None] = [own]
         if self.size > 1:
             found = [None] * self.size
-            distributed.all_gather_object(found, own, group=self.mesh.get_group())
+            distributed.all_gather_object(found, own, group=self.group)
         if fault is not None:
             raise fault
         rank, (kind, words) = next((r, f) for r, f in enumerate(found) if f is not None)

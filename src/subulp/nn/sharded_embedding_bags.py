@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,13 +12,20 @@ from torch.autograd.function import once_differentiable
 from ..ops.embedding import calls
 from ..ops.embedding.job import check_offsets, index_error, not_finite
 from ..ops.graph_breaks import between_graphs
-from .cached_embedding_bag import Mode, bag_bounds, bag_configs, bag_means
+from .cached_embedding_bag import (
+    CachedEmbeddingBags,
+    Mode,
+    bag_bounds,
+    bag_configs,
+    bag_means,
+)
 from .cached_lookup import CachedLookup, anchor, check_weights, integers
-from .cached_table import EmbeddingTable
+from .cached_table import CachedTable, EmbeddingTable
 from .lookup_routes import Slots
 from .placement import Placement, place
 from .ranks import Ranks, digest
 from .seeds import seed_of
+from .shard_state import load_part, load_rows, save_part, save_rows
 from .sharded_lookup import (
     Exchange,
     exchange_lookups,
@@ -60,7 +67,8 @@ class ShardedCachedEmbeddingBags(CachedLookup):
 
     Args:
         tables: How each table is stored, cached and rounded.
-        mesh: A mesh of one dimension with all ranks that have the module.
+        mesh: A mesh of one dimension with all ranks that have the module; ``None`` for one process
+            that has all rows.
         plan: The placement of each table; ``None`` splits the rows of those that take more than a
             rank's even share, and places others whole (default: ``None``).
         narrow_above: Tables of at most this many rows stay in FP32 without a cache (default:
@@ -88,7 +96,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
     def __init__(
         self,
         tables: Sequence[EmbeddingTable],
-        mesh: DeviceMesh,
+        mesh: DeviceMesh | None,
         plan: Sequence[Placement] | None = None,
         narrow_above: int = 1000,
         *,
@@ -103,12 +111,13 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         if wire not in _WIRES:
             raise ValueError(f"wire={wire!r} is unknown: use {', '.join(map(repr, _WIRES))}")
         ranks = Ranks(mesh)
-        device = ranks.device if device is None else torch.device(device)
-        if device.type not in (ranks.device.type, "meta"):
-            raise ValueError(
-                f"device={device} does not go with a mesh of {mesh.device_type!r}: tables lie "
-                "where the mesh communicates"
-            )
+        if mesh is not None:
+            device = ranks.device if device is None else torch.device(device)
+            if device.type not in (ranks.device.type, "meta"):
+                raise ValueError(
+                    f"device={device} does not go with a mesh of {mesh.device_type!r}: tables lie "
+                    "where the mesh communicates"
+                )
         placed = place(configs, plan, ranks.size)
         facts = digest(configs, placed, features, mode, stacked, wire)
         words = ranks.agree([seed_of(seed), seed is None, facts])
@@ -121,6 +130,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         self.ranks, self.mode, self.stacked, self.wire = ranks, mode, stacked, wire
         self.placed, self._dims, self._configs = placed, dims, configs
         self._slots = Slots.of(features, placed)
+        self.register_state_dict_post_hook(_save_parts)  # type: ignore[no-untyped-call]
 
     @property
     def features(self) -> list[int]:
@@ -363,11 +373,108 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 columns = slice(placed.column, placed.column + placed.dim)
                 table.load(weights[own.to(weights.device), columns], first)
 
+    # ------------------------------------------------------------------------------- state
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """The state for ``torch.distributed.checkpoint``, of the same meaning on any mesh.
+
+        Split tables are DTensors of the whole; others are plain tensors on the rank that has them.
+        See :mod:`.shard_state` for their shapes.
+        """
+        return super().state_dict(*arguments, **named)
+
+    def unsharded(self) -> CachedEmbeddingBags:
+        """A copy for one process without a mesh: same rows, caches, seed and number of updates.
+
+        Raises:
+            RuntimeError: Other ranks have some of the rows, or a table is split by columns. (Load a
+                checkpoint into a module with ``mesh=None`` first.)
+        """
+        if self.ranks.size > 1:
+            raise RuntimeError(
+                f"{self.ranks.size} ranks share the rows: save them by torch.distributed.checkpoint"
+                " and load them into a module with mesh=None"
+            )
+        if len(self.placed) > len(self._configs):
+            raise RuntimeError(
+                "a table is split by columns, and its parts are tables of their own: unsharded() "
+                "would have to round them again"
+            )
+        whole = CachedEmbeddingBags(
+            self._configs,
+            0,
+            features=self._features,
+            mode=self.mode,
+            stacked=self.stacked,
+            seed=self.seed,
+            device="meta",
+        ).to_empty(device=self.statistics.device)
+        state: dict[str, Any] = {"_extra_state": self.get_extra_state()}
+        for i, table in enumerate(self._tables()):
+            for name, tensor in table.state_dict().items():
+                rows = name in ("table.codes", "counts")
+                state[f"tables.{i}.{name}"] = (
+                    tensor[: self._configs[i].num_embeddings] if rows else tensor
+                )
+        whole.load_state_dict(state)
+        return whole
+
+    def save_rows(self, rows: Tensor, tensor: Tensor) -> Tensor | None:
+        """What an optimizer keeps for each row of a table, as a checkpoint has it.
+
+        Args:
+            rows: The stored rows of a part.
+            tensor: ``(rows, ...)``.
+
+        Returns:
+            The tensor; ``None`` on ranks that have none of the rows of a part that is not split.
+        """
+        p = next(p for p, codes in enumerate(self._codes()) if codes is rows)
+        placed, table = self.placed[p], self._tables()[p]
+        if placed.rank not in (None, self.ranks.rank):
+            return None
+        return save_rows(self.ranks, placed, table, tensor)
+
+    def load_rows(self, rows: Tensor, saved: Tensor | None, own: Tensor) -> Tensor:
+        """What this rank has of what :meth:`save_rows` has made, or one process kept.
+
+        Args:
+            rows: The stored rows of a part.
+            saved: What was saved.
+            own: What there is now.
+        """
+        p = next(p for p, codes in enumerate(self._codes()) if codes is rows)
+        if self.placed[p].rank not in (None, self.ranks.rank):
+            return own
+        return own if saved is None else load_rows(self._tables()[p], saved, own)
+
+    # As torch calls it; the last of the others collects errors.
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
+    ) -> None:
+        assert isinstance(state_dict, dict)
+        for p, (placed, table) in enumerate(zip(self.placed, self._tables(), strict=True)):
+            others[-1].extend(load_part(placed, table, state_dict, f"{prefix}tables.{p}."))
+        if others[-1]:
+            for table in self._tables():
+                table.refuse()
+            return
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         return (
             f"rank {self.ranks.rank} of {self.ranks.size}, mode={self.mode!r}, wire={self.wire!r}"
         )
+
+
+def _save_parts(
+    module: torch.nn.Module, state: dict[str, Any], prefix: str, _: dict[str, Any]
+) -> None:
+    assert isinstance(module, ShardedCachedEmbeddingBags)
+    for p, (placed, table) in enumerate(zip(module.placed, module.tables, strict=True)):
+        assert isinstance(table, CachedTable)
+        save_part(module.ranks, placed, table, state, f"{prefix}tables.{p}.")
 
 
 class _Rows(torch.autograd.Function):

@@ -42,19 +42,14 @@ class TablePart:
         return self.stop - self.first
 
     @property
-    def full_rounds(self) -> int:
-        """How often all residues occur."""
-        return self.whole_rows // self.period
-
-    @property
-    def rest(self) -> int:
-        """Rows of the part in the last round, where not all residues occur."""
-        return min(max(self.whole_rows % self.period - self.first, 0), self.taken)
+    def rounds(self) -> int:
+        """How often a residue occurs, at most."""
+        return -(-self.whole_rows // self.period)
 
     @property
     def rows(self) -> int:
-        """Rows of the part."""
-        return self.full_rounds * self.taken + self.rest
+        """Rows of the part: as many for each residue, so a few may be none of the table's."""
+        return self.rounds * self.taken
 
     def as_op(self) -> Part:
         """The part in the form that :mod:`subulp.ops.embedding` takes."""
