@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,12 +34,19 @@ class ColumnWise:
     of its own, as in TorchRec. The number of parts, not that of ranks, decides the bits.
 
     Attributes:
-        parts: Number of parts, of widths as equal as can be.
+        parts: Number of parts, of widths as equal as can be; or their widths.
         ranks: The rank of each part; ``None`` for those with the fewest bytes (default: ``None``).
     """
 
-    parts: int
+    parts: int | tuple[int, ...]
     ranks: tuple[int, ...] | None = None
+
+    def widths(self, dim: int) -> list[int]:
+        """The columns of each part of a table of so many."""
+        if isinstance(self.parts, tuple):
+            return list(self.parts)
+        cuts = [dim * i // self.parts for i in range(self.parts + 1)]
+        return [stop - start for start, stop in itertools.pairwise(cuts)]
 
 
 Placement = TableWise | RowWise | ColumnWise
@@ -119,10 +127,13 @@ def place(
         if isinstance(placement, RowWise):
             placed.append(PlacedPart(t, config, 0, config.embedding_dim, None))
             continue
-        parts = _parts(placement)
-        cuts = [config.embedding_dim * i // parts for i in range(parts + 1)]
-        for i, rank in enumerate(chosen[t]):
-            placed.append(PlacedPart(t, config, cuts[i], cuts[i + 1] - cuts[i], rank))
+        widths = [config.embedding_dim]
+        if isinstance(placement, ColumnWise):
+            widths = placement.widths(config.embedding_dim)
+        column = 0
+        for width, rank in zip(widths, chosen[t], strict=True):
+            placed.append(PlacedPart(t, config, column, width, rank))
+            column += width
     return placed
 
 
@@ -134,7 +145,9 @@ def _parts(placement: Placement) -> int:
     """Number of parts that lie whole on one rank each."""
     if isinstance(placement, RowWise):
         return 0
-    return placement.parts if isinstance(placement, ColumnWise) else 1
+    if isinstance(placement, TableWise):
+        return 1
+    return placement.parts if isinstance(placement.parts, int) else len(placement.parts)
 
 
 def _ranks(placement: Placement) -> list[int] | None:
@@ -157,12 +170,14 @@ def _check(t: int, config: EmbeddingTable, placement: Placement, ranks: int) -> 
             "ranks; use hash='modulo', or place the table by TableWise() or ColumnWise()"
         )
     if isinstance(placement, ColumnWise):
-        if not 1 <= placement.parts <= config.embedding_dim:
+        dim, parts = config.embedding_dim, _parts(placement)
+        widths = placement.widths(dim) if parts > 0 else []
+        if sum(widths) != dim or min(widths) < 1:
             raise ValueError(
-                f"table {t} has {config.embedding_dim} columns: ColumnWise({placement.parts}) has "
-                "to have from 1 part to one for each column"
+                f"table {t} has {dim} columns: ColumnWise({placement.parts}) has to have from 1 "
+                "part to one for each column, and widths that add up to them"
             )
-        if placement.ranks is not None and len(placement.ranks) != placement.parts:
+        if placement.ranks is not None and len(placement.ranks) != parts:
             raise ValueError(
                 f"table {t}: ColumnWise({placement.parts}) names {len(placement.ranks)} ranks: one "
                 "for each part"
