@@ -14,7 +14,7 @@ from subulp import nn, optim
 
 from . import torchrec_jobs as jobs
 
-# FBGEMM and TorchRec have no part in a first installation: see requirements of the tests.
+# `make test` installs it without its requirements, which an extra of a package cannot leave out.
 if importlib.util.find_spec("torchrec") is None:
     pytest.skip("torchrec is not installed", allow_module_level=True)
 
