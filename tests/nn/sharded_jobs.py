@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from subulp import nn, optim
@@ -165,6 +166,36 @@ def checkpoints(
     return seen
 
 
+def whole_model(mesh: DeviceMesh, ranks: int, rank: int) -> dict[str, Any]:
+    """Tables beside dense layers: DCP's state of the model, and DDP around both."""
+    config = [nn.EmbeddingTable(1200, 4, "int8", 0.05, ways=4)] * 3
+
+    def made() -> torch.nn.ModuleDict:
+        bags = nn.ShardedCachedEmbeddingBags(config, mesh, [nn.TableWise(), *[nn.RowWise()] * 2])
+        return torch.nn.ModuleDict({"dense": torch.nn.Linear(12, 1), "bags": bags})
+
+    values, lengths = torch.arange(6) * 100 + rank, torch.ones(6, dtype=torch.int64)
+    torch.manual_seed(1)
+    model, other = made(), made()
+    optimizers = [optim.RowAdagrad(m["bags"], lr=0.1) for m in (model, other)]
+    model["dense"](model["bags"](values, lengths)).sum().backward()
+    saved = copy.deepcopy(get_model_state_dict(model))
+    set_model_state_dict(other, saved)
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    for m in (model, other):
+        m["dense"](m["bags"](values, lengths)).sum().backward()
+    rows = [[m["bags"].weight_fp32(t) for t in range(3)] for m in (model, other)]
+    seen: dict[str, Any] = {"set": all(map(torch.equal, *rows))}
+    group = mesh.get_group()
+    with caught(seen, "ddp"):
+        torch.nn.parallel.DistributedDataParallel(other, process_group=group)
+    if rank > 0:
+        other["bags"].mark.zero_()
+    with caught(seen, "overwritten"):
+        other["bags"](values, lengths)
+    return seen
+
+
 @contextlib.contextmanager
 def caught(seen: dict[str, str], name: str) -> Iterator[None]:
     try:
@@ -262,6 +293,7 @@ def others(mesh: DeviceMesh, ranks: int, rank: int) -> dict[str, Any]:
     scaler.step(optimizer)
     scaler.update()
     seen["overflow"] = (scaled.steps, scaler.get_scale())
+    seen |= whole_model(mesh, ranks, rank)
     return seen
 
 

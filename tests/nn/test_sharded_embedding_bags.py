@@ -154,10 +154,13 @@ def test_seeds_copies_frozen_tables_and_scalers(found, ranks):
     assert len({seen["seed"] for seen in each}) == 1
     width = sum(jobs.tables()[t].embedding_dim for t in jobs.FEATURES)
     for seen in each:
-        for name in ("twin", "weights alone", "frozen", "scaled"):
+        for name in ("twin", "weights alone", "frozen", "scaled", "set"):
             assert seen[name] is True, name
         assert seen["empty"] == (0, width)
         assert seen["overflow"] == (1, 512.0)
+        assert "RuntimeError: DistributedDataParallel would overwrite the rows" in seen["ddp"]
+        words = "nothing" if ranks == 1 else "overwritten with that of rank 0"
+        assert words in seen["overwritten"]
 
 
 def test_meshes_that_would_have_copies_are_refused(found):

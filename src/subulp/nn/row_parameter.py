@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
@@ -21,19 +22,24 @@ class RowParameter(nn.Parameter):
         frozen: Whether updates leave them alone (default: ``False``).
         numbers: Whether the rows are numbers that arithmetic makes sense of; else ``detach()``
             refuses it, which protects them from averages of weights (default: ``True``).
+        of_rank: Whether other ranks have other rows of the table, so that nothing may copy these to
+            other ranks (default: ``False``).
     """
 
     frozen: bool
     numbers: bool
+    of_rank: bool
 
     def __new__(  # noqa: D102
-        cls, data: Tensor, *, frozen: bool = False, numbers: bool = True
+        cls, data: Tensor, *, frozen: bool = False, numbers: bool = True, of_rank: bool = False
     ) -> Self:
         made = super().__new__(cls, memory_of(data), False)
-        made.frozen, made.numbers = frozen, numbers
+        made.frozen, made.numbers, made.of_rank = frozen, numbers, of_rank
         return made
 
-    def __init__(self, data: Tensor, *, frozen: bool = False, numbers: bool = True) -> None:
+    def __init__(
+        self, data: Tensor, *, frozen: bool = False, numbers: bool = True, of_rank: bool = False
+    ) -> None:
         """Nothing: :meth:`__new__` has done all."""
 
     @property
@@ -59,7 +65,17 @@ class RowParameter(nn.Parameter):
         )
 
     def detach(self) -> Tensor:
-        """The rows as a tensor; one that refuses arithmetic unless they are numbers."""
+        """The rows as a tensor; one that refuses arithmetic unless they are numbers.
+
+        Raises:
+            RuntimeError: ``DistributedDataParallel`` is about to overwrite the rows of other ranks.
+        """
+        # This is all that it asks of a parameter, and unequal shapes would end the process.
+        if self.of_rank and sys._getframe(1).f_code.co_name == "_sync_module_states":
+            raise RuntimeError(
+                "DistributedDataParallel would overwrite the rows of all ranks with those of rank "
+                "0, and each has its own: wrap the dense layers alone"
+            )
         rows = memory_of(self)
         return rows if self.numbers else rows.as_subclass(_Opaque)
 
@@ -70,10 +86,11 @@ class RowParameter(nn.Parameter):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), memory_of(self), self.frozen, self.numbers)
+        facts = (self.frozen, self.numbers, self.of_rank)
+        return _rebuilt, (type(self), memory_of(self), *facts)
 
     def _like(self, data: Tensor) -> Self:
-        return type(self)(data, frozen=self.frozen, numbers=self.numbers)
+        return type(self)(data, frozen=self.frozen, numbers=self.numbers, of_rank=self.of_rank)
 
     def become(self, other: nn.Parameter) -> None:
         """Take over the rows of ``other``, wherever they are: optimizers know this object."""
@@ -86,8 +103,10 @@ def memory_of(rows: Tensor) -> Tensor:
     return Tensor.detach(rows)
 
 
-def _rebuilt(kind: type[RowParameter], data: Tensor, frozen: bool, numbers: bool) -> RowParameter:
-    return kind(data, frozen=frozen, numbers=numbers)
+def _rebuilt(
+    kind: type[RowParameter], data: Tensor, frozen: bool, numbers: bool, of_rank: bool = False
+) -> RowParameter:
+    return kind(data, frozen=frozen, numbers=numbers, of_rank=of_rank)
 
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv")

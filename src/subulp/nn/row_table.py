@@ -131,7 +131,7 @@ class RowTable(FixedDtypes):
         else:
             shape, dtype = (rows, dim), self.storage.dtype or torch.float32
         codes = zeros(shape, dtype, device)
-        self.codes = RowParameter(codes, numbers=whole and not self.bits)
+        self.codes = RowParameter(codes, numbers=whole and not self.bits, of_rank=part)
         self._refuses = False
         remainder = torch.zeros(precise_rows, dim, dtype=torch.bfloat16, device=device)
         self.register_buffer("remainder", remainder if precise_rows else None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -93,6 +93,8 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             dimensions.
     """
 
+    mark: Tensor
+
     def __init__(
         self,
         tables: Sequence[EmbeddingTable],
@@ -129,6 +131,9 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         super().__init__(configs, features, words[0][0], device, parts)
         self.ranks, self.mode, self.stacked, self.wire = ranks, mode, stacked, wire
         self.placed, self._dims, self._configs = placed, dims, configs
+        # What copies rank 0's buffers to other ranks, as DistributedDataParallel, shows here.
+        mark = torch.full((1,), ranks.rank, dtype=torch.int64, device=device)
+        self.register_buffer("mark", mark, persistent=False)
         self._slots = Slots.of(features, placed)
         self.register_state_dict_post_hook(_save_parts)  # type: ignore[no-untyped-call]
 
@@ -177,6 +182,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             check_weights(per_sample_weights, values, self.mode)
             bounds = bag_bounds(len(self._features), lengths, offsets)
             self._check_values(values, bounds)
+            self._check_own()
         except Exception as error:
             fault = error
         out = self._look_up(values, bounds, per_sample_weights, fault)
@@ -185,6 +191,14 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             out = bag_means(out, bounds, self._dims)
         shape = out.shape[0], len(self._dims), self._dims[0]
         return out.view(shape) if self.stacked else out
+
+    def _check_own(self) -> None:
+        if int(self.mark) != self.ranks.rank:
+            raise RuntimeError(
+                f"the cache of rank {self.ranks.rank} has been overwritten with that of rank "
+                f"{int(self.mark)}, as DistributedDataParallel does with what it wraps: wrap the "
+                "dense layers alone, make the tables again and load a checkpoint"
+            )
 
     def _check_values(self, values: Tensor, offsets: Tensor) -> None:
         check_offsets(offsets, values.numel())
@@ -374,6 +388,13 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 table.load(weights[own.to(weights.device), columns], first)
 
     # ------------------------------------------------------------------------------- state
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        was_meta = self.mark.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.mark.is_meta:
+            self.mark.fill_(self.ranks.rank)
+        return self
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
         """The state for ``torch.distributed.checkpoint``, of the same meaning on any mesh.
