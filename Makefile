@@ -74,9 +74,11 @@ $(VENV)/.package: $(VENV)/.torch $(SOURCES)
 	$(PIP) install --constraint constraints.txt '.[lab]'
 	@touch $@
 
-# The package as it is installed, and what its extra needs besides: nothing is built again.
-$(VENV)/.test: $(VENV)/.package
+# The package as it is installed, and what its extra needs besides: nothing is built again. TorchRec comes
+# without its requirements, which would replace PyTorch.
+$(VENV)/.test: $(VENV)/.package tests/integrations/requirements.txt
 	$(PIP) install --constraint constraints.txt 'subulp[lab,test]'
+	$(PIP) install --no-deps --requirement tests/integrations/requirements.txt
 	@touch $@
 
 clean:

@@ -238,7 +238,10 @@ class TableUpdate {
   const char* cached(int64_t place) const { return reinterpret_cast<const char*>(t_.cache + place * t_.dim); }
 
   void encode(int64_t row, float* x, uint32_t slot) {
-    const RowRounding rounding{t_.stochastic ? &bits_ : nullptr, static_cast<uint64_t>(row * t_.dim), slot};
+    const bool all = t_.taken == t_.period;  // rows taken, so that these are the whole table's
+    const int64_t whole = all ? row : row / t_.taken * t_.period + t_.first + row % t_.taken;
+    const uint64_t first = static_cast<uint64_t>(whole * t_.whole_dim + t_.column);
+    const RowRounding rounding{t_.stochastic ? &bits_ : nullptr, first, slot};
     Row::encode(x, t_.dim, stored_row(t_, row), q_.data(), rounding);
   }
 

@@ -136,6 +136,9 @@ typedef struct {
   int64_t row_bytes;
   int64_t dim;
   int64_t sets; /* 0 without a cache */
+  /* Where the elements lie in a whole table, for random bits: row r is the whole's
+   * r / taken * period + first + r % taken, of `whole_dim` numbers, and begins at its `column`. */
+  int64_t period, first, taken, whole_dim, column;
   int32_t dtype;
   int32_t ways;
   int32_t mixed;

@@ -1,4 +1,4 @@
-"""Dependencies run one way: numerics <- ops <- optim, nn <- diagnostics <- lab."""
+"""Dependencies run one way: numerics <- ops <- optim, nn <- diagnostics <- integrations, lab."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "optim": {"numerics", "ops"},
     "nn": {"numerics", "ops"},
     "diagnostics": {"numerics", "ops", "optim", "nn", "_version"},
+    "integrations": {"numerics", "ops", "optim", "nn", "diagnostics", "_version"},
     "lab": {"numerics", "ops", "optim", "nn", "diagnostics", "_version"},
 }
 

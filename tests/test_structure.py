@@ -24,6 +24,8 @@ THIRD_PARTY = {
     "_fsdp_param_group": "torch: which gradients FSDP2 has not reduced has no public name",
     "_get_fsdp_state": "the same",
     "_getframe": "sys: the caller's frames, without inspect's reading of source files",
+    "_get_root_mesh": "torch: what a slice of a mesh was cut from has no public name",
+    "_in_backward_optimizers": "torch, TorchRec: marks parameters that step in backward passes",
     "_indices": "torch: indices() refuses a sparse tensor that is not coalesced",
     "_last_lr": "torch: schedulers have no other way to change the rate that they print",
     "_replace": "public in spite of its name: namedtuple's fields are the user's",

@@ -11,14 +11,17 @@ from .mor import MoR
 from .mor_convert import Conversion, convert_from_mor, convert_to_mor
 from .mor_linear import MoRLinear, mor_linear
 from .normalization import BatchNorm2d, LayerNorm
+from .placement import ColumnWise, RowWise, TableWise
 from .refine import refine
 from .row_table import RowTable
+from .sharded_embedding_bags import ShardedCachedEmbeddingBags
 
 __all__ = [
     "BatchNorm2d",
     "CacheMemory",
     "CachedEmbeddingBag",
     "CachedEmbeddingBags",
+    "ColumnWise",
     "Conv2d",
     "Conversion",
     "Embedding",
@@ -29,6 +32,9 @@ __all__ = [
     "MoR",
     "MoRLinear",
     "RowTable",
+    "RowWise",
+    "ShardedCachedEmbeddingBags",
+    "TableWise",
     "classifier_loss",
     "classifier_topk",
     "convert_from_mor",

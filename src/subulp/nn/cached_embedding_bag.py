@@ -199,6 +199,80 @@ class CachedEmbeddingBag(CachedLookup):
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
+def bag_configs(
+    tables: Sequence[EmbeddingTable],
+    narrow_above: int,
+    features: Sequence[int] | None,
+    mode: str,
+    stacked: bool,
+) -> tuple[list[EmbeddingTable], list[int], list[int]]:
+    """Tables as they are kept, the table of each feature, and its dim.
+
+    The arguments are those of :class:`CachedEmbeddingBags`.
+
+    Raises:
+        ValueError: An argument is out of range, or dims differ that must agree.
+    """
+    if not tables:
+        raise ValueError("tables is empty: pass at least one EmbeddingTable")
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode={mode!r} is unknown: use 'sum' or 'mean'")
+    features = list(range(len(tables))) if features is None else list(features)
+    if not features or not all(0 <= t < len(tables) for t in features):
+        raise ValueError(f"features={features} must name tables from 0 to {len(tables) - 1}")
+    dims = [tables[t].embedding_dim for t in features]
+    if stacked and len(set(dims)) > 1:
+        raise ValueError(f"stacked=True needs equal dims, the features have {dims}")
+    configs = [
+        replace(config, storage="fp32", cache_fraction=0.0)
+        if config.num_embeddings <= narrow_above
+        else config
+        for config in tables
+    ]
+    return configs, features, dims
+
+
+def bag_bounds(features: int, lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
+    """Where the bags of so many features begin, and the end: int64.
+
+    Raises:
+        ValueError: Not one of the two is given, or it does not fit.
+    """
+    if (lengths is None) == (offsets is None):
+        raise ValueError("pass either lengths or offsets of the bags")
+    if lengths is not None:
+        lengths = integers("lengths", lengths)
+        if lengths.numel() % features:
+            raise ValueError(
+                f"{lengths.numel()} lengths do not divide into the bags of {features} features"
+            )
+        # The operator of an exported program checks the offsets when it runs.
+        if not torch.compiler.is_exporting() and bool((lengths < 0).any()):
+            raise ValueError(f"lengths have a negative entry: {int(lengths.min())}")
+        return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
+    assert offsets is not None
+    offsets = integers("offsets", offsets)
+    if offsets.numel() < 1 or (offsets.numel() - 1) % features:
+        raise ValueError(
+            f"{offsets.numel()} offsets do not divide into the bags of {features} features: "
+            "expected features * batch + 1"
+        )
+    return offsets
+
+
+def bag_means(sums: Tensor, bounds: Tensor, dims: Sequence[int]) -> Tensor:
+    """Sums of bags over the bags' sizes; an empty bag's are zeros.
+
+    Args:
+        sums: FP32 ``(batch, sum of dims)``.
+        bounds: Where bags begin, as of :func:`bag_bounds`.
+        dims: Of each feature.
+    """
+    sizes = bounds.diff().clamp(min=1).view(len(dims), -1)
+    columns = torch.tensor(dims, device=sums.device)
+    return sums / sizes.t().repeat_interleave(columns, dim=1)
+
+
 class CachedEmbeddingBags(CachedLookup):
     """The embedding tables of a recommendation model; see :class:`CachedEmbeddingBag`.
 
@@ -235,22 +309,7 @@ class CachedEmbeddingBags(CachedLookup):
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        if not tables:
-            raise ValueError("tables is empty: pass at least one EmbeddingTable")
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode={mode!r} is unknown: use 'sum' or 'mean'")
-        features = list(range(len(tables))) if features is None else list(features)
-        if not features or not all(0 <= t < len(tables) for t in features):
-            raise ValueError(f"features={features} must name tables from 0 to {len(tables) - 1}")
-        dims = [tables[t].embedding_dim for t in features]
-        if stacked and len(set(dims)) > 1:
-            raise ValueError(f"stacked=True needs equal dims, the features have {dims}")
-        configs = [
-            replace(config, storage="fp32", cache_fraction=0.0)
-            if config.num_embeddings <= narrow_above
-            else config
-            for config in tables
-        ]
+        configs, features, dims = bag_configs(tables, narrow_above, features, mode, stacked)
         super().__init__(configs, features, seed, device)
         self.mode, self.stacked, self._dims = mode, stacked, dims
 
@@ -290,36 +349,12 @@ class CachedEmbeddingBags(CachedLookup):
         """
         values = integers("values", values)
         check_weights(per_sample_weights, values, self.mode)
-        bounds = self._bounds(lengths, offsets)
+        bounds = bag_bounds(len(self._features), lengths, offsets)
         out = self._lookup(values, bounds, per_sample_weights)
         if self.mode == "mean":
-            sizes = bounds.diff().clamp(min=1).view(len(self._features), -1)
-            dims = torch.tensor(self._dims, device=values.device)
-            out = out / sizes.t().repeat_interleave(dims, dim=1)
-        return out.view(out.shape[0], len(self._dims), -1) if self.stacked else out
-
-    def _bounds(self, lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
-        if (lengths is None) == (offsets is None):
-            raise ValueError("pass either lengths or offsets of the bags")
-        features = len(self._features)
-        if lengths is not None:
-            lengths = integers("lengths", lengths)
-            if lengths.numel() % features:
-                raise ValueError(
-                    f"{lengths.numel()} lengths do not divide into the bags of {features} features"
-                )
-            # The operator of an exported program checks the offsets when it runs.
-            if not torch.compiler.is_exporting() and bool((lengths < 0).any()):
-                raise ValueError(f"lengths have a negative entry: {int(lengths.min())}")
-            return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-        assert offsets is not None
-        offsets = integers("offsets", offsets)
-        if offsets.numel() < 1 or (offsets.numel() - 1) % features:
-            raise ValueError(
-                f"{offsets.numel()} offsets do not divide into the bags of {features} features: "
-                "expected features * batch + 1"
-            )
-        return offsets
+            out = bag_means(out, bounds, self._dims)
+        shape = out.shape[0], len(self._dims), self._dims[0]
+        return out.view(shape) if self.stacked else out
 
     def table(self, index: int) -> CachedTable:
         """A table and its cache."""

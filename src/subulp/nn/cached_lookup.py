@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Self
@@ -19,6 +18,7 @@ from .fixed_dtypes import FixedDtypes
 from .module_state import check_state, new_state, read_state
 from .row_parameter import RowParameter
 from .seeds import seed_of
+from .table_part import TablePart
 from .training import check_one_process, inside_backward
 
 _MASK = 0xFFFFFFFF
@@ -32,6 +32,8 @@ class CachedLookup(FixedDtypes):
         features: The table of each feature.
         seed: Seed of the initial rows and of rounding; ``None`` draws one from torch's generator.
         device: Device of the tables.
+        parts: Table numbers and the parts of these tables that are kept here, each as a table of
+            its own; ``None`` for all tables, whole (default: ``None``).
 
     Attributes:
         tables: The tables.
@@ -49,21 +51,24 @@ class CachedLookup(FixedDtypes):
         features: Sequence[int],
         seed: int | None,
         device: torch.device | str | None,
+        parts: Sequence[tuple[int, TablePart]] | None = None,
     ) -> None:
         super().__init__()
         self.seed, self.steps = (seed := seed_of(seed)), 0
         self.row_optimizer: RowRule | None = None
         self._features = list(features)
         self._width = sum(configs[t].embedding_dim for t in features)
-        self.tables = nn.ModuleList(CachedTable(config, device) for config in configs)
+        kept = [(t, None) for t in range(len(configs))] if parts is None else parts
+        # The parts of a table share its stream: random bits are counted by places in the whole.
+        self._streams = [t for t, _ in kept]
+        self.tables = nn.ModuleList(CachedTable(configs[t], device, part) for t, part in kept)
         count = len(self.tables)
         for name, shape in (("statistics", (count, 2)), ("evicted", (count,))):
             zeros = torch.zeros(shape, dtype=torch.int64, device=device)
             self.register_buffer(name, zeros, persistent=False)
-        for stream, table in enumerate(self._tables()):
+        for stream, table in zip(self._streams, self._tables(), strict=True):
             # Streams have generators of their own: a table does not depend on those before it.
-            generator = torch.Generator().manual_seed((seed + 0x9E3779B9 * stream) & _MASK)
-            table.table.fill_uniform(1 / math.sqrt(table.table.rows), generator)
+            table.fill_uniform((seed + 0x9E3779B9 * stream) & _MASK)
         self.register_load_state_dict_post_hook(_follow_tables)  # type: ignore[no-untyped-call]
 
     def _tables(self) -> list[CachedTable]:
@@ -83,6 +88,19 @@ class CachedLookup(FixedDtypes):
     def row_shapes(self) -> Sequence[tuple[int, int]]:
         """Number of rows, and numbers per row, of each table."""
         return [(table.table.rows, table.table.dim) for table in self._tables()]
+
+    def checked_optimizer(self) -> RowRule:
+        """The optimizer of the rows.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        if self.row_optimizer is None:
+            raise RuntimeError(
+                "the rows have no optimizer: make one with optim.RowAdagrad(module, lr=) or "
+                "optim.RowSGD(module, lr=), or call eval() to leave them as they are"
+            )
+        return self.row_optimizer
 
     # --------------------------------------------------------------------------------- lookups
 
@@ -104,7 +122,7 @@ class CachedLookup(FixedDtypes):
             shape = (offsets.numel() - 1) // len(self._features), self._width
             given = None if weights is None else weights.detach()
             late = statistics if again else None
-            rows = _Rows.apply(_anchor(values.device), self, values, offsets, given, shape, late)  # type: ignore[no-untyped-call]
+            rows = _Rows.apply(anchor(values.device), self, values, offsets, given, shape, late)  # type: ignore[no-untyped-call]
         out: Tensor = _Lookup.apply(rows, weights, self, values, offsets, statistics)  # type: ignore[no-untyped-call]
         return out
 
@@ -146,12 +164,7 @@ class CachedLookup(FixedDtypes):
     def _update(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None, grad: Tensor
     ) -> None:
-        optimizer = self.row_optimizer
-        if optimizer is None:
-            raise RuntimeError(
-                "the rows have no optimizer: make one with optim.RowAdagrad(module, lr=) or "
-                "optim.RowSGD(module, lr=), or call eval() to leave them as they are"
-            )
+        optimizer = self.checked_optimizer()
         unscaled = optimizer.unscaled(grad)
         # Rows may have been frozen since the forward pass.
         if unscaled is None or all(p.frozen for p in self._codes()):
@@ -160,7 +173,7 @@ class CachedLookup(FixedDtypes):
         lookups, grad = self._of_trained(lookups, unscaled)
         calls.update(
             self._operands(),
-            [self._update_of(optimizer, stream) for stream in range(len(self.tables))],
+            [self._update_of(optimizer, t) for t in range(len(self.tables))],
             lookups,
             grad,
             self.evicted,
@@ -188,8 +201,8 @@ class CachedLookup(FixedDtypes):
         )
         return kept, torch.cat([grad[:, columns[f] : columns[f + 1]] for f in trained], 1)
 
-    def _update_of(self, optimizer: RowRule, stream: int) -> TableUpdate:
-        table = self._tables()[stream]
+    def _update_of(self, optimizer: RowRule, index: int) -> TableUpdate:
+        table = self._tables()[index]
         rows = table.table.codes
         group, device = optimizer.group_of(rows), rows.device
         accumulator = optimizer.accumulator(rows)
@@ -203,7 +216,7 @@ class CachedLookup(FixedDtypes):
             floors=counters(table.floors),
             accumulator=_absent(torch.float32, device) if accumulator is None else accumulator,
             stochastic=table.config.rounding == "stochastic",
-            stream=stream,
+            stream=self._streams[index],
             lr=float(group["lr"]),
             weight_decay=float(group["weight_decay"]),
             eps=float(group.get("eps", 0.0)),
@@ -253,7 +266,7 @@ class CachedLookup(FixedDtypes):
 
         Access counts are kept.
         """
-        for stream, table in enumerate(self._tables()):
+        for stream, table in zip(self._streams, self._tables(), strict=True):
             table.flush(seed=self.seed, stream=stream, step=self.steps)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -325,7 +338,8 @@ def check_weights(weights: Tensor | None, values: Tensor, mode: str | None) -> N
 
 # Row numbers have no gradient; with this argument the result of a lookup requires one.
 @cache
-def _anchor(device: torch.device) -> Tensor:
+def anchor(device: torch.device) -> Tensor:
+    """An empty tensor that requires a gradient."""
     return torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
 
 

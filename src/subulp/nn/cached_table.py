@@ -20,7 +20,16 @@ from ..ops.embedding import Table
 from ..ops.embedding.job import EMPTY, FLUSH_SLOT, MAX_WAYS, Policy
 from ..ops.embedding.rows import encode, find, set_of
 from .fixed_dtypes import FixedDtypes
-from .row_table import LAYOUT, RowTable, Storage, differing, parse_storage, wrong_dtypes
+from .row_table import (
+    LAYOUT,
+    RowTable,
+    Storage,
+    differing,
+    parse_storage,
+    slice_rows,
+    wrong_dtypes,
+)
+from .table_part import TablePart
 
 Hash = Literal["modulo", "mixed"]
 
@@ -152,9 +161,11 @@ class CachedTable(FixedDtypes):
     Args:
         config: How it is stored, cached and rounded.
         device: Device of the table (default: torch's).
+        part: Which of its rows and columns these are (default: all).
 
     Attributes:
-        config: How it is stored, cached and rounded.
+        config: How it is stored, cached and rounded; its sizes are those of the whole table.
+        part: Which rows and columns of it these are; ``None`` if they are all.
         table: The stored rows; those of cached rows are out of date.
         cache: FP32 ``(sets * ways, dim)``.
         tags: int32 ``(sets * ways,)``: the row cached there, -1 for none.
@@ -168,20 +179,31 @@ class CachedTable(FixedDtypes):
     stamps: Tensor | None
     floors: Tensor | None
 
-    def __init__(self, config: EmbeddingTable, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        config: EmbeddingTable,
+        device: torch.device | str | None = None,
+        part: TablePart | None = None,
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.part = config, part
         self.sets, self.ways = config.cache_shape()
-        rows, dim, places = config.num_embeddings, config.embedding_dim, self.sets * self.ways
-        self.table = RowTable(rows, dim, config.storage, whole=not places, device=device)
+        rows, dim, cached = config.num_embeddings, config.embedding_dim, self.sets > 0
+        if part is not None:
+            rows, dim = part.rows, part.dim
+            self.sets = part.taken if cached else 0
+        places = self.sets * self.ways
+        self.table = RowTable(
+            rows, dim, config.storage, whole=not cached, part=part is not None, device=device
+        )
 
         def integers(count: int, value: int = 0) -> Tensor:
             return full((count,), value, torch.int32, device)
 
         self.register_buffer("cache", zeros((places, dim), torch.float32, device))
         self.register_buffer("tags", integers(places, EMPTY))
-        lfu = bool(places) and config.policy == "lfu"
-        stamped = bool(places) and config.policy == "lru" and self.ways > 1
+        lfu = cached and config.policy == "lfu"
+        stamped = cached and config.policy == "lru" and self.ways > 1
         self.register_buffer("counts", integers(rows) if lfu else None)
         self.register_buffer("stamps", integers(places) if stamped else None)
         self.register_buffer("floors", integers(self.sets) if lfu else None, persistent=False)
@@ -196,7 +218,30 @@ class CachedTable(FixedDtypes):
             bits=self.table.bits,
             ways=self.ways,
             mixed=self.config.hash == "mixed",
+            part=None if self.part is None else self.part.as_op(),
         )
+
+    def fill_uniform(self, seed: int) -> None:
+        """Draw initial rows from ``[-1 / sqrt(rows), 1 / sqrt(rows))``, rounded to nearest.
+
+        A part gets the numbers that the whole table has there.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        bound = 1 / math.sqrt(self.config.num_embeddings)
+        if self.part is None:
+            self.table.fill_uniform(bound, generator)
+        elif self.table.rows and not self.tags.is_meta:
+            self._fill_part(self.part, bound, generator)
+
+    def _fill_part(self, part: TablePart, bound: float, generator: torch.Generator) -> None:
+        columns = slice(part.column, part.column + part.dim)
+        step = slice_rows(part.whole_dim)
+        for start in range(0, part.whole_rows, step):
+            stop = min(start + step, part.whole_rows)
+            drawn = torch.empty(stop - start, part.whole_dim, dtype=torch.float32, device="cpu")
+            drawn.uniform_(-bound, bound, generator=generator)
+            rows, first = part.run(start, stop)
+            self.table.store(first, drawn[rows, columns].to(self.tags.device))
 
     def resident(self) -> Tensor:
         """The rows in the cache, ascending: int64."""
@@ -323,14 +368,18 @@ class CachedTable(FixedDtypes):
     # ------------------------------------------------------------------------------- state
 
     def layout(self) -> tuple[int, ...]:
-        """How the stored and the cached rows are to be read: numbers, those of the table first."""
+        """How the stored and the cached rows are to be read: numbers, those of the table first.
+
+        A part's sets are those of the whole table.
+        """
+        sets, ways = self.config.cache_shape()
         mixed = int(self.config.hash == "mixed")
-        return *self.table.layout(), self.sets, self.ways if self.sets else 0, mixed
+        return *self.table.layout(), sets, ways if sets else 0, mixed
 
     def misread(self, saved: Sequence[int]) -> str | None:
         """What is wrong with a layout, as of :meth:`.row_table.RowTable.misread`."""
         fault = self.table.misread(saved[: len(LAYOUT)])
-        if fault is None and self.sets:
+        if fault is None and self.config.cache_shape()[0]:
             own = self.layout()
             fault = differing(_CACHE, saved[len(LAYOUT) :], own[len(LAYOUT) :])
         return fault

@@ -69,7 +69,7 @@ class Ranks:
             )
         if mesh.ndim != 1:
             raise ValueError(
-                f"mesh has {mesh.ndim} dimensions, and labels are sharded over one: pass one of "
+                f"mesh has {mesh.ndim} dimensions, and rows are shared out over one: pass one of "
                 f"them, such as mesh['tp'], of {mesh.mesh_dim_names or 'unnamed dimensions'}"
             )
         if mesh.get_coordinate() is None:
@@ -135,7 +135,7 @@ class Ranks:
         else:
             found = [_bits(number) for number in told.same.values()] + list(told.own)
             numbers[1 : 1 + len(found)] = found
-        everyone = self._gather_numbers(numbers)
+        everyone = self.gather_numbers(numbers)
         if error is not None:
             raise error
         for rank, theirs in enumerate(everyone):
@@ -156,7 +156,8 @@ class Ranks:
         first = 1 + len(told.same)
         return told.value, [theirs[first : first + len(told.own)] for theirs in everyone]
 
-    def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+    def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of all ranks, each of which has as many."""
         own = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         everyone = torch.empty(self.size * len(numbers), dtype=torch.int64, device=self.device)
         _all_gather()(everyone, own, group=self._group)

@@ -89,7 +89,8 @@ class RowParameter(nn.Parameter):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), memory_of(self), self.frozen, self.numbers)
+        facts = (self.frozen, self.numbers, self.shard)
+        return _rebuilt, (type(self), memory_of(self), *facts)
 
     def _like(self, data: Tensor) -> Self:
         return type(self)(data, frozen=self.frozen, numbers=self.numbers, shard=self.shard)
@@ -105,8 +106,10 @@ def memory_of(rows: Tensor) -> Tensor:
     return Tensor.detach(rows)
 
 
-def _rebuilt(kind: type[RowParameter], data: Tensor, frozen: bool, numbers: bool) -> RowParameter:
-    return kind(data, frozen=frozen, numbers=numbers)
+def _rebuilt(
+    kind: type[RowParameter], data: Tensor, frozen: bool, numbers: bool, shard: bool = False
+) -> RowParameter:
+    return kind(data, frozen=frozen, numbers=numbers, shard=shard)
 
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv")

@@ -31,6 +31,11 @@ Storage = str | tuple[int, int] | Format | IntFormat
 _SLICE = 1 << 22
 
 
+def slice_rows(dim: int) -> int:
+    """Number of rows of ``dim`` numbers whose FP32 copy is small."""
+    return max(1, _SLICE // dim)
+
+
 def parse_storage(storage: Storage) -> Format | IntFormat:
     """The format that a ``storage=`` argument names.
 
@@ -83,6 +88,8 @@ class RowTable(FixedDtypes):
             order of :class:`.row_shards.RowShards`, and rows that methods name are its own by
             place, unless they say otherwise; the state dict has whole tables as DTensors. ``None``
             for one process that has all rows (default: ``None``).
+        part: Whether these are the rows that a rank has of a table, perhaps none (default:
+            ``False``).
         device: Device of the table (default: torch's).
 
     Attributes:
@@ -114,10 +121,11 @@ class RowTable(FixedDtypes):
         scale: float = 1.0,
         whole: bool = True,
         ranks: Ranks | None = None,
+        part: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if rows < 1 or dim < 1:
+        if rows < (0 if part else 1) or dim < 1:
             raise ValueError(f"a table of {rows} rows x {dim} is empty: give at least 1 x 1")
         if not 0 <= precise_rows <= rows:
             raise ValueError(f"precise_rows={precise_rows} is out of range: from 0 to {rows}")
@@ -140,7 +148,7 @@ class RowTable(FixedDtypes):
             shape, dtype = (rows, self.storage.row_bytes(dim)), torch.uint8
         else:
             shape, dtype = (rows, dim), self.storage.dtype or torch.float32
-        shard = ranks is not None
+        shard = part or ranks is not None
         codes = zeros(shape, dtype, device)
         self.codes = RowParameter(codes, numbers=whole and not self.bits, shard=shard)
         remainder = None
@@ -343,7 +351,7 @@ class RowTable(FixedDtypes):
     @property
     def slice_rows(self) -> int:
         """Number of rows whose FP32 copy is small."""
-        return max(1, _SLICE // self.dim)
+        return slice_rows(self.dim)
 
     def nbytes(self) -> dict[str, int]:
         """Bytes of storage by content; ``"quantisation"`` is the scales and biases of rows."""
@@ -424,7 +432,8 @@ class RowTable(FixedDtypes):
                 kept = to_dtensor(self.ranks, shards, memory_of(self.remainder))
                 destination[f"{prefix}remainder"] = kept
             return
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Rows of one rank refuse detach(), which is how others would take them.
+        super()._save_to_state_dict(destination, prefix, keep_vars or self.codes.shard)
         if not keep_vars:
             destination[f"{prefix}codes"] = self.stored
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -42,3 +42,25 @@ class RowModule(Protocol):
     @property
     def row_parameters(self) -> Sequence[nn.Parameter]:
         """The stored rows, one tensor a table."""
+
+
+@runtime_checkable
+class SplitRows(Protocol):
+    """A module whose tables are split over ranks, and with them what is kept for each row."""
+
+    def save_rows(self, rows: Tensor, tensor: Tensor) -> Tensor | None:
+        """What is kept for each row of a table, as a checkpoint has it; ``None`` on other ranks.
+
+        Args:
+            rows: The table's stored rows on this rank.
+            tensor: ``(rows, ...)``.
+        """
+
+    def load_rows(self, rows: Tensor, saved: Tensor | None, own: Tensor) -> Tensor:
+        """What this rank has of it.
+
+        Args:
+            rows: The table's stored rows on this rank.
+            saved: What was saved.
+            own: What there is now.
+        """

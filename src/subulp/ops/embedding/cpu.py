@@ -158,7 +158,7 @@ def _tables(job: Job) -> np.ndarray:
     roles = 7 if job.updates else 3
     rows = []
     for i, table in enumerate(job.tables):
-        codes, numbers = table.codes, _NO_UPDATE
+        codes, place, numbers = table.codes, table.place, _NO_UPDATE
         if job.updates:
             update = job.updates[i]
             numbers = (
@@ -174,6 +174,7 @@ def _tables(job: Job) -> np.ndarray:
                 *(next(addresses) for _ in range(roles)),
                 *(0,) * (7 - roles),
                 *(codes.shape[0], codes.shape[1] * codes.itemsize, table.dim, table.sets),
+                *(place.period, place.first, place.taken, place.dim, place.column),
                 facts.FORMATS[table.storage.name],
                 *(table.ways, table.mixed, *numbers, 0),
             )

@@ -33,6 +33,33 @@ more, which is after its turn and has that word as well): so no (row, step, word
 """
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which rows and columns of a whole table a table has: random bits are counted by these.
+
+    Row ``r`` is the whole's ``r // taken * period + first + r % taken``: of every ``period`` rows,
+    ``taken`` ones from ``first`` on. They are in the whole's order.
+
+    Attributes:
+        period: Rows of the whole among which some are taken.
+        first: The first row taken.
+        taken: How many are, at least 1.
+        dim: Numbers of a row of the whole.
+        column: The first column.
+    """
+
+    period: int
+    first: int
+    taken: int
+    dim: int
+    column: int
+
+    def element(self, row: Tensor) -> Tensor:
+        """Where a row's first element lies in the whole table: int64."""
+        whole = row // self.taken * self.period + self.first + row % self.taken
+        return whole * self.dim + self.column
+
+
 @dataclass
 class Table:
     """A table of ``rows`` x ``dim`` and its cache of ``sets`` x ``ways`` rows.
@@ -44,6 +71,7 @@ class Table:
         bits: Bits of an integer, 0 for a floating-point storage.
         ways: Rows of a set.
         mixed: Whether the set of a row is chosen by a mixing hash, instead of ``row % sets``.
+        part: Which rows and columns of a whole table these are; ``None`` if they are all.
     """
 
     codes: Tensor
@@ -52,6 +80,7 @@ class Table:
     bits: int
     ways: int
     mixed: bool
+    part: Part | None = None
 
     @property
     def rows(self) -> int:
@@ -67,6 +96,11 @@ class Table:
     def sets(self) -> int:
         """Sets of the cache; 0 without one."""
         return self.tags.shape[0] // self.ways
+
+    @property
+    def place(self) -> Part:
+        """Where its elements lie in the whole table."""
+        return self.part or Part(1, 0, 1, self.dim, 0)
 
     @property
     def storage(self) -> Format | IntFormat:

@@ -54,16 +54,15 @@ def encode(
 ) -> None:
     """Round FP32 values ``(count, dim)`` into some rows of the table, each given once.
 
-    The random bits of an element are those of its place in the table, see
+    The random bits of an element are those of its place in the whole table, see
     :mod:`subulp.numerics.random_bits`.
     """
     fmt: Format | None = None if table.bits else format_of(table.codes.dtype)
     bits = None
     rounding = "stochastic" if stochastic and table.codes.dtype != torch.float32 else "nearest"
     if rounding == "stochastic":
-        index = rows.unsqueeze(1) * table.dim + torch.arange(
-            table.dim, dtype=torch.int64, device=rows.device
-        )
+        column = torch.arange(table.dim, dtype=torch.int64, device=rows.device)
+        index = table.place.element(rows).unsqueeze(1) + column
         width = 32 if fmt is None else fmt.random_width
         bits = random_bits.draw_at(
             index, seed=seed, stream=stream, step=step, slot=slot, width=width

@@ -109,6 +109,11 @@ def _shape(table: Table) -> list[int]:
     return [table.dim, table.codes.shape[1], table.sets, table.ways]
 
 
+def _place(table: Table) -> list[int]:
+    place = table.place
+    return [place.period, place.first, place.taken, place.dim, place.column]
+
+
 def _table_options(table: Table) -> dict[str, Any]:
     return {
         "FORMAT": table.storage.name,
@@ -148,7 +153,9 @@ def _update_table(job: Job, t: int) -> None:
         run_rows,
         run_starts,
         segments,
-        torch.tensor([*_shape(table), key, job.step], dtype=torch.int64, device=job.device),
+        torch.tensor(
+            [*_shape(table), key, job.step, *_place(table)], dtype=torch.int64, device=job.device
+        ),
         torch.tensor(reals, dtype=torch.float32, device=job.device),
         **update_options(table, update, weighted=looked.weights is not None),
         enable_fp_fusion=False,
@@ -420,10 +427,19 @@ def update_kernel(
                 if POLICY == "lru":
                     tl.store(stamps + place, step.to(tl.int32))
         if leaves:
-            bits = random(leaving * dim + element, key, step, slot, random_bits_of(FORMAT), RANDOM)
+            index = first_element(leaving, numbers + 6) + element
+            bits = random(index, key, step, slot, random_bits_of(FORMAT), RANDOM)
             encode(codes, leaving, value, bits, dim, stride, element, inside, FORMAT, RANDOM, BLOCK)
         # The next row may be the one that left.
         tl.debug_barrier()
+
+
+@triton.jit
+def first_element(row, place):
+    """See :meth:`.job.Part.element`."""
+    period, first, taken = tl.load(place), tl.load(place + 1), tl.load(place + 2)
+    whole = row // taken * period + first + row % taken
+    return whole * tl.load(place + 3) + tl.load(place + 4)
 
 
 @triton.jit

@@ -87,6 +87,7 @@ class RowAdagrad(RowOptimizer):
         Raises:
             ValueError: A table's sums are missing or have another shape.
         """
+        state_dict = self.local(state_dict)
         indices = [i for group in state_dict["param_groups"] for i in group["params"]]
         mine = self._rows()
         if len(indices) != len(mine):
@@ -99,7 +100,9 @@ class RowAdagrad(RowOptimizer):
                 has = "none" if saved is None else f"sums of shape {tuple(saved.shape)}"
                 raise ValueError(
                     f"state_dict has {has} for a table, RowAdagrad keeps {expected}: make the "
-                    "optimizer as it was saved"
+                    "optimizer as it was saved; save it by itself, for "
+                    "torch.distributed.checkpoint.state_dict leaves out the states of parameters "
+                    "without a gradient"
                 )
             sums.append(saved.detach().to(rows.device, torch.float32, copy=True))
         super().load_state_dict(state_dict)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ...ops.row_protocols import RowModule
+from ...ops.row_protocols import RowModule, SplitRows
 from ..loss_scaling import ScalerLink, unscale
 from ..torch_optimizer import TorchOptimizer
 
@@ -100,6 +100,44 @@ class RowOptimizer(TorchOptimizer):
             )
         if module.row_optimizer is not None:
             raise ValueError("a module has an optimizer already: give each to one")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Options and states; those of tables that are split over ranks as DTensors."""
+        saved: dict[str, Any] = super().state_dict()
+        states = {}
+        for index, (rows, split) in enumerate(zip(self._rows(), self._split(), strict=True)):
+            state = saved["state"].get(index)
+            if state is not None and split is not None:
+                shown = {name: split.save_rows(rows, tensor) for name, tensor in state.items()}
+                state = {name: tensor for name, tensor in shown.items() if tensor is not None}
+            if state:
+                states[index] = state
+        return {**saved, "state": states}
+
+    def _split(self) -> list[SplitRows | None]:
+        """For each table the module that has it, if its rows are split over ranks."""
+        found: list[SplitRows | None] = []
+        for rows in self._rows():
+            of = [m for m in self._modules if any(p is rows for p in m.row_parameters)]
+            found.append(of[0] if of and isinstance(of[0], SplitRows) else None)
+        return found
+
+    def local(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A state dict with this rank's entries of the states of tables that are split."""
+        indices = [i for group in state_dict["param_groups"] for i in group["params"]]
+        states = dict(state_dict["state"])
+        for index, rows, split in zip(indices, self._rows(), self._split(), strict=False):
+            if split is not None and self.state[rows]:
+                saved = states.get(index, {})
+                states[index] = {
+                    **saved,
+                    **{
+                        name: split.load_rows(rows, saved.get(name), own)
+                        for name, own in self.state[rows].items()
+                        if name in saved or not own.numel()
+                    },
+                }
+        return {**state_dict, "state": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the options; the modules restore their rows and their number of updates.
