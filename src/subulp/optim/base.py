@@ -393,19 +393,19 @@ class Optimizer(TorchOptimizer):
         """What every fused op takes, in storage order, and the states of a name."""
         group, strategy = bucket.group, bucket.strategy
         params, grads = bucket.parts, bucket.grads
-        states: list[dict[str, Tensor]] = [self.state[p] for p in bucket.params]
-        if bucket.sharded:
-            states = _parts_of(states)
-        in_order = self._are_in_order(group, params, grads, states)
+        columns = _columns([self.state[p] for p in bucket.params])
+        in_order = self._are_in_order(group, params, grads, columns)
         if not in_order:
+            # Their names may still differ: a state that an option does without may be left over.
             states = [self._state_of(group, strategy, p) for p in bucket.params]
+            columns = {name: [s[name] for s in states if name in s] for name in states[0]}
             pairs = zip(params, grads, strict=True)
             grads = [storage_view(in_layout_of(grad, p), p) for p, grad in pairs]
 
         def role(name: str | None) -> list[Tensor]:
-            if name is None or name not in states[0]:
+            if name is None or name not in columns:
                 return []
-            stored = [state[name] for state in states]
+            stored = columns[name]
             if in_order:
                 return stored
             return [beside(value, p) for value, p in zip(stored, params, strict=True)]
@@ -415,7 +415,7 @@ class Optimizer(TorchOptimizer):
             "grads": grads,
             "extras": role(strategy.extra_name),
             "amaxes": role("gradient_amax"),
-            "steps": [state["step"] for state in states],
+            "steps": columns["step"],
             "lr": group["lr"],
             "precision": strategy.name,
             "arithmetic": group["arithmetic"],
@@ -447,14 +447,13 @@ class Optimizer(TorchOptimizer):
         group: dict[str, Any],
         params: Sequence[Tensor],
         grads: list[Tensor],
-        states: list[dict[str, Tensor]],
+        columns: dict[str, list[Tensor]],
     ) -> bool:
         """Whether no state has to be created, and no tensor to be laid out like another."""
         names = {"step", *(name for name, _ in self._states_of(group))}
-        if not all(names <= state.keys() for state in states):
+        if not names <= columns.keys():
             return False
-        stored = chain.from_iterable(state.values() for state in states)
-        return all(map(Tensor.is_contiguous, chain(params, grads, stored)))
+        return all(map(Tensor.is_contiguous, chain(params, grads, *columns.values())))
 
     @property
     def skipped_steps(self) -> int:
@@ -693,13 +692,16 @@ class Optimizer(TorchOptimizer):
         full_precision.load_state_dict(model, state_dict, places, store)
 
 
-def _parts_of(states: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """What this rank holds of the states of several parameters."""
+def _columns(states: list[dict[str, Tensor]]) -> dict[str, list[Tensor]]:
+    """What this rank holds of the states of several parameters, by name.
+
+    Returns:
+        A tensor for each parameter; nothing if they have states of different names.
+    """
     names = states[0].keys()
     if any(state.keys() != names for state in states):
-        return [{n: shards.local(v) for n, v in state.items()} for state in states]
-    columns = [shards.parts([state[name] for state in states]) for name in names]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] or states
+        return {}
+    return {name: list(shards.parts([state[name] for state in states])) for name in names}
 
 
 # If traced, a step would be one opaque op in a graph that guards on every tensor, is recompiled for
