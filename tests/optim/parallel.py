@@ -493,3 +493,34 @@ def clipped_over_meshes() -> None:
     optim.AdamW(plain, precision="fp32").step()
     for p, q in zip(params, plain, strict=True):
         torch.testing.assert_close(whole(p), q, rtol=1e-6, atol=0)
+
+
+def memory() -> None:
+    """What this rank holds, by category."""
+    for fused in (False, True):
+        model = distribute(new_model(), "fsdp")
+        optimizer = new_optimizer(model, "collage-plus")
+        handle = optim.fuse_backward(model, optimizer) if fused else None
+        with diagnostics.track_memory(model, optimizer) as found:
+            loss = loss_of(model, batch(0, torch.bfloat16))
+            if handle is not None:
+                handle.backward(loss)
+            else:
+                loss.backward()
+                optimizer.step()
+        parts = [p.to_local() for p in model.parameters()]
+        held = sum(part.nbytes for part in parts)
+        assert found.category_peak_bytes["weights"] == held
+        # Two moments and two second components, and a step counter each.
+        assert found.category_peak_bytes["states"] == 4 * held + 4 * len(parts)
+        assert found.category_peak_bytes["gradients"] == (0 if fused else held)
+
+
+def first_steps_of_a_rising_rate() -> None:
+    """A rank whose gradients are all zero counts a first step of rate zero, as all others do."""
+    mesh = init_device_mesh("cpu", (2,))
+    p = nn.Parameter(divided(torch.ones(2, 4, dtype=torch.bfloat16), mesh, (0,)))
+    optimizer = optim.AdamW([p], lr=0.0, precision="collage-plus")
+    p.grad = divided(torch.tensor([[1.0] * 4, [0.0] * 4]).bfloat16(), mesh, (0,))
+    optimizer.step()
+    assert int(optimizer.state[p]["step"]) == 1

@@ -69,6 +69,8 @@ def test_what_cannot_be_stepped_is_refused(ranks):
         parallel.loss_scaling,
         parallel.other_precision,
         parallel.clipped_over_meshes,
+        parallel.memory,
+        parallel.first_steps_of_a_rising_rate,
     ],
     ids=lambda function: function.__name__,
 )

@@ -253,8 +253,11 @@ def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     if tensor.device.type == "meta":
         return
     if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _storages(getattr(tensor, name))
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        # A DTensor names its mesh among them.
+        for part in parts:
+            if isinstance(part, Tensor):
+                yield from _storages(part)
     elif tensor.layout == torch.strided:
         yield tensor.untyped_storage()
     elif tensor.layout == torch.sparse_coo:

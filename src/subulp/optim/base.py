@@ -253,8 +253,13 @@ class Optimizer(TorchOptimizer):
         """
         if self.state or any(float(group["lr"]) != 0.0 for group in self.param_groups):
             return False
-        grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-        return bool(grads) and not any(bool(shards.local(g).to(torch.float32).any()) for g in grads)
+        params = [p for g in self.param_groups for p in g["params"]]
+        grads = [p.grad for p in params if p.grad is not None]
+        moves = any(bool(shards.local(g).to(torch.float32).any()) for g in grads)
+        if any(map(shards.is_sharded, params)):
+            # A rank may hold but zeros of gradients that are not zero.
+            moves = shards.highest(int(moves), self._device) > 0
+        return bool(grads) and not moves
 
     def _create_states(self) -> None:
         """Create all states, as they are before the first step."""
