@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 # Long enough for a loaded machine; a rank that waits in vain ends its test, not the suite.
 _SECONDS = 180
@@ -100,6 +102,12 @@ class _Team:
             process.kill()
             process.join()
         self._folder.cleanup()
+
+
+@cache
+def mesh_of(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """A mesh of CPUs, in a rank; the same for the same arguments, for its groups have threads."""
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
 def _serve(rank: int, count: int, store: str, end: Connection) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor
@@ -23,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from subulp import diagnostics, optim
 from tests.optim.sharded import divided, values, whole
+from tests.ranks import mesh_of
 
 
 class Block(nn.Module):
@@ -58,13 +58,13 @@ def distribute(model: nn.Module, kind: str) -> nn.Module:
     if kind == "ddp":
         return DistributedDataParallel(model)
     if kind == "fsdp":
-        mesh = init_device_mesh("cpu", (count,))
+        mesh = mesh_of((count,))
     elif kind == "hsdp":
-        mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replica", "shard"))
+        mesh = mesh_of((2, count // 2), ("replica", "shard"))
     else:
         shape = (count,) if kind == "tp" else (2, count // 2)
         names = ("tp",) if kind == "tp" else ("dp", "tp")
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        mesh = mesh_of(shape, names)
         for block in model:
             plan = {
                 "norm": SequenceParallel(),
@@ -343,7 +343,7 @@ def fused_data_parallel(max_norm: float | None) -> None:
 
 def refusals() -> list[str]:
     """What cannot be stepped is refused when the optimizer is made, by name."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of((2,))
     rank = dist.get_rank()
 
     def refused(placement: Placement, rows: int) -> str:
@@ -361,7 +361,7 @@ def refusals() -> list[str]:
 
 def strict_and_wide() -> None:
     """The papers' narrow arithmetic on shards, and gradients of another dtype."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of((2,))
     for options, grad_dtype in (
         ({"arithmetic": "strict", "eps": 1e-6}, torch.bfloat16),
         ({}, torch.float32),
@@ -381,7 +381,7 @@ def strict_and_wide() -> None:
 
 def mixed_kinds() -> None:
     """DTensors and plain tensors of one group, some without a gradient."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of((2,))
     results = []
     for placed in (False, True):
         params = [nn.Parameter(x) for x in values(0, torch.bfloat16)[:4]]
@@ -469,7 +469,7 @@ def divided_like(p: Tensor, x: Tensor) -> Tensor:
 
 def clipped_over_meshes() -> None:
     """One norm over plain parameters and those of two meshes, which clip_grad_norm_ refuses."""
-    line, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1))
+    line, square = mesh_of((2,)), mesh_of((2, 1))
     x, y, z, *_ = values(0, torch.float32)
     params = [
         nn.Parameter(divided(x, line, (0,))),
@@ -518,7 +518,7 @@ def memory() -> None:
 
 def first_steps_of_a_rising_rate() -> None:
     """A rank whose gradients are all zero counts a first step of rate zero, as all others do."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of((2,))
     p = nn.Parameter(divided(torch.ones(2, 4, dtype=torch.bfloat16), mesh, (0,)))
     optimizer = optim.AdamW([p], lr=0.0, precision="collage-plus")
     p.grad = divided(torch.tensor([[1.0] * 4, [0.0] * 4]).bfloat16(), mesh, (0,))

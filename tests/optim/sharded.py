@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from subulp import optim
 from subulp.ops.strategy import FIXED, parse_strategy
+from tests.ranks import mesh_of
 
 # Uneven for two and four ranks; fewer rows than ranks; four dimensions; long runs; a scalar.
 SHAPES = ((7, 5), (3,), (4, 3, 5, 2), (2, 1200), ())
@@ -107,7 +108,7 @@ def train(
 ) -> list[Tensor]:
     """The bits after some steps of one optimizer; ``None`` for plain tensors."""
     kind, precision, name = case
-    mesh = None if layout is None else init_device_mesh("cpu", layout[0])
+    mesh = None if layout is None else mesh_of(layout[0])
 
     def placed(tensor: Tensor) -> Tensor:
         return tensor if layout is None or mesh is None else divided(tensor, mesh, layout[1])
