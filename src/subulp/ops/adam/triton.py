@@ -60,6 +60,7 @@ def adam_step_kernel(
     K: tl.constexpr,
     TAIL_WIDTH: tl.constexpr,
     RANDOM: tl.constexpr,
+    SHARDED: tl.constexpr,
     DITHERED: tl.constexpr,
     SCALED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
@@ -76,6 +77,7 @@ def adam_step_kernel(
     slow = triton_step.entry(tensors, tensor, "slow")
     extra = triton_step.entry(tensors, tensor, "extra")
     low = triton_step.entry(tensors, tensor, "slow_low")
+    offset, key, step = triton_step.random_address(tensors, tensor)
     fast_dither = triton_step.dither(tensors, tensor, "fast_dither")
     slow_dither = triton_step.dither(tensors, tensor, "slow_dither")
     extra_dither = triton_step.dither(tensors, tensor, "extra_dither")
@@ -109,7 +111,19 @@ def adam_step_kernel(
         if DECOUPLED:
             delta = tl.where(decay != 0.0, delta + theta * decay, delta)
 
-        bits = triton_step.draw_bits(tensors, tensor, start, PARAM, RANDOM, WHOLE, BLOCK)
+        bits = triton_step.draw_bits(
+            tensors,
+            tensor,
+            start,
+            offset,
+            key,
+            step,
+            PARAM,
+            RANDOM,
+            SHARDED,
+            WHOLE,
+            BLOCK,
+        )
         storage.encode_state(
             m, fast, low, at, inside, fast_encode, fast_dither, FAST, "plain", SCALED, DITHERED
         )

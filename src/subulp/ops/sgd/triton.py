@@ -56,6 +56,7 @@ def sgd_step_kernel(
     K: tl.constexpr,
     TAIL_WIDTH: tl.constexpr,
     RANDOM: tl.constexpr,
+    SHARDED: tl.constexpr,
     DITHERED: tl.constexpr,
     SCALED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
@@ -72,6 +73,7 @@ def sgd_step_kernel(
     slow = triton_step.entry(tensors, tensor, "slow")
     extra = triton_step.entry(tensors, tensor, "extra")
     low = triton_step.entry(tensors, tensor, "slow_low")
+    offset, key, step = triton_step.random_address(tensors, tensor)
     fresh = triton_step.entry(tensors, tensor, "first")
     slow_dither = triton_step.dither(tensors, tensor, "slow_dither")
     extra_dither = triton_step.dither(tensors, tensor, "extra_dither")
@@ -84,7 +86,19 @@ def sgd_step_kernel(
         at = start + tl.arange(0, BLOCK)
         inside = None if WHOLE else at < numel
         theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
-        bits = triton_step.draw_bits(tensors, tensor, start, PARAM, RANDOM, WHOLE, BLOCK)
+        bits = triton_step.draw_bits(
+            tensors,
+            tensor,
+            start,
+            offset,
+            key,
+            step,
+            PARAM,
+            RANDOM,
+            SHARDED,
+            WHOLE,
+            BLOCK,
+        )
 
         g = storage.load(grad, at, inside, GRAD)
         if MAXIMIZE:

@@ -90,6 +90,8 @@ def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, A
         "K": strategy.k,
         "TAIL_WIDTH": strategy.tail_width,
         "RANDOM": strategy.stochastic,
+        # Their own kernel: where nothing is sharded, it would cost registers for nothing.
+        "SHARDED": bool(job.scalars["run"].any()),
         "DITHERED": strategy.dithered,
         "SCALED": job.scaled_states,
         "MAXIMIZE": job.maximize,
@@ -136,12 +138,23 @@ def entry(tensors, tensor, name: tl.constexpr):
 
 
 @triton.jit
+def random_address(tensors, tensor):
+    """Offset of a tensor in the whole one, and key and step of its random bits."""
+    key, step = entry(tensors, tensor, "key"), entry(tensors, tensor, "step")
+    return entry(tensors, tensor, "offset"), key.to(tl.uint64), step.to(tl.uint32)
+
+
+@triton.jit
 def draw_bits(
     tensors,
     tensor,
     start,
+    offset,
+    key,
+    step,
     param: tl.constexpr,
     random: tl.constexpr,
+    sharded: tl.constexpr,
     whole: tl.constexpr,
     block: tl.constexpr,
 ):
@@ -151,21 +164,22 @@ def draw_bits(
         tensors: The table of tensors.
         tensor: Row of the table.
         start: The block's first element in the tensor, int64 scalar.
+        offset: The next three: see :func:`random_address`.
+        key: uint64 scalar.
+        step: uint32 scalar.
         param: Format of the parameter.
         random: Whether the strategy uses any.
+        sharded: Whether a tensor of the job is several runs of a whole one.
         whole: Whether the tensor is one run of the whole one, and begins at a multiple of 8 there.
         block: Number of elements, a power of two.
     """
     if random:
-        key = entry(tensors, tensor, "key").to(tl.uint64)
-        step = entry(tensors, tensor, "step").to(tl.uint32)
-        first = entry(tensors, tensor, "offset")
-        if whole:
-            width: tl.constexpr = codec.random_width(param)
-            bits = random_bits.draw(first + start, key, step, width, True, block)
+        width: tl.constexpr = codec.random_width(param)
+        if sharded and not whole:
+            index = offset + whole_index(tensors, tensor, start + tl.arange(0, block))
+            bits = random_bits.draw_at(index, key, step, 0, width)
         else:
-            index = first + whole_index(tensors, tensor, start + tl.arange(0, block))
-            bits = random_bits.draw_at(index, key, step, 0, codec.random_width(param))
+            bits = random_bits.draw(offset + start, key, step, width, whole, block)
     else:
         bits = tl.zeros((block,), tl.uint32)
     return bits
