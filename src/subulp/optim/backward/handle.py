@@ -218,14 +218,14 @@ class FusedBackward:
             raise RuntimeError(
                 "handle.backward() while the handle is paused: leave the block first"
             )
-        self._check_reduced(whole=self._accumulator.passes > 1 or self._looks_ahead)
+        self._check_reduced()
         self._begin(None)
         try:
             if self._ahead is None:
                 self._kept.backward(*roots, retain_graph=retain_graph)
             else:
                 self._run_ahead(roots)
-            self._check_reduced(whole=self._accumulator.passes > 1 or self._looks_ahead)
+            self._check_reduced()
             self._end()
         except BaseException:
             self._abandon()
@@ -233,9 +233,11 @@ class FusedBackward:
         finally:
             self._inside = False
 
-    def _check_reduced(self, *, whole: bool) -> None:
+    def _check_reduced(self) -> None:
         """Raise RuntimeError if FSDP2 holds gradients back that a pass must see."""
-        if whole and self._sharded_by_fsdp and fsdp.has_unreduced_gradients(self._model):
+        if not self._sharded_by_fsdp or not (self._accumulator.passes > 1 or self._looks_ahead):
+            return
+        if fsdp.has_unreduced_gradients(self._model):
             raise RuntimeError(
                 "set_requires_gradient_sync(False) has left gradients unreduced, which neither "
                 "accumulate= nor a pass that looks ahead (max_norm, scaler, or nonfinite='raise' "
