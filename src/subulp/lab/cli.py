@@ -26,6 +26,8 @@ from rich.console import Console
 from .._version import version
 from .cli_trained import evaluate, predict, sample
 from .engine.config import CHECKPOINTS, MACHINE, RunConfig
+from .engine.launched import Silent, is_first, speaker_of
+from .launch import RanksWanted, launch, want_ranks
 from .tasks.ctr.config import CTRConfig
 from .tasks.image.config import ImageConfig
 from .tasks.lm.config import LMConfig
@@ -115,6 +117,14 @@ class Output:
     jobs: Annotated[int | None, MACHINE] = None
     """Runs that train at the same time; one per core by default. It changes no result."""
 
+    ranks: Annotated[int | None, MACHINE] = None
+    """Processes that make each run together, each with its part of every batch; started here by
+    torchrun, which may also start this command itself, on several machines for instance."""
+
+    parallel: Annotated[Literal["ddp", "fsdp"] | None, MACHINE] = None
+    """How ranks share dense parameters: ddp, each has all of them, or fsdp, each has a shard. Rows
+    of heads and tables are split either way. ddp by default."""
+
     log: Annotated[Literal["tensorboard"] | None, _OUTPUT] = None
     """Write TensorBoard's event files too, into the folder tensorboard of the run; it needs
     pip install tensorboard."""
@@ -166,7 +176,7 @@ def train_xmc(
     if config.preset is not None:
         from .tasks.xmc.presets import describe  # noqa: PLC0415
 
-        print(describe(config.preset), file=sys.stderr)
+        _errors().print(describe(config.preset), markup=False)
     return _compare(config, output)
 
 
@@ -189,6 +199,8 @@ def train_resume(
     *task: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     resume: Annotated[Path | None, CHECKPOINTS] = None,
     jobs: Annotated[int | None, MACHINE] = None,
+    ranks: Annotated[int | None, MACHINE] = None,
+    parallel: Annotated[Literal["ddp", "fsdp"] | None, MACHINE] = None,
     json: Annotated[bool, _OUTPUT] = False,
 ) -> int:
     """Resume a training run that was stopped or killed.
@@ -197,14 +209,17 @@ def train_resume(
         task: Not given: the run directory names its task.
         resume: Run directory to resume, each of its runs from its last checkpoint.
         jobs: Runs that train at the same time; one per core by default. It changes no result.
+        ranks: Processes that make each run together; by default as many as it was started with.
+            Another number rounds sums in another order.
+        parallel: How they share dense parameters; by default as before.
         json: Print one JSON object instead of the table.
     """
     if task and task[0].startswith("-"):
         raise ValueError(
             f"Unknown option: {task[0]}"
             + (
-                "; --resume keeps the options that the run was started with, and takes only --jobs "
-                "and --json"
+                "; --resume keeps the options that the run was started with, and takes only "
+                "--jobs, --ranks, --parallel and --json"
                 if resume
                 else ""
             )
@@ -217,9 +232,13 @@ def train_resume(
         return 0
     from .compare import resume as resume_comparison  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
+    from .engine.run_directory import read_ranks  # noqa: PLC0415
 
+    want_ranks(read_ranks(resume)[0] if ranks is None else ranks, ranks)
     errors = _errors()
-    found = resume_comparison(resume, jobs=jobs, reporter=lambda plan: reporter(plan, errors))
+    found = resume_comparison(
+        resume, jobs=jobs, parallel=parallel, reporter=lambda plan: reporter(plan, errors)
+    )
     return _show(found, errors, json=json)
 
 
@@ -227,12 +246,14 @@ def _compare(config: RunConfig, output: Output) -> int:
     from .compare import compare  # noqa: PLC0415
     from .engine.progress import reporter  # noqa: PLC0415
 
+    want_ranks(output.ranks, output.ranks)
     errors = _errors()
     found = compare(
         config,
         out=output.out,
         overwrite=output.overwrite,
         jobs=output.jobs,
+        parallel=output.parallel,
         reporter=lambda plan: reporter(plan, errors),
         log=output.log,
     )
@@ -244,6 +265,8 @@ def _show(found: Comparison, errors: Console, *, json: bool) -> int:
     from .engine.run_directory import summary_object  # noqa: PLC0415
     from .report.terminal_table import print_comparison  # noqa: PLC0415
 
+    if not is_first():
+        return 0
     if json:
         print(to_json(summary_object(found.task, found.data, found.summaries)))
     else:
@@ -397,13 +420,19 @@ def _launch(
 ) -> int:
     try:
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except RanksWanted as wanted:
+        return launch([*tokens, *(["--verbose"] if verbose else [])], wanted.count)
+    except Silent as silent:
+        return _failed(silent.error)
     except (CycloptsError, ValueError, OSError, FloatingPointError) as error:
+        speaker = speaker_of(error)
+        if speaker is None:
+            return _failed(error)
         if verbose:
             traceback.print_exception(error)
-        message = f"{_place(tokens, error)}{_one_line(error)}{_hint(tokens, error)}"
+        message = f"{speaker}{_place(tokens, error)}{_one_line(error)}{_hint(tokens, error)}"
         print(f"error: {message}", file=sys.stderr)
-        # A run that diverged and a worker that died are not wrong input.
-        return FAILED if _is_failure(error) else WRONG_INPUT
+        return _failed(error)
     # --help and --version return nothing.
     return int(code or 0)
 
@@ -421,12 +450,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(app.meta(argv, result_action="return_value") or 0)
     except KeyboardInterrupt as error:
-        signum = getattr(error, "signum", signal.SIGINT)
-        print(getattr(error, "hint", "interrupted"), file=sys.stderr)
-        return _BY_SIGNAL + signum
+        if speaker_of(error) is not None:
+            print(getattr(error, "hint", "interrupted"), file=sys.stderr)
+        return _failed(error)
 
 
-def _is_failure(error: Exception) -> bool:
+def _failed(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return _BY_SIGNAL + getattr(error, "signum", signal.SIGINT)
+    # A run that diverged and a process that died are not wrong input.
+    return FAILED if _is_failure(error) else WRONG_INPUT
+
+
+def _is_failure(error: BaseException) -> bool:
     from .engine.files import UnwritableError  # noqa: PLC0415
 
     return isinstance(error, FloatingPointError | ChildProcessError | UnwritableError)
@@ -465,7 +501,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _errors() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, quiet=not is_first())
 
 
 def _output() -> Console:

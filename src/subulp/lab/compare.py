@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +21,19 @@ from .engine.files import UnwritableError
 from .engine.loop import Trial, resolve_device, thread_count, trial
 from .engine.machine import check_kernels
 from .engine.metrics import Metric, Record, RunProgress, Summary, with_drops
-from .engine.parallel import PlannedRun, default_jobs, run_all
+from .engine.parallel import PlannedRun, default_jobs, follow, run_all
 from .engine.progress import Plan, Reporter, duration_text
+from .engine.ranks import Parallel, Ranks, join, naming_lost_ranks
+from .engine.resume_command import resume_command
 from .engine.run_checkpoints import run_name
-from .engine.run_directory import CONFIG, RunDirectory, read_config, summary_object
-from .engine.stopping import resume_command, stop_requests
+from .engine.run_directory import (
+    CONFIG,
+    RunDirectory,
+    read_config,
+    read_ranks,
+    summary_object,
+)
+from .engine.stopping import stop_requests
 from .engine.task import Decided, metrics_of, task_of
 
 
@@ -57,6 +66,7 @@ def compare(
     out: Path | None = None,
     overwrite: bool = False,
     jobs: int | None = None,
+    parallel: Parallel | None = None,
     reporter: Callable[[Plan], Reporter] | None = None,
     log: Literal["tensorboard"] | None = None,
 ) -> Comparison:
@@ -66,12 +76,18 @@ def compare(
     processes import the calling script: guard its main part with ``if __name__ == "__main__":``,
     or use ``jobs=1``.
 
+    In processes that ``torchrun`` has started, or that have a default process group, all ranks
+    call this, and make each run together. Rank 0 writes and reports; others return the summaries
+    alone.
+
     Args:
         config: The comparison, which also says of which task.
         out: The run directory; ``None`` makes ``runs/TASK-TIMESTAMP`` (default: ``None``).
         overwrite: Replace an earlier run in ``out`` (default: ``False``).
         jobs: Runs that train at the same time; ``None`` is one per core on a CPU and one on a GPU,
             which changes no result (default: ``None``).
+        parallel: How several ranks share dense parameters: ``"ddp"``, all have all of them, or
+            ``"fsdp"``, each has a shard; ``None`` is ``"ddp"`` (default: ``None``).
         reporter: Makes a context for the training that receives every logged step (default:
             ``None``).
         log: Write TensorBoard's event files too, into the run directory; a resumed comparison
@@ -80,86 +96,144 @@ def compare(
     Raises:
         ValueError: An argument or a field of ``config`` is wrong, or the data is.
         OSError: A file or a folder is missing, in the way, or not accessible.
+        ChildProcessError: Another rank has ended.
         Interrupted: Ctrl-C or SIGTERM: the runs have written checkpoints, see :func:`resume`.
     """
     _check_jobs(jobs)
     if log is not None:
         check_available()
-    device = resolve_device(config.device)
-    check_kernels(device)
-    config = config.located()
-    data = task_of(config).load(config)
-    runs = [PlannedRun(variant, seed) for variant in config.variants for seed in config.seeds]
-    jobs = _fitting_jobs(config, data, runs, jobs, device)
-    digest = task_of(config).digest(data)
-    decided = _decided(config, device)
-    config = decided.config
-    with RunDirectory.create(config.task, out, overwrite=overwrite) as directory:
-        directory.write_config(
-            config, device=device.type, jobs=jobs, decided=decided.record, digest=digest
-        )
-        if log is not None:
-            (directory.path / EVENTS).mkdir()
-        begun = _ResumePoint(notes=[*decided.notes])
-        if reporter is not None:
-            begun.notes.extend(_expectation(config, data, runs, jobs, device))
-        return _train(config, data, directory, runs, jobs, begun, reporter)
+    with join(parallel) as joined:
+        _check_ranks(config, joined, jobs)
+        device = resolve_device(config.device)
+        ranks = joined.on(device)
+        check_kernels(device)
+        config = config.located()
+        data = task_of(config).load(config)
+        digest = task_of(config).digest(data)
+        ranks.agree("the data", digest)
+        runs = [PlannedRun(variant, seed) for variant in config.variants for seed in config.seeds]
+        jobs = _fitting_jobs(config, data, runs, jobs, device, ranks)
+        decided = ranks.first(partial(_decided, config, device))
+        config = decided.config
+        if ranks.rank > 0:
+            return _follow(config, data, ranks)
+        with RunDirectory.create(config.task, out, overwrite=overwrite) as directory:
+            directory.write_config(
+                config,
+                device=device.type,
+                jobs=jobs,
+                ranks=ranks,
+                decided=decided.record,
+                digest=digest,
+            )
+            if log is not None:
+                (directory.path / EVENTS).mkdir()
+            begun = _ResumePoint(notes=[*decided.notes])
+            if reporter is not None and not ranks.several:
+                begun.notes.extend(_expectation(config, data, runs, jobs, device))
+            return _train(config, data, directory, runs, jobs, begun, reporter, ranks)
 
 
 def resume(
     directory: Path,
     *,
     jobs: int | None = None,
+    parallel: Parallel | None = None,
     reporter: Callable[[Plan], Reporter] | None = None,
 ) -> Comparison:
     """Continue a comparison that was stopped or killed from the last checkpoint of each run.
 
-    Its results are those of a comparison that never stopped, timings aside. A
-    finished one is only read.
+    Its results are those of a comparison that never stopped, timings aside, if it goes on with as
+    many ranks as before. A finished one is only read.
 
     Args:
         directory: The run directory, which holds its configuration.
         jobs: As in :func:`compare` (default: ``None``).
+        parallel: As in :func:`compare`; ``None`` is what it was before (default: ``None``).
         reporter: As in :func:`compare` (default: ``None``).
 
     Raises:
         ValueError: The configuration, the data or the checkpoints are damaged or have changed.
         OSError: The folder is missing, holds no run, is in use or cannot be written.
+        ChildProcessError: Another rank has ended.
         Interrupted: As in :func:`compare`.
     """
     _check_jobs(jobs)
-    with RunDirectory.open(directory) as opened:
-        config, digest = read_config(directory)
-        names = [(variant, seed) for variant in config.variants for seed in config.seeds]
-        before = _ResumePoint.of(opened, config, names)
-        ended = opened.read_summary()
-        if len(before.summaries) == len(names) and ended is not None:
-            found = _comparison(config, opened, ended["data"], names, before)
-            return replace(found, was_complete=True)
-        device = resolve_device(config.device)
-        check_kernels(device)
-        data = _same_data(config, opened)
-        if task_of(config).digest(data) != digest:
-            raise ValueError(
-                f"resume={directory} was started on other data than "
-                f"data={config.data or 'bundled'} has now: "  # type: ignore[attr-defined]
-                "restore the data, or start a new run"
-            )
-        opened.write_records(before.records)
-        runs = [PlannedRun(*name, before.begins.get(name)) for name in names]
-        runs = [run for run in runs if (run.variant, run.seed) not in before.summaries]
-        jobs = _fitting_jobs(config, data, runs, jobs, device)
-        return _train(config, data, opened, runs, jobs, before, reporter)
+    with join(parallel) as joined:
+        if joined.rank > 0:
+            return _follow_resumed(directory, joined)
+        with RunDirectory.open(directory) as opened:
+            config, digest = read_config(directory)
+            count, before_parallel = read_ranks(directory)
+            ranks = replace(joined, parallel=parallel or before_parallel or "ddp")
+            _check_ranks(config, ranks, jobs)
+            names = [(variant, seed) for variant in config.variants for seed in config.seeds]
+            before = _ResumePoint.of(opened, config, names)
+            ended = opened.read_summary()
+            if len(before.summaries) == len(names) and ended is not None:
+                found = _comparison(config, opened, ended["data"], names, before)
+                return ranks.first(partial(replace, found, was_complete=True))
+            device = resolve_device(config.device)
+            check_kernels(device)
+            ranks.first(lambda: (config, parallel or before_parallel))
+            ranks = ranks.on(device)
+            data = _same_data(config, opened.path)
+            if task_of(config).digest(data) != digest:
+                raise ValueError(
+                    f"resume={directory} was started on other data than "
+                    f"data={config.data or 'bundled'} has now: "  # type: ignore[attr-defined]
+                    "restore the data, or start a new run"
+                )
+            ranks.agree("the data", digest)
+            if ranks.count != count:
+                before.notes.append(
+                    f"note: {_ranks_text(ranks.count)} now, and {_ranks_text(count)} at the start: "
+                    "sums are rounded in another order from here on"
+                )
+            opened.write_records(before.records)
+            runs = [PlannedRun(*name, before.begins.get(name)) for name in names]
+            runs = [run for run in runs if (run.variant, run.seed) not in before.summaries]
+            jobs = _fitting_jobs(config, data, runs, jobs, device, ranks)
+            return _train(config, data, opened, runs, jobs, before, reporter, ranks)
 
 
-def _same_data(config: RunConfig, directory: RunDirectory) -> Any:
+def _follow_resumed(directory: Path, ranks: Ranks) -> Comparison:
+    """Resume with rank 0, which alone reads the run directory."""
+    told = ranks.first(_nothing)
+    if isinstance(told, Comparison):
+        return told
+    config, parallel = told
+    ranks = replace(ranks, parallel=parallel or "ddp").on(resolve_device(config.device))
+    data = _same_data(config, directory)
+    ranks.agree("the data", task_of(config).digest(data))
+    return _follow(config, data, ranks)
+
+
+def _ranks_text(count: int) -> str:
+    return "one process" if count == 1 else f"{count} ranks"
+
+
+def _nothing() -> Any:
+    """What ranks other than the first have to say."""
+
+
+def _follow(config: RunConfig, data: Any, ranks: Ranks) -> Comparison:
+    """Make the runs with rank 0, and return what it returns."""
+    runs, path = ranks.first(_nothing)
+    with naming_lost_ranks(path), stop_requests(ranks) as stop:
+        follow(config, data, runs, path, stop, ranks)
+    ended: Comparison = ranks.first(_nothing)
+    return ended
+
+
+def _same_data(config: RunConfig, directory: Path) -> Any:
     """The data of a comparison that is resumed."""
     try:
         return task_of(config).load(config)
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"resume={directory.path}: {error}; if the data has moved, change its path in "
-            f"{directory.path / CONFIG}"
+            f"resume={directory}: {error}; if the data has moved, change its path in "
+            f"{directory / CONFIG}"
         ) from error
 
 
@@ -212,12 +286,35 @@ def _check_jobs(jobs: int | None) -> None:
         raise ValueError(f"jobs={jobs} is out of range: give at least 1")
 
 
+def _check_ranks(config: RunConfig, ranks: Ranks, jobs: int | None) -> None:
+    """Refuse what several ranks cannot do together.
+
+    Raises:
+        ValueError: ``jobs`` or a field of ``config`` is for one process.
+    """
+    if not ranks.several:
+        return
+    if jobs is not None and jobs > 1:
+        raise ValueError(
+            f"jobs={jobs} and {ranks.count} ranks contradict each other: all ranks make one run "
+            "after the other together; leave jobs out"
+        )
+    size: int = config.batch_size  # type: ignore[attr-defined]
+    if size < ranks.count:
+        raise ValueError(
+            f"batch_size={size} is below the number of ranks, {ranks.count}: each takes its part "
+            "of every batch; give a larger batch, or fewer ranks"
+        )
+    task_of(config).check_ranks(config, ranks)
+
+
 def _fitting_jobs(
     config: RunConfig,
     data: Any,
     runs: Sequence[PlannedRun],
     jobs: int | None,
     device: torch.device,
+    ranks: Ranks,
 ) -> int:
     """How many runs train at a time: what was asked for, or as many as cores and memory allow.
 
@@ -231,6 +328,11 @@ def _fitting_jobs(
         there = torch.cuda.mem_get_info()[0]
     task = task_of(config)
     needs = {run.variant: task.least_memory(config, data, run.variant) for run in runs}
+    if ranks.several:
+        # The least: what all of them share is on none of them whole.
+        on_one = ranks.local if device.type == "cpu" else 1
+        needs = {variant: need * on_one // ranks.count for variant, need in needs.items()}
+        jobs = 1
     largest = max(needs, key=lambda variant: needs[variant])
     check_room(
         f"precision={largest}", needs[largest], "give a smaller model or a smaller batch", there
@@ -295,8 +397,10 @@ def _train(
     jobs: int,
     before: _ResumePoint,
     reporter: Callable[[Plan], Reporter] | None,
+    ranks: Ranks,
 ) -> Comparison:
     """Make the runs that are left, and write what all have found."""
+    ranks.first(lambda: (runs, directory.path))
     task = task_of(config)
     described = task.describe(data)
     names = [(variant, seed) for variant in config.variants for seed in config.seeds]
@@ -333,8 +437,12 @@ def _train(
         directory.checkpoints(config, *name).finish(summary, own)
 
     try:
-        with progress or nullcontext(), stop_requests() as stop:
-            run_all(config, data, runs, jobs, directory, stop, keep, end, move)
+        with (
+            naming_lost_ranks(directory.path),
+            progress or nullcontext(),
+            stop_requests(ranks) as stop,
+        ):
+            run_all(config, data, runs, jobs, directory, stop, keep, end, move, ranks)
     except UnwritableError as error:
         hint = f"make room there, and continue with {resume_command(directory.path)}"
         raise UnwritableError(error.errno, f"{error}; {hint}") from error
@@ -350,7 +458,7 @@ def _train(
     if plot is not None:
         plot(config, data, directory.path)
     write_run_report(directory.path)
-    return compared
+    return ranks.first(lambda: compared)
 
 
 def _comparison(

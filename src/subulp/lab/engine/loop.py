@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from ... import optim
 from ...diagnostics import watch
 from ...diagnostics.memory import track_memory
 from .config import RunConfig
+from .data_parallel import average_over
 from .files import UnwritableError
 from .metrics import Metric, Record, Summary
-from .run_checkpoints import RunCheckpoints
+from .rank_checkpoints import AnyCheckpoints
+from .ranks import ALONE, Ranks
 from .run_state import Tally, not_finite, restore, state_of
 from .saved_model import ModelName, save_model
 from .stopping import Stopped
@@ -44,10 +47,11 @@ def run(
     seed: int,
     on_record: Callable[[Record], None] = lambda record: None,
     models: Path | None = None,
-    checkpoints: RunCheckpoints | None = None,
+    checkpoints: AnyCheckpoints | None = None,
     begin: Path | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[int], None] = lambda step: None,
+    ranks: Ranks = ALONE,
 ) -> Summary:
     """Train one model and measure it.
 
@@ -66,6 +70,8 @@ def run(
         begin: The checkpoint to resume from; ``None`` starts from scratch (default: ``None``).
         stop: Asked after every step whether to write a checkpoint and end (default: never).
         on_step: Called with every step that was made (default: does nothing).
+        ranks: The processes that make the run together, all of which call this with arguments of
+            the same meaning (default: this one alone).
 
     Raises:
         ValueError: The strategy is unknown or not available for the task, or the checkpoint is
@@ -82,7 +88,9 @@ def run(
     with thread_count(config.threads), torch.random.fork_rng(_cuda_devices(device)):
         while True:
             # Nothing of a run that has failed may be alive beside the next one.
-            training = _Training(config, task, data, variant, seed, device, on_record, checkpoints)
+            training = _Training(
+                config, task, data, variant, seed, device, on_record, checkpoints, ranks
+            )
             if begin is not None:
                 assert checkpoints is not None
                 training.restore(checkpoints.read(begin))
@@ -101,17 +109,23 @@ def run(
             del training
         if models is not None:
             name = ModelName(variant, seed)
-            _save_model(models, config.task, name, training.work, summary, task.METRICS[0])
+            _save_model(models, config.task, name, training.work, summary, task.METRICS[0], ranks)
         return summary
 
 
 def _save_model(
-    folder: Path, task: str, name: ModelName, work: Workload, summary: Summary, first: Metric
+    folder: Path,
+    task: str,
+    name: ModelName,
+    work: Workload,
+    summary: Summary,
+    first: Metric,
+    ranks: Ranks,
 ) -> None:
     value = summary.metrics[first.name]
-    rank = (-value if first.higher_is_better else value) if math.isfinite(value) else None
+    order = (-value if first.higher_is_better else value) if math.isfinite(value) else None
     try:
-        save_model(folder, task, name, work, summary.metrics, rank)
+        save_model(folder, task, name, work, summary.metrics, order, ranks)
     except (OSError, SafetensorError) as error:
         error = error if isinstance(error, OSError) else OSError(str(error))
         raise UnwritableError.of(f"the model {name}", error) from error
@@ -177,10 +191,12 @@ class _Training:
         seed: int,
         device: torch.device,
         on_record: Callable[[Record], None],
-        checkpoints: RunCheckpoints | None,
+        checkpoints: AnyCheckpoints | None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.work = task.build(config, data, variant, seed, device)
+        self.work = task.build(config, data, variant, seed, device, ranks)
         self.tally = Tally()
+        self._ranks = ranks
         self._config, self._seed, self._device = config, seed, device
         self._settings = config.settings(variant)
         self._precision = self._settings.pop("precision")
@@ -198,7 +214,15 @@ class _Training:
 
     def restore(self, state: Any) -> None:
         """Take over the state of a checkpoint."""
-        restore(state, self.work, self._schedulers, self._watch, self.tally, self._device)
+        restore(
+            state,
+            self.work,
+            self._schedulers,
+            self._watch,
+            self.tally,
+            self._device,
+            self._ranks,
+        )
 
     def go_back(self, failed: Tally) -> None:
         """Continue from a checkpoint after a failure, with smaller steps than before.
@@ -225,7 +249,9 @@ class _Training:
                 f"a weight of {named!r} is not finite, so no checkpoint was written; lower the "
                 "learning rate, or pass nonfinite=propagate to let the run go on"
             )
-        state = state_of(self.work, self._schedulers, self._watch, self.tally, self._device)
+        state = state_of(
+            self.work, self._schedulers, self._watch, self.tally, self._device, self._ranks
+        )
         self._checkpoints.write(self.tally.step, value, state, asked=asked)
 
     def _save_if_due(self, value: float | None) -> bool:
@@ -245,7 +271,7 @@ class _Training:
         """Run all remaining steps."""
         with ExitStack() as stack:
             stack.enter_context(self._watch)
-            descend = stack.enter_context(_stepping(self._config, self.work))
+            descend = stack.enter_context(_stepping(self._config, self.work, self._ranks))
             while self.tally.step < self.work.steps:
                 self.tally.step += 1
                 try:
@@ -278,23 +304,34 @@ class _Training:
         seen, skipped = len(self._watch.history), work.skipped_steps()
         watching = (step - 1) % config.watch_every == 0
         logged = self._evaluates or watching or step % config.log_every == 0
+        if self._ranks.several:
+            # What is drawn on the way, as dropout is, differs between ranks, whose other numbers
+            # agree; it depends on the step alone, so that any ranks can go on from a checkpoint.
+            torch.manual_seed(_seed_of(self._seed, step, self._ranks.rank))
         started, watched = time.perf_counter(), self._watch.seconds
         with self._memory if step == MEMORY_STEP else nullcontext():
             loss = work.loss(logged)
             # Rows step in the forward pass, and their loss is computed only where it is logged.
             known = logged or work.rows is None
-            value = math.nan
+            failed: FloatingPointError | None = None
             try:
                 descend(loss)
-            finally:
-                value = loss.item()
-                tally.value = value if known else None
+            except FloatingPointError as error:
+                # All ranks find the same: they meet below.
+                failed = error
+            value = self._ranks.mean(loss.item())
+            tally.value = value if known else None
+            if failed is not None:
+                raise failed
             del loss
         watched = self._watch.seconds - watched
         tally.seconds.append(time.perf_counter() - started - watched)
         if step == MEMORY_STEP:
-            tally.peak_bytes = self._memory.peak_bytes
-            tally.category_peak_bytes = self._memory.category_peak_bytes
+            peaks = self._memory.peak_bytes, self._memory.category_peak_bytes
+            # That of the rank that needs the most.
+            tally.peak_bytes, tally.category_peak_bytes = max(
+                self._ranks.gather(peaks), key=lambda found: found[0].get("total", 0)
+            )
         if known:
             tally.losses.append((step, value))
             self._check_loss(value)
@@ -308,7 +345,7 @@ class _Training:
         if step != MEMORY_STEP and not measured:
             tally.plain_seconds.append(tally.seconds[-1])
         if self._evaluates:
-            tally.metrics = work.measure()
+            tally.metrics = work.measure(self._ranks)
         if logged:
             record = Record(
                 self._precision,
@@ -379,17 +416,22 @@ class _Training:
             ),
             variant=self._variant,
             settings=self._settings,
+            ranks=self._ranks.count if self._ranks.several else None,
         )
 
 
 @contextmanager
-def _stepping(config: RunConfig, work: Workload) -> Iterator[Callable[[Tensor], None]]:
+def _stepping(
+    config: RunConfig, work: Workload, ranks: Ranks
+) -> Iterator[Callable[[Tensor], None]]:
     """The backward pass and the optimizer step, one inside the other or one after the other."""
     # A scaler that is off hands everything on as it is.
     scaler = work.scaler or torch.amp.GradScaler(enabled=False)
     fused = None
     if config.fuse_backward:
-        fused = optim.fuse_backward(work.model, work.optimizer, scaler=work.scaler)
+        fused = optim.fuse_backward(
+            work.model, work.optimizer, scaler=work.scaler, reduce=average_over(ranks)
+        )
 
     def descend(loss: Tensor) -> None:
         loss = scaler.scale(work.loss_scale * loss)
@@ -428,6 +470,10 @@ def _mean_descent(measured: list[dict[str, float]]) -> dict[str, float]:
         # nonfinite="skip" skipped every watched step.
         return dict.fromkeys(names, math.nan)
     return {name: math.fsum(m[name] for m in measured) / len(measured) for name in names}
+
+
+def _seed_of(seed: int, step: int, rank: int) -> int:
+    return zlib.crc32(f"{seed}.{step}.{rank}".encode())
 
 
 def _cuda_devices(device: torch.device) -> list[int]:

@@ -134,6 +134,8 @@ class Summary:
         settings: Settings of the variant beside the precision.
         rollbacks: Times that the run went back to a checkpoint, with smaller steps, because it was
             not finite.
+        ranks: Processes that made its last steps together; ``None`` for one alone. Bytes are those
+            of the rank that needed the most.
     """
 
     precision: str
@@ -155,6 +157,7 @@ class Summary:
     variant: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     rollbacks: int = 0
+    ranks: int | None = None
 
     @property
     def name(self) -> str:

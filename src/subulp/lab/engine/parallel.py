@@ -25,8 +25,11 @@ from .config import RunConfig
 from .loop import run
 from .machine import available_cores
 from .metrics import Record, RunProgress, Summary
+from .rank_checkpoints import RankCheckpoints
+from .ranks import ALONE, Ranks
+from .resume_command import resume_command
 from .run_directory import MODELS, RunDirectory
-from .stopping import Interrupted, Stopped, StopRequest, resume_command
+from .stopping import Interrupted, Stopped, StopRequest
 from .task import task_of
 
 _SECONDS = 0.5
@@ -63,6 +66,7 @@ def run_all(
     on_record: Callable[[Record], None],
     on_end: Callable[[PlannedRun, Summary], None],
     on_progress: Callable[[RunProgress], None] = lambda progress: None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Do all ``runs``, ``jobs`` of them at a time.
 
@@ -76,13 +80,15 @@ def run_all(
         on_record: Called in the calling process with every logged step, in the order of arrival.
         on_end: Called there with every run that finished, after its records.
         on_progress: Called there every now and then with how far a run is (default: does nothing).
+        ranks: Those that make each run together, one run at a time; the others :func:`follow`
+            (default: none).
 
     Raises:
         ChildProcessError: A worker died (killed for its memory, for instance).
         Interrupted: Runs were stopped; all of them have written checkpoints.
         Exception: Whatever a run raised; other runs write checkpoints and end.
     """
-    comparison = _Comparison(config, directory, stop, on_record, on_end, on_progress)
+    comparison = _Comparison(config, directory, stop, on_record, on_end, on_progress, ranks)
     here = jobs == 1
     ended = comparison.run_here(data, runs) if here else comparison.run_in_workers(runs, jobs)
     if ended < len(runs):
@@ -100,6 +106,7 @@ class _Comparison:
     on_record: Callable[[Record], None]
     on_end: Callable[[PlannedRun, Summary], None]
     on_progress: Callable[[RunProgress], None]
+    ranks: Ranks
 
     def run_here(self, data: Any, runs: Sequence[PlannedRun]) -> int:
         """Make one run after another; returns how many finished."""
@@ -115,6 +122,7 @@ class _Comparison:
                     self.stop,
                     self.on_record,
                     self.on_progress,
+                    self.ranks,
                 )
             except Stopped:
                 return ended
@@ -159,6 +167,7 @@ def _run(
     stop: Callable[[], bool],
     on_record: Callable[[Record], None],
     on_progress: Callable[[RunProgress], None],
+    ranks: Ranks = ALONE,
 ) -> Summary:
     last = -math.inf
 
@@ -169,6 +178,7 @@ def _run(
             last = now
             on_progress(RunProgress(planned.variant, planned.seed, step))
 
+    own = directory.checkpoints(config, planned.variant, planned.seed)
     return run(
         config,
         data,
@@ -176,11 +186,56 @@ def _run(
         planned.seed,
         on_record,
         models=directory.path / MODELS,
-        checkpoints=directory.checkpoints(config, planned.variant, planned.seed),
+        checkpoints=RankCheckpoints(own, ranks) if ranks.several else own,
         begin=planned.begin,
         stop=stop,
         on_step=on_step,
+        ranks=ranks,
     )
+
+
+def follow(
+    config: RunConfig,
+    data: Any,
+    runs: Sequence[PlannedRun],
+    directory: Path,
+    stop: StopRequest,
+    ranks: Ranks,
+) -> list[Summary]:
+    """Do all ``runs`` with rank 0, which alone writes.
+
+    Args:
+        config: The comparison.
+        data: What the task loaded for ``config``.
+        runs: Those of rank 0.
+        directory: Its run directory.
+        stop: Says when runs are to end before their last step.
+        ranks: The ranks.
+
+    Raises:
+        Interrupted: Runs were stopped.
+    """
+    ended: list[Summary] = []
+    for planned in runs:
+        try:
+            if stop():
+                raise Stopped(0)
+            summary = run(
+                config,
+                data,
+                planned.variant,
+                planned.seed,
+                models=directory / MODELS,
+                checkpoints=RankCheckpoints(None, ranks),
+                begin=planned.begin,
+                stop=stop,
+                ranks=ranks,
+            )
+        except Stopped:
+            assert stop.signum is not None
+            raise Interrupted(directory, stop.signum) from None
+        ended.append(summary)
+    return ended
 
 
 @dataclass

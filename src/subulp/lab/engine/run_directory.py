@@ -21,6 +21,7 @@ from .files import UnwritableError, remove_unfinished, write_text
 from .lock import Lock
 from .machine import describe_machine
 from .metrics import Record, Summary, to_json
+from .ranks import ALONE, Parallel, Ranks
 from .run_checkpoints import RunCheckpoints
 from .sealed import SUM, fingerprint
 from .typed_files import LARGEST_TOML, read_bytes, read_json
@@ -44,6 +45,7 @@ _OWN_FILES = (CONFIG, METRICS, SUMMARY, SUMS, REPORT, *_PLOTS)
 _DAMAGED = "get it again, or remove it and continue with subulp train --resume"
 _PAGE = b"<!doctype html>"
 _DIGEST = "data_digest"
+_MACHINE = ("jobs", "ranks", "parallel")
 
 
 class RunDirectory:
@@ -138,6 +140,7 @@ class RunDirectory:
         *,
         device: str,
         jobs: int,
+        ranks: Ranks = ALONE,
         decided: Mapping[str, Any] | None = None,
         digest: str | None = None,
     ) -> None:
@@ -147,6 +150,7 @@ class RunDirectory:
             config: The comparison.
             device: Where it trains.
             jobs: Runs at a time.
+            ranks: Those that make each of them together (default: there is one process).
             decided: Why the machine decided options as it did (default: it decided none).
             digest: Digest of the data; without it the comparison cannot be resumed (default:
                 ``None``).
@@ -156,6 +160,7 @@ class RunDirectory:
             **plain_fields(config),
             "device": device,
             "jobs": jobs,
+            **({"ranks": ranks.count, "parallel": ranks.parallel} if ranks.several else {}),
             "versions": _versions(),
             "machine": describe_machine(),
             **({"decided": decided} if decided else {}),
@@ -231,11 +236,30 @@ def read_config(directory: Path) -> tuple[RunConfig, str]:
     digest = saved.get(_DIGEST)
     if not isinstance(digest, str):
         raise ValueError(f"{path} has no {_DIGEST}: this run cannot be resumed")
-    fields = {name: value for name, value in saved.items() if name not in (*RECORDS, "jobs")}
+    fields = {name: value for name, value in saved.items() if name not in (*RECORDS, *_MACHINE)}
     try:
         return config_of(str(saved.get("task")), fields), digest
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_ranks(directory: Path) -> tuple[int, Parallel | None]:
+    """How many ranks a comparison was begun with, and how they shared dense parameters.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    path = directory / CONFIG
+    try:
+        saved = read_json(path)
+    except FileNotFoundError:
+        return 1, None
+    match saved.get("ranks"), saved.get("parallel"):
+        case None, None:
+            return 1, None
+        case int(ranks), "ddp" | "fsdp" as parallel if ranks >= 1:
+            return ranks, parallel
+    raise ValueError(f"{path}: ranks or parallel is damaged")
 
 
 def check_sums(directory: Path) -> None:

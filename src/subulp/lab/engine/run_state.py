@@ -17,8 +17,10 @@ from ...nn.cached_table import CachedTable
 from ...nn.row_table import RowTable
 from ...ops.all_finite import are_finite
 from .metrics import Record
+from .ranks import ALONE, Ranks
 from .saved_state import numbers
-from .task import Workload
+from .task import State, Workload
+from .whole_state import whole
 
 
 @dataclass
@@ -97,18 +99,23 @@ def state_of(
     watch: Watch,
     tally: Tally,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """The state of a run, as :func:`subulp.lab.engine.saved_state.flatten` takes it.
 
-    The tensors are the run's own, and not copies.
+    The tensors are the run's own, and not copies. Those that ranks share are put together: all
+    ranks call this, and what rank 0 gets is the state of the run, as one process has it.
     """
+    model, rows = whole_rows(work, ranks)
     return {
-        "model": model_state(work.model),
-        "optimizer": work.optimizer.state_dict(),
-        "rows": None if work.rows is None else work.rows.state_dict(),
+        "model": model,
+        "optimizer": whole(work.optimizer.state_dict(), ranks),
+        "rows": rows,
         "scaler": None if work.scaler is None else work.scaler.state_dict(),
         "schedulers": [scheduler.state_dict() for scheduler in schedulers],
-        "parts": {name: part.state_dict() for name, part in work.stateful().items()},
+        "parts": {name: part.state_dict() for name, part in work.parts.items()},
+        # Each rank's layers have decided about its own part of every batch.
+        "mix": None if work.mix is None else ranks.gather(work.mix.state_dict()),
         "watch": watch.state_dict(),
         "tally": tally.state_dict(),
         "random": {
@@ -125,6 +132,7 @@ def restore(
     watch: Watch,
     tally: Tally,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Bring a new workload to the state of a checkpoint.
 
@@ -135,15 +143,19 @@ def restore(
         watch: Fresh.
         tally: Fresh.
         device: Where the run trains.
+        ranks: As many as there are now: the checkpoint may be of another number (default: one).
 
     Raises:
         ValueError: The state is of another model, optimizer or task.
     """
     try:
-        load_model_state(work.model, state["model"])
+        model, rows = state["model"], state["rows"]
+        if work.split is not None:
+            model, rows = work.split.share(model, rows)
+        load_model_state(work.model, model)
         work.optimizer.load_state_dict(state["optimizer"])
         if work.rows is not None:
-            work.rows.load_state_dict(state["rows"])
+            work.rows.load_state_dict(rows)
         if work.scaler is not None:
             work.scaler.load_state_dict(state["scaler"])
             # A scaler makes its tensors when it is first used; here it was, some steps ago.
@@ -151,8 +163,12 @@ def restore(
         # After the optimizers: schedulers know the rates that these have.
         for scheduler, saved in zip(schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
-        for name, part in work.stateful().items():
+        for name, part in work.parts.items():
             part.load_state_dict(state["parts"][name])
+        if work.mix is not None:
+            # Earlier versions knew one process, and kept its mix among the parts.
+            mixes = state["mix"] if "mix" in state else [state["parts"]["mix"]]
+            work.mix.load_state_dict(mixes[ranks.rank % len(mixes)])
         watch.load_state_dict(state["watch"])
         tally.load_state_dict(state["tally"])
         torch.set_rng_state(state["random"]["cpu"].clone())
@@ -180,6 +196,13 @@ def not_finite(model: nn.Module) -> str | None:
     return next(name for name, tensors in found.items() if not are_finite(tensors))
 
 
+def whole_rows(work: Workload, ranks: Ranks) -> tuple[State, State | None]:
+    """The states of the model and of its rows' optimizer, as one process has them."""
+    model = whole(model_state(work.model), ranks)
+    rows = None if work.rows is None else whole(work.rows.state_dict(), ranks)
+    return (model, rows) if work.split is None else work.split.join(model, rows)
+
+
 def model_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict and the buffers that are not in it, which a run needs to resume too."""
     state: dict[str, Tensor] = dict(model.state_dict())
@@ -198,5 +221,6 @@ def load_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     # A module may lack what its state brings, such as an order of its rows.
     model.load_state_dict({name: value for name, value in state.items() if name not in others})
     for name, buffer in model.named_buffers():
-        if name in others:
+        # Ranks that share a module keep some to themselves.
+        if name in others and name in state:
             buffer.copy_(state[name])

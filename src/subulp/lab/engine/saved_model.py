@@ -34,12 +34,14 @@ from torch import Tensor, nn
 from ...optim.base import Optimizer
 from .config import check_names
 from .files import replacing, write_text
+from .ranks import ALONE, Ranks
 from .run_checkpoints import run_name
 from .run_directory import MODELS, task_of_run
-from .run_state import model_state
+from .run_state import whole_rows
 from .sealed import DamagedError, check_file, fingerprint, read_sealed, sealed
 from .task import TASKS, Workload
 from .typed_files import checked
+from .whole_state import full
 
 FORMAT = "subulp model 1"
 
@@ -71,9 +73,12 @@ def save_model(
     name: ModelName,
     work: Workload,
     metrics: Mapping[str, float],
-    rank: float | None,
+    order: float | None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Write a trained model, its description last: with it, everything is there.
+
+    On several ranks, all call this, and rank 0 writes.
 
     Args:
         folder: ``RUN/models``.
@@ -81,14 +86,17 @@ def save_model(
         name: Variant and seed.
         work: The run, after its last step.
         metrics: What it has measured.
-        rank: A number that is lowest for the best model; ``None`` without one.
+        order: A number that is lowest for the best model; ``None`` without one.
+        ranks: Those that have the model (default: this process alone).
 
     Raises:
         OSError: A file cannot be written.
     """
+    whole, stored = weights_of(work, ranks)
+    if ranks.rank > 0:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     stem = run_name(*name)
-    whole, stored = weights_of(work)
     files = [*(work.save_shared(folder) if work.save_shared else ()), f"{stem}.safetensors"]
     _save(folder / files[-1], whole)
     if stored:
@@ -101,24 +109,21 @@ def save_model(
         "seed": name.seed,
         "build": work.build,
         "metrics": {n: value for n, value in metrics.items() if math.isfinite(value)},
-        "rank": rank,
+        "rank": order,
         "files": {file: fingerprint(folder / file) for file in files},
     }
     write_text(folder / f"{stem}.json", sealed(description))
 
 
-def weights_of(work: Workload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def weights_of(work: Workload, ranks: Ranks = ALONE) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of a model, with dense weights in FP32; and these as they are stored.
 
     The second one has those alone that differ.
     """
-    whole = {
-        name: tensor
-        for name, tensor in model_state(work.model).items()
-        if name not in work.left_out
-    }
+    state, _ = whole_rows(work, ranks)
+    whole = {name: tensor for name, tensor in state.items() if name not in work.left_out}
     own = {id(p) for group in work.optimizer.param_groups for p in group["params"]}
-    wide = dict(_wide(work.model, "", work.optimizer, own))
+    wide = {n: full(t) for n, t in _wide(work.model, "", work.optimizer, own)}
     stored = {name: whole[name] for name, tensor in wide.items() if _differ(whole[name], tensor)}
     return whole | wide, stored
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,12 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from .ranks import ALONE, Ranks
+from .resume_command import resume_command
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def resume_command(directory: Path) -> str:
-    """The command that resumes a run directory."""
-    return f"subulp train --resume {shlex.quote(str(directory))}"
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: it was requested
@@ -75,14 +72,33 @@ class StopRequest:
             self.on_request()
 
 
+class SharedStopRequest(StopRequest):
+    """A stop that is requested of any rank, and known to all of them at the same step.
+
+    Args:
+        ranks: The ranks; they all ask, after the same steps.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    def __call__(self) -> bool:
+        """Whether a stop was requested of any rank."""
+        signum = self._ranks.highest(self.signum or 0)
+        if signum:
+            self.request(signum)
+        return super().__call__()
+
+
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
+def stop_requests(ranks: Ranks = ALONE) -> Iterator[StopRequest]:
     """Turn the first Ctrl-C or SIGTERM inside the block into a stop request; a second ends at once.
 
     Signals that are ignored stay ignored. Other threads than the main one get no signals, so
-    there is no request in them.
+    there is no request in them. A rank waits for the others, and only its launcher ends it sooner.
     """
-    request = StopRequest()
+    request = SharedStopRequest(ranks) if ranks.several else StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -90,8 +106,9 @@ def stop_requests() -> Iterator[StopRequest]:
     before = {s: handler for s, handler in before.items() if handler not in (None, signal.SIG_IGN)}
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        if not ranks.several:
+            for each, handler in before.items():
+                signal.signal(each, handler)
         request.request(signum)
 
     for each in before:

@@ -17,6 +17,7 @@ from .config import RunConfig
 from .linear_operands import LinearConfig
 from .metrics import Metric
 from .mixture_log import MixtureLog, with_mixture_metrics
+from .ranks import ALONE, Ranks
 
 TASKS = {
     "lm": "Language model",
@@ -29,6 +30,9 @@ TASKS = {
 _TASKS = "subulp.lab.tasks"
 
 
+State = dict[str, Any]
+
+
 class Stateful(Protocol):
     """A part of a run whose state is saved in checkpoints, as modules and optimizers are."""
 
@@ -37,6 +41,16 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
+
+
+class Split(Protocol):
+    """What ranks share, as states of the model and of the rows' optimizer, if there is one."""
+
+    def join(self, model: State, rows: State | None) -> tuple[State, State | None]:
+        """From what all ranks have, put together, to what one process would have."""
+
+    def share(self, model: State, rows: State | None) -> tuple[State, State | None]:
+        """From what one process would have to what this rank loads."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,8 @@ class Workload:
         eval_every: Steps between evaluations; the last step is always one.
         learning_rate: Step (from 0) to a share of the groups' learning rates.
         loss: Draws the next batch and returns its mean loss; its argument says whether
-            the value will be read; otherwise it may be NaN.
+            the value will be read; otherwise it may be NaN. On several ranks, each returns a number
+            of its own, whose mean over the ranks is that of the batch.
         evaluate: The metrics of the model as it is, by name.
         build: What the model is built from again, as plain JSON.
         save_shared: Writes what all models of a comparison share into a folder, and returns the
@@ -67,11 +82,13 @@ class Workload:
         steps_per_epoch: Steps of one pass over the training part; ``None`` where there are no such
             passes (default: ``None``).
         mix: What mixtures of representations decide: its metrics join those of ``evaluate``, and
-            its state the ``parts`` (default: there are none).
+            its state the checkpoints (default: there are none).
         inner_skips: Steps that a part with a scaler of its own skipped, in addition to those of
             ``optimizer`` (default: none).
         parts: What else changes from step to step, such as the place in the data, by name; a run
             is resumed from their states and those of model, optimizers and scaler (default: none).
+        split: What ranks share otherwise than as DTensors of what one process has (default:
+            nothing).
     """
 
     model: nn.Module
@@ -94,14 +111,12 @@ class Workload:
     mix: MixtureLog | None = None
     inner_skips: Callable[[], int] | None = None
     parts: dict[str, Stateful] = field(default_factory=dict)
+    split: Split | None = None
 
-    def stateful(self) -> dict[str, Stateful]:
-        """The ``parts``, and the ``mix`` if there is one."""
-        return self.parts if self.mix is None else {**self.parts, "mix": self.mix}
-
-    def measure(self) -> dict[str, float]:
-        """All metrics of the model as it is, by name."""
-        return self.evaluate() if self.mix is None else self.evaluate() | self.mix.metrics()
+    def measure(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """All metrics of the model as it is, by name; those of mixtures are means over ranks."""
+        mixtures = {} if self.mix is None else self.mix.metrics()
+        return self.evaluate() | {name: ranks.mean(value) for name, value in mixtures.items()}
 
     def skipped_steps(self) -> int:
         """Steps skipped so far because they were not finite."""
@@ -165,7 +180,22 @@ class Task(Protocol):
         """Bytes that a run of a variant takes at the very least, before it is built."""
 
     @staticmethod
-    def build(config: Any, data: Any, variant: str, seed: int, device: torch.device) -> Workload:
+    def check_ranks(config: Any, ranks: Ranks) -> None:
+        """Refuse what several ranks cannot share.
+
+        Raises:
+            ValueError: A field of ``config`` is for one process.
+        """
+
+    @staticmethod
+    def build(
+        config: Any,
+        data: Any,
+        variant: str,
+        seed: int,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> Workload:
         """One run's workload, from the seed alone; ``variant`` is one of ``config.variants``."""
 
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from subulp.lab.engine.loop import run
-from subulp.lab.tasks.lm.task import build_model, evaluate, loss_scale, parameter_dtype
+from subulp.lab.tasks.lm.task import (
+    build_model,
+    build_optimizer,
+    evaluate,
+    loss_scale,
+    parameter_dtype,
+)
 from subulp.lab.tasks.lm.text import load_text
 from tests.lab.engine.test_loop import timeless
 
@@ -17,7 +23,8 @@ def test_all_precisions_start_from_the_same_weights(small):
     config = small()
     starts = {}
     for precision in ("fp32", "master", "nearest", "collage-plus"):
-        model, optimizer = build_model(config, 20, precision, 0, CPU)
+        model, initial = build_model(config, 20, precision, 0, CPU)
+        optimizer = build_optimizer(config, model, initial, precision, 0)
         starts[precision] = optimizer.full_precision_state_dict(model)
         expected = torch.float32 if precision == "fp32" else torch.bfloat16
         assert {p.dtype for p in model.parameters()} == {expected}
@@ -29,7 +36,9 @@ def test_all_precisions_start_from_the_same_weights(small):
 
 
 def test_only_matrices_decay(small):
-    model, optimizer = build_model(small(weight_decay=0.25), 20, "nearest", 0, CPU)
+    config = small(weight_decay=0.25)
+    model, initial = build_model(config, 20, "nearest", 0, CPU)
+    optimizer = build_optimizer(config, model, initial, "nearest", 0)
     decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
     for p in model.parameters():
         assert decay[id(p)] == (0.25 if p.dim() == 2 else 0.0)

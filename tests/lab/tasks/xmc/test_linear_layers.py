@@ -56,7 +56,7 @@ def test_linear_layers_multiply_in_fp8_and_nothing_else_changes(config):
     data = load(config)
     work = build(config, data, "fp8", 0, CPU)
     narrow, optimizer = work.model["encoder"], work.optimizer
-    plain, _ = build_encoder(config, data, "fp8", 0, CPU)
+    plain = build_encoder(config, data, "fp8", 0, CPU)
     # Query, key, value and output, up and down, in two layers.
     assert len(fp8_layers(narrow)) == 12
     assert narrow.training

@@ -100,7 +100,7 @@ def test_storages_start_from_the_same_weights(config):
     assert torch.equal(renee.weight, wide)
     narrow = heads["fp8"].weight(everything)
     assert torch.equal(narrow, wide.to(torch.float8_e4m3fn).float())
-    encoders = [build_encoder(config, data, p, 0, CPU)[0] for p in ("fp32", "bf16")]
+    encoders = [build_encoder(config, data, p, 0, CPU) for p in ("fp32", "bf16")]
     for a, b in zip(*(e.parameters() for e in encoders), strict=True):
         assert torch.equal(a.bfloat16(), b)
 

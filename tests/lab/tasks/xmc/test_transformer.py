@@ -19,7 +19,7 @@ from subulp.lab.engine.saved_model import ModelName
 from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.encoder import CONSTANTS, OUTPUT_NORM
-from subulp.lab.tasks.xmc.task import build, build_encoder, load
+from subulp.lab.tasks.xmc.task import build, build_encoder, build_optimizer, load
 from subulp.lab.tasks.xmc.transformer import TransformerPreprocessor
 from tests.lab.saving import save
 
@@ -79,13 +79,14 @@ def test_long_texts_are_cut(bert):
 
 def test_it_trains_in_bf16_with_kahan_summation(config):
     data = load(config)
-    encoder, optimizer = build_encoder(config, data, "fp8", 0, CPU)
+    encoder = build_encoder(config, data, "fp8", 0, CPU)
+    optimizer = build_optimizer(config, encoder, "fp8", 0)
     assert {p.dtype for p in encoder.parameters()} == {torch.bfloat16}
     assert {g["precision"] for g in optimizer.param_groups} == {"kahan"}
     assert isinstance(optimizer, optim.AdamW)
     # Activations are wide where there are no BF16 units.
     assert encoder(data.preprocessor.read(["red"])).dtype == torch.float32
-    wide, _ = build_encoder(config, data, "fp32", 0, CPU)
+    wide = build_encoder(config, data, "fp32", 0, CPU)
     assert {p.dtype for p in wide.parameters()} == {torch.float32}
     # Nothing that never gets a gradient is carried along.
     encoder(data.preprocessor.read(["red thing", "new"])).square()[:, :3].sum().backward()

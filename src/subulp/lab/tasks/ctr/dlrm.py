@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ....nn import CachedEmbeddingBags, Linear
+from ....nn import Linear
+from .split_tables import Tables
 
 
 class DLRM(nn.Module):
@@ -30,7 +31,7 @@ class DLRM(nn.Module):
     def __init__(
         self,
         numbers: int,
-        tables: CachedEmbeddingBags,
+        tables: Tables,
         dim: int,
         bottom: Sequence[int],
         top: Sequence[int],

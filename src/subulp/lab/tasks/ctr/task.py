@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +15,13 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from .... import optim
-from ....nn import CachedEmbeddingBags
+from ....nn import ShardedCachedEmbeddingBags
+from ....nn.cached_table import CacheMemory
 from ....optim.rows.base import RowOptimizer
+from ...engine.data_parallel import replicated, shard
 from ...engine.files import replacing
 from ...engine.metrics import Metric
+from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import decay_groups, one_cycle, steps_of
 from ...engine.run_directory import ACCESS_PLOT
 from ...engine.task import Workload
@@ -27,9 +30,10 @@ from .dlrm import DLRM
 from .metrics import click_metrics
 from .readers.dataset import CTRData, ReadOptions
 from .readers.example_stream import ExampleStream
-from .readers.examples import Batch, Encoder
+from .readers.examples import Batch, Encoder, Examples
 from .readers.layout import Table
 from .readers.load import load_data
+from .split_tables import SplitTables, Tables, hit_rate, make_tables, memory_of
 from .variant import Variant
 
 METRICS = (
@@ -153,15 +157,11 @@ class Built:
             total += 4 * sum((inside + 1) * outside for inside, outside in pairwise(widths))
         return total
 
-    def model(self, tables: Sequence[Table], numbers: int, seed: int) -> DLRM:
+    def model(self, tables: Sequence[Table], numbers: int, seed: int, ranks: Ranks = ALONE) -> DLRM:
         """The model; its initial weights are made in FP32 from the seed alone."""
         torch.manual_seed(seed)
-        bags = CachedEmbeddingBags(
-            [self.variant.table(table.rows, self.dim, table.storage) for table in tables],
-            self.narrow_above,
-            stacked=True,
-            seed=seed,
-        )
+        configs = [self.variant.table(table.rows, self.dim, table.storage) for table in tables]
+        bags = make_tables(configs, self.narrow_above, seed, ranks)
         return DLRM(numbers, bags, self.dim, self.bottom, self.top)
 
 
@@ -179,7 +179,7 @@ def save_columns(data: CTRData, folder: Path) -> list[str]:
     return [COLUMNS]
 
 
-def build_rows(config: CTRConfig, tables: CachedEmbeddingBags) -> RowOptimizer:
+def build_rows(config: CTRConfig, tables: Tables) -> RowOptimizer:
     """The optimizer of the tables."""
     if config.row_optimizer == "sgd":
         return optim.RowSGD(tables, lr=config.row_lr)
@@ -187,12 +187,23 @@ def build_rows(config: CTRConfig, tables: CachedEmbeddingBags) -> RowOptimizer:
     return optim.RowAdagrad(tables, lr=config.row_lr, rowwise=rowwise)
 
 
+def check_ranks(config: CTRConfig, ranks: Ranks) -> None:
+    """Any number of ranks can train every variant."""
+
+
 def build(
-    config: CTRConfig, data: CTRData, variant: str, seed: int, device: torch.device
+    config: CTRConfig,
+    data: CTRData,
+    variant: str,
+    seed: int,
+    device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Workload:
     """A run of one variant and seed."""
     built = Built.of(config, data, config.grid[variant])
-    model = built.model(data.tables, data.numbers, seed).to(device)
+    model = built.model(data.tables, data.numbers, seed, ranks).to(device)
+    for mlp in (model.bottom, model.top):
+        shard(mlp, ranks)
     named = _dense(model)
     optimizer = optim.AdamW(
         decay_groups(named),
@@ -202,14 +213,18 @@ def build(
         nonfinite=config.gradient_policy,
         seed=seed,
     )
-    rows = build_rows(config, model.tables)
+    tables = model.tables
+    rows = build_rows(config, tables)
     batches = data.train.batches(config.batch_size, seed)
     total = steps(config, data)
+    forward = replicated(model, ranks, fused=config.fuse_backward)
+    own, weight = ranks.part(config.batch_size), ranks.weight(config.batch_size)
 
     def loss(_: bool) -> Tensor:
-        batch = data.encode(next(batches))
+        batch = data.encode(next(batches).take(own))
         labels = torch.from_numpy(batch.labels).to(device)
-        return F.binary_cross_entropy_with_logits(logits_of(model, batch, device), labels)
+        logits = logits_of(forward, batch, device)
+        return weight * F.binary_cross_entropy_with_logits(logits, labels)
 
     return Workload(
         model,
@@ -218,14 +233,17 @@ def build(
         max(1, total // config.evaluations),
         lambda step: one_cycle(step, total, warmup=config.warmup, final=config.final_lr),
         loss,
-        lambda: measures(data.test, data.encode, model, data.positive_share, device),
+        lambda: measures(data.test, data.encode, model, data.positive_share, device, ranks),
         {**asdict(built), "layout": asdict(data.encode.layout)},
         save_shared=lambda folder: save_columns(data, folder),
         rows=rows,
-        bytes_per_parameter=lambda: table_bytes(model.tables),
-        parameters=model.tables.memory().fp32 // 4 + sum(p.numel() for _, p in named),
+        bytes_per_parameter=lambda: table_bytes(memory_of(tables, ranks)),
+        parameters=memory_of(tables, ranks).fp32 // 4 + sum(p.numel() for _, p in named),
         steps_per_epoch=len(data.train) // config.batch_size,
         parts={"batches": batches},
+        split=(
+            SplitTables(tables, ranks) if isinstance(tables, ShardedCachedEmbeddingBags) else None
+        ),
     )
 
 
@@ -233,16 +251,16 @@ def _dense(model: DLRM) -> list[tuple[str, nn.Parameter]]:
     return [(n, p) for n, p in model.named_parameters() if n.startswith(("bottom.", "top."))]
 
 
-def logits_of(model: DLRM, batch: Batch, device: torch.device) -> Tensor:
+def logits_of(
+    model: Callable[[Tensor, Tensor], Tensor], batch: Batch, device: torch.device
+) -> Tensor:
     """Logits of a batch, FP32 ``(count,)``."""
     numbers, rows = (torch.from_numpy(a).to(device) for a in (batch.numbers, batch.rows))
-    logits: Tensor = model(numbers, rows)
-    return logits
+    return model(numbers, rows)
 
 
-def table_bytes(tables: CachedEmbeddingBags) -> dict[str, float]:
+def table_bytes(memory: CacheMemory) -> dict[str, float]:
     """Bytes that training keeps of one number of the tables; there are no gradients."""
-    memory = tables.memory()
     count = memory.fp32 / 4
     kept = {
         "parameter": (memory.codes + memory.quantisation) / count,
@@ -254,7 +272,12 @@ def table_bytes(tables: CachedEmbeddingBags) -> dict[str, float]:
 
 @torch.no_grad()
 def measures(
-    part: ExampleStream, encode: Encoder, model: DLRM, positive_share: float, device: torch.device
+    part: ExampleStream,
+    encode: Encoder,
+    model: DLRM,
+    positive_share: float,
+    device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Every measure of a part of a data set, and of the tables as they are.
 
@@ -264,28 +287,23 @@ def measures(
         model: The model.
         positive_share: Share of the training part's labels that are 1.
         device: Where the model is.
+        ranks: Those that have the model (default: this process alone).
     """
+
+    def scored(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+        batch = encode(examples)
+        return logits_of(model, batch, device).cpu().numpy(), batch.labels
+
     training = model.training
     model.eval()
-    logits, labels = [], []
-    for examples in part.in_order(EVALUATION_BATCH):
-        batch = encode(examples)
-        logits.append(logits_of(model, batch, device).cpu().numpy())
-        labels.append(batch.labels)
+    logits, labels = zip(*ranks.each(scored, part.in_order(EVALUATION_BATCH)), strict=True)
     model.train(training)
     measured = click_metrics(np.concatenate(logits), np.concatenate(labels), positive_share)
     return {
         **measured,
-        "compression": model.tables.memory().compression,
-        "hit_rate": hit_rate(model.tables),
+        "compression": memory_of(model.tables, ranks).compression,
+        "hit_rate": hit_rate(model.tables, ranks),
     }
-
-
-def hit_rate(tables: CachedEmbeddingBags) -> float:
-    """Share of the lookups in training so far that a cache served, of tables that have one."""
-    cached = [i for i in range(len(tables.tables)) if tables.table(i).sets]
-    lookups, hits = tables.statistics[cached].sum(0).tolist()
-    return hits / lookups if lookups else 0.0
 
 
 def access_counts(data: CTRData, narrow_above: int) -> tuple[dict[str, np.ndarray], int]:

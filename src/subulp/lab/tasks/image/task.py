@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from .... import optim
 from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
+from ...engine.data_parallel import replicated, same_buffers, shard
 from ...engine.metrics import Metric
+from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import bytes_of_parameters, decay_groups, one_cycle, steps_of
 from ...engine.task import Workload
 from .config import ImageConfig, ParameterDtype
@@ -113,7 +115,12 @@ def shape_of(config: ImageConfig, data: Images) -> Shape:
 
 
 def build_model(
-    config: ImageConfig, data: Images, precision: str, seed: int, device: torch.device
+    config: ImageConfig,
+    data: Images,
+    precision: str,
+    seed: int,
+    device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> tuple[ResNet18, optim.SGD]:
     """The narrow model and its optimizer.
 
@@ -125,6 +132,7 @@ def build_model(
     model = ResNet18(*shape_of(config, data)).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     model.to(parameter_dtype(precision, config.dtype))
+    shard(model, ranks, model.blocks)
     groups = decay_groups(model.named_parameters())
     options: dict[str, Any] = {
         "lr": config.lr,
@@ -145,19 +153,41 @@ def build_model(
     return model, optimizer
 
 
+def check_ranks(config: ImageConfig, ranks: Ranks) -> None:
+    """Refuse what several ranks cannot share."""
+    simulated = [p for p in config.precision if simulated_bits(p) is not None]
+    if simulated:
+        raise ValueError(
+            f"precision={simulated[0]} is simulated in one process: leave it out, or start one "
+            "process"
+        )
+    if config.batch_size < 2 * ranks.count:
+        raise ValueError(
+            f"batch_size={config.batch_size} leaves a rank fewer than two pictures to normalise "
+            f"over: give at least {2 * ranks.count}"
+        )
+
+
 def build(
-    config: ImageConfig, data: Images, precision: str, seed: int, device: torch.device
+    config: ImageConfig,
+    data: Images,
+    precision: str,
+    seed: int,
+    device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Workload:
     """A run of one precision and seed."""
-    model, optimizer = build_model(config, data, precision, seed, device)
+    model, optimizer = build_model(config, data, precision, seed, device, ranks)
     training = Batches(data, config.batch_size, seed, augment=config.augment)
     total = steps(config, data)
     computing = Computing(precision, config.dtype)
     logits = computing.logits(model, device)
+    trained = computing.logits(replicated(model, ranks, fused=config.fuse_backward), device)
+    own, weight = ranks.part(config.batch_size), ranks.weight(config.batch_size)
 
     def loss(_: bool) -> Tensor:
-        pictures, labels = training.draw()
-        return F.cross_entropy(logits(pictures), labels.to(device))
+        pictures, labels = (t[own] for t in training.draw())
+        return weight * F.cross_entropy(trained(pictures), labels.to(device))
 
     validation = data.validation_batches(EVALUATION_BATCH)
     return Workload(
@@ -167,7 +197,7 @@ def build(
         config.eval_epochs * (len(data.train) // config.batch_size),
         lambda step: one_cycle(step, total, warmup=config.warmup, final=config.final_lr),
         loss,
-        lambda: evaluate(model, logits, validation),
+        lambda: evaluate(model, logits, validation, ranks),
         {
             "shape": shape_of(config, data)._asdict(),
             "computing": computing._asdict(),
@@ -193,7 +223,9 @@ class Computing(NamedTuple):
     precision: str
     dtype: ParameterDtype
 
-    def logits(self, model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+    def logits(
+        self, model: Callable[[Tensor], Tensor], device: torch.device
+    ) -> Callable[[Tensor], Tensor]:
         """The function from pictures, FP32 and standardised, to FP32 logits."""
         activations = parameter_dtype(self.precision, self.dtype)
 
@@ -208,16 +240,25 @@ class Computing(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    model: torch.nn.Module, logits: Any, batches: Sequence[tuple[Tensor, Tensor]]
+    model: torch.nn.Module,
+    logits: Callable[[Tensor], Tensor],
+    batches: Sequence[tuple[Tensor, Tensor]],
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Mean loss in nats per picture and share of pictures whose class is the most likely."""
+
+    def summed(batch: tuple[Tensor, Tensor]) -> tuple[float, int]:
+        pictures, labels = batch
+        scores = logits(pictures).cpu()
+        right = int((scores.argmax(1) == labels).sum())
+        return float(F.cross_entropy(scores, labels, reduction="sum")), right
+
     training = model.training
     model.eval()
-    total, right, count = 0.0, 0, 0
-    for pictures, labels in batches:
-        scores = logits(pictures).cpu()
-        total += float(F.cross_entropy(scores, labels, reduction="sum"))
-        right += int((scores.argmax(1) == labels).sum())
-        count += len(labels)
+    # Each rank has normalised its own part of every batch; the statistics that count are rank 0's.
+    same_buffers(model, ranks)
+    sums = ranks.each(summed, batches)
     model.train(training)
+    total, right = sum(loss for loss, _ in sums), sum(found for _, found in sums)
+    count = sum(len(labels) for _, labels in batches)
     return {"val_loss": total / count, "accuracy": right / count}

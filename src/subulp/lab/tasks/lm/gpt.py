@@ -89,7 +89,12 @@ class GPT(torch.nn.Module):
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token."""
-        return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten())
+        return token_loss(self(ids), targets)
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token, of logits ``(batch, time, vocabulary)``."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class Block(torch.nn.Module):

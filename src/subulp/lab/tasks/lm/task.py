@@ -13,14 +13,16 @@ from torch import Tensor
 from .... import optim
 from ....optim.options import strategy_for
 from ...data.digest import digest as digest_of
+from ...engine.data_parallel import replicated, shard
 from ...engine.linear_operands import Variant
 from ...engine.metrics import Metric
 from ...engine.mixture_log import MixtureLog, convert
+from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import bytes_of_parameters, decay_groups, one_cycle
 from ...engine.task import Decided, Workload
 from .activations import choose
 from .config import LMConfig, ParameterDtype
-from .gpt import GPT, Shape, use_bf16
+from .gpt import GPT, Shape, token_loss, use_bf16
 from .text import Batches, Text, evaluation_batches, load_text
 
 METRICS = (
@@ -115,16 +117,23 @@ def least_memory(config: LMConfig, data: Text, variant: str) -> int:
 
 def build_model(
     config: LMConfig, vocabulary: int, precision: str, seed: int, device: torch.device
-) -> tuple[GPT, optim.AdamW]:
-    """The narrow model and its optimizer.
+) -> tuple[GPT, dict[str, Tensor]]:
+    """The narrow model, and its initial weights in FP32.
 
-    The initial weights are made in FP32 from the seed alone, so every precision starts from the
-    same ones, as exactly as its components can hold them. Matrices decay, vectors do not.
+    They are made from the seed alone, so every precision starts from the same ones.
     """
     torch.manual_seed(seed)
     model = GPT(shape_of(config, vocabulary)).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
-    model.to(parameter_dtype(precision, config.dtype))
+    return model.to(parameter_dtype(precision, config.dtype)), initial
+
+
+def build_optimizer(
+    config: LMConfig, model: GPT, initial: dict[str, Tensor], precision: str, seed: int
+) -> optim.AdamW:
+    """The optimizer of a model, whose parameters begin as exactly as their components can hold
+    the initial weights. Matrices decay, vectors do not.
+    """
     optimizer = optim.AdamW(
         decay_groups(model.named_parameters()),
         lr=config.lr,
@@ -137,7 +146,7 @@ def build_model(
         seed=seed,
     )
     optimizer.load_full_precision_state_dict(model, initial)
-    return model, optimizer
+    return optimizer
 
 
 def convert_blocks(model: GPT, variant: Variant) -> MixtureLog | None:
@@ -155,11 +164,24 @@ def decide(config: LMConfig, device: torch.device) -> Decided:
     return Decided(replace(config, activations=chosen), record, (note,))
 
 
-def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.device) -> Workload:
+def check_ranks(config: LMConfig, ranks: Ranks) -> None:
+    """Any number of ranks can train every variant."""
+
+
+def build(
+    config: LMConfig,
+    data: Text,
+    variant: str,
+    seed: int,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+) -> Workload:
     """A run of one variant and seed."""
     chosen = config.grid[variant]
-    model, optimizer = build_model(config, data.vocabulary, chosen.precision, seed, device)
+    model, initial = build_model(config, data.vocabulary, chosen.precision, seed, device)
     mix = convert_blocks(model, chosen)
+    shard(model, ranks, model.blocks)
+    optimizer = build_optimizer(config, model, initial, chosen.precision, seed)
     if config.used_activations == "bf16":
         use_bf16(model)
     training = Batches(data.train, config.batch_size, config.context, seed)
@@ -167,10 +189,12 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
         (x.to(device), y.to(device))
         for x, y in evaluation_batches(data.validation, EVALUATION_BATCH, config.context)
     ]
+    forward = replicated(model, ranks, fused=config.fuse_backward)
+    own, weight = ranks.part(config.batch_size), ranks.weight(config.batch_size)
 
     def loss(_: bool) -> Tensor:
-        x, y = (t.to(device) for t in training.draw())
-        return model.loss(x, y)
+        x, y = (t[own].to(device) for t in training.draw())
+        return weight * token_loss(forward(x), y)
 
     return Workload(
         model,
@@ -179,7 +203,7 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
         config.eval_every,
         lambda step: one_cycle(step, config.steps, warmup=config.warmup, final=config.final_lr),
         loss,
-        lambda: measures(evaluate(model, validation)),
+        lambda: measures(evaluate(model, validation, ranks)),
         {
             "shape": asdict(shape_of(config, data.vocabulary)),
             "characters": data.characters,
@@ -193,11 +217,16 @@ def build(config: LMConfig, data: Text, variant: str, seed: int, device: torch.d
 
 
 @torch.no_grad()
-def evaluate(model: GPT, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+def evaluate(model: GPT, batches: Sequence[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> float:
     """Mean loss per token of the narrow model, summed in double precision."""
+
+    def summed(batch: tuple[Tensor, Tensor]) -> float:
+        x, y = batch
+        return float(model.loss(x, y)) * y.numel()
+
     training = model.training
     model.eval()
-    total = sum(float(model.loss(x, y)) * y.numel() for x, y in batches)
+    total = sum(ranks.each(summed, batches))
     model.train(training)
     return total / sum(y.numel() for _, y in batches)
 

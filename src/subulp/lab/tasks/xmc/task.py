@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from ....nn import ExtremeClassifier
 from ....optim import RowSGD
 from ...data.batches import ShuffledBatches
 from ...data.digest import digest as digest_of
+from ...engine.data_parallel import layers_of, replicated, shard
 from ...engine.linear_operands import TORCHAO
 from ...engine.metrics import Metric
+from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import bytes_of_parameters, decay_groups, rise_and_fall, steps_of
 from ...engine.task import Workload
 from .config import XMCConfig
@@ -158,30 +160,38 @@ def digest(data: XMCText) -> str:
 
 def build_encoder(
     config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
-) -> tuple[Encoder, optim.AdamW]:
-    """The encoder and its optimizer: BF16 with Kahan summation, FP32 under ``fp32`` and ``renee``.
+) -> Encoder:
+    """The encoder: BF16, or FP32 under ``fp32`` and ``renee``.
 
     The initial weights are made in FP32 from the seed alone.
     """
     torch.manual_seed(seed)
     encoder = data.preprocessor.encoder(device)
-    wide = precision in config.plain_precisions
-    if not wide:
+    if precision not in config.plain_precisions:
         for parameter in encoder.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-    optimizer = optim.AdamW(
+    return encoder
+
+
+def build_optimizer(config: XMCConfig, encoder: Encoder, precision: str, seed: int) -> optim.AdamW:
+    """The encoder's optimizer, with Kahan summation for BF16 parameters."""
+    return optim.AdamW(
         decay_groups(encoder.named_parameters(prefix="encoder")),
         lr=config.encoder_lr,
         weight_decay=config.encoder_weight_decay,
-        precision="fp32" if wide else "kahan",
+        precision="fp32" if precision in config.plain_precisions else "kahan",
         nonfinite=config.gradient_policy,
         seed=seed,
     )
-    return encoder, optimizer
 
 
 def build_head(
-    config: XMCConfig, data: XMCText, storage: HeadStorage | None, dim: int, seed: int
+    config: XMCConfig,
+    data: XMCText,
+    storage: HeadStorage | None,
+    dim: int,
+    seed: int,
+    ranks: Ranks = ALONE,
 ) -> ExtremeClassifier | ReneeClassifier:
     """The classifier of a storage, ``None`` for the baseline; every label starts equally rare."""
     count = data.data.num_labels
@@ -207,31 +217,52 @@ def build_head(
         reduction="sum",
         products=config.products if takes else "auto",
         seed=seed,
+        mesh=ranks.mesh,
     )
     head.table.fill_columns(dim - CONSTANTS, prior_weight(share))
     return head
 
 
+def check_ranks(config: XMCConfig, ranks: Ranks) -> None:
+    """Refuse what several ranks cannot share."""
+    for precision in config.precision:
+        if parse_precision(precision) is None:
+            raise ValueError(
+                f"precision={precision} keeps all labels in one process: leave it out, or start "
+                "one process"
+            )
+
+
 def build(
-    config: XMCConfig, data: XMCText, variant: str, seed: int, device: torch.device
+    config: XMCConfig,
+    data: XMCText,
+    variant: str,
+    seed: int,
+    device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Workload:
     """A run of one variant and seed."""
     run = config.grid[variant]
     storage = parse_precision(run.precision)
-    encoder, optimizer = build_encoder(config, data, run.precision, seed, device)
+    encoder = build_encoder(config, data, run.precision, seed, device)
     mix = change_layers(encoder, run, device)
-    head = build_head(config, data, storage, encoder.dim, seed).to(device)
+    shard(encoder, ranks, layers_of(encoder))
+    optimizer = build_optimizer(config, encoder, run.precision, seed)
+    head = build_head(config, data, storage, encoder.dim, seed, ranks).to(device)
     rows = RowSGD(head, lr=config.head_lr, weight_decay=config.head_weight_decay)
     model = nn.ModuleDict({"encoder": encoder, "head": head})
     batches = ShuffledBatches(len(data.train), config.batch_size, seed)
     total = steps(config, data)
     rising = config.rising_steps(total)
+    encode = replicated(encoder, ranks, fused=config.fuse_backward)
+    own = ranks.part(config.batch_size)
 
     def loss(value: bool) -> Tensor:
-        chosen = batches.draw().numpy()
+        chosen = batches.draw().numpy()[own]
         instances, labels = (torch.from_numpy(a).to(device) for a in data.train.pairs(chosen))
         batch = data.batch(data.train, chosen, device)
-        summed: Tensor = head(encoder(batch), instances, labels, loss=value)
+        # On several ranks too, the head's loss is that of the whole batch.
+        summed: Tensor = head(encode(batch), instances, labels, loss=value)
         # The rows step by the sum, the encoder and what is reported by the mean.
         return summed / config.batch_size
 
@@ -242,13 +273,13 @@ def build(
         config.eval_epochs * (len(data.train) // config.batch_size),
         lambda step: rise_and_fall(step, total, rising=rising, final=config.final_lr),
         loss,
-        lambda: evaluate(config, data, model),
+        lambda: evaluate(config, data, model, ranks),
         # The rounding of the encoder's products is part of what is measured.
         {"head": describe_head(head), "encoder": run.settings()},
         save_shared=lambda folder: save_shared(folder, data.preprocessor, data.data.label_texts),
         left_out=LEFT_OUT,
         rows=rows,
-        bytes_per_parameter=lambda: head_bytes(head, storage),
+        bytes_per_parameter=lambda: head_bytes(head, storage, ranks),
         simulated=storage is not None and storage.simulated,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=mix,
@@ -279,7 +310,7 @@ def least_memory(config: XMCConfig, data: XMCText, variant: str) -> int:
 
 
 def head_bytes(
-    head: ExtremeClassifier | ReneeClassifier, storage: HeadStorage | None
+    head: ExtremeClassifier | ReneeClassifier, storage: HeadStorage | None, ranks: Ranks = ALONE
 ) -> dict[str, float]:
     """Bytes that training keeps of one weight of the classifier."""
     if isinstance(head, ReneeClassifier):
@@ -287,7 +318,8 @@ def head_bytes(
     else:
         assert storage is not None
         weights = head.num_labels * head.table.dim
-        sizes = head.table.nbytes()
+        found = ranks.gather(head.table.nbytes())
+        sizes = {name: sum(each[name] for each in found) for name in found[0]}
         kept = {"parameter": sizes.pop("codes") / weights}
         if storage.simulated:
             kept["parameter"] = storage.bits / 8
@@ -296,7 +328,9 @@ def head_bytes(
 
 
 @torch.no_grad()
-def evaluate(config: XMCConfig, data: XMCText, model: nn.ModuleDict) -> dict[str, float]:
+def evaluate(
+    config: XMCConfig, data: XMCText, model: nn.ModuleDict, ranks: Ranks = ALONE
+) -> dict[str, float]:
     """Every measure of the test part, in percent."""
     encoder, head = model["encoder"], model["head"]
     assert isinstance(head, ExtremeClassifier | ReneeClassifier)
@@ -305,15 +339,19 @@ def evaluate(config: XMCConfig, data: XMCText, model: nn.ModuleDict) -> dict[str
         data.data.label_counts, len(data.data.train), PROPENSITIES[config.propensity]
     )
     device = next(encoder.parameters()).device
+
+    def ranked(chosen: np.ndarray) -> np.ndarray:
+        x = encoder(data.batch(test, chosen, device))
+        return _ranking(data.data, head.topk, x, chosen, measures.longest)
+
+    def batches() -> Iterator[np.ndarray]:
+        for start in range(0, len(test), EVALUATION_BATCH):
+            yield np.arange(start, min(start + EVALUATION_BATCH, len(test)))
+
     training = model.training
     model.eval()
-    for start in range(0, len(test), EVALUATION_BATCH):
-        chosen = np.arange(start, min(start + EVALUATION_BATCH, len(test)))
-        x = encoder(data.batch(test, chosen, device))
-        measures.update(
-            _ranking(data.data, head.topk, x, chosen, measures.longest),
-            *test.pairs(chosen),
-        )
+    for chosen, best in zip(batches(), ranks.each(ranked, batches()), strict=True):
+        measures.update(best, *test.pairs(chosen))
     model.train(training)
     return measures.result()
 

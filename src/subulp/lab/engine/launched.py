@@ -1,0 +1,53 @@
+"""Which of several processes this one is, and whether it speaks to the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What ``torchrun`` tells the processes that it starts."""
+
+_NOTE = "on rank "
+
+
+class Silent(Exception):  # noqa: N818 - another rank says what is wrong
+    """A rank ends because of what another one tells the user.
+
+    Args:
+        error: What happened here.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def started() -> int:
+    """How many ranks there are; 1 in a process of its own."""
+    # Nobody has made a process group unless this has been imported, and importing it takes long.
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    return int(os.environ["WORLD_SIZE"]) if all(v in os.environ for v in VARIABLES) else 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return started() == 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+def speak(error: BaseException, rank: int) -> None:
+    """Let a rank other than the first tell the user about an error."""
+    error.add_note(f"{_NOTE}{rank}")
+
+
+def speaker_of(error: BaseException) -> str | None:
+    """Who tells the user about an error, as the beginning of a message; ``None``: not this process.
+
+    The first rank speaks for all, unless it is gone, or has no part in what is wrong.
+    """
+    if is_first():
+        return ""
+    notes = getattr(error, "__notes__", ())
+    return next((f"{n.removeprefix('on ')}: " for n in notes if n.startswith(_NOTE)), None)

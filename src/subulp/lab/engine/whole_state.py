@@ -1,0 +1,74 @@
+"""States whose tensors several ranks share, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...optim import shards
+from .ranks import Ranks
+
+Path = tuple[Any, ...]
+
+
+def whole(state: Any, ranks: Ranks) -> Any:
+    """A state dict without DTensors, with everything that any rank has; all ranks call this.
+
+    Args:
+        state: Dictionaries in dictionaries. A rank may have entries that others lack: of a table
+            that lies there whole. What several have is taken from the first of them.
+        ranks: The ranks.
+    """
+    if not ranks.several:
+        return state
+    own = dict(_entries(state))
+    owner: dict[Path, int] = {}
+    for rank, paths in enumerate(ranks.gather(list(own))):
+        for path in paths:
+            owner.setdefault(path, rank)
+    result: dict[Any, Any] = {}
+    for path, rank in owner.items():
+        value = own.get(path)
+        if rank > 0:
+            sent = [value]
+            dist.broadcast_object_list(sent, src=rank)
+            value = sent[0]
+        place = result
+        for key in path[:-1]:
+            place = place.setdefault(key, {})
+        place[path[-1]] = full(value) if isinstance(value, Tensor) else value
+    return result
+
+
+def full(tensor: Tensor) -> Tensor:
+    """All of a tensor, on every rank; a collective for a DTensor."""
+    if not shards.is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    assert isinstance(tensor, DTensor)
+    part = shards.local(tensor.detach())
+    # No backend sends FP8 numbers as such.
+    narrow = part.dtype.itemsize == 1
+    placed = DTensor.from_local(
+        part.view(torch.uint8) if narrow else part,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+    found = placed.full_tensor()
+    return found.view(part.dtype) if narrow else found
+
+
+def _entries(state: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in state.items():
+        if isinstance(value, Mapping) and value:
+            yield from _entries(value, (*path, key))
+        else:
+            yield (*path, key), value
