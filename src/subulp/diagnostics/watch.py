@@ -128,20 +128,26 @@ class Watch:
         """What it has measured, the number of the step, and the shadow moments.
 
         The moments are tensors, in a list for each of the optimizer's parameters; with those that
-        no step has reached, the list is empty. Of a DTensor they are what this rank holds.
+        no step has reached, the list is empty. Of a DTensor they are DTensors.
         """
-        moments = [] if self._shadows is None else [self._shadows.get(p, []) for p in self._params]
+        moments: list[list[Tensor]] = []
+        if self._shadows is not None:
+            held = [(p, self._shadows.get(p, [])) for p in self._params]
+            moments = [[shards.part_of(p, m) for m in each] for p, each in held]
         return {"step": self._step, "history": list(self.history), "moments": moments}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned, on these ranks or others.
+
+        Moments of parameters that are DTensors may be DTensors, or whole.
+        """
         self._step, self.history = state_dict["step"], list(state_dict["history"])
         if self._shadows is not None:
             # A watch of version 0.1 had none: they begin as the stored ones, as they do here.
             moments = state_dict.get("moments") or [[] for _ in self._params]
             pairs = zip(self._params, moments, strict=True)
             self._shadows = {
-                p: [m.detach().to(p.device, copy=True) for m in moments]
+                p: [shards.placed_like(p, m.detach()).to(p.device, copy=True) for m in moments]
                 for p, moments in pairs
                 if moments
             }

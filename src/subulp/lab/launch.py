@@ -58,16 +58,18 @@ def launch(words: Sequence[str], count: int) -> int:
 
     # The threads of a rank are an option of the run.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Ranks say themselves what is wrong.
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     options = ["--standalone", f"--nproc-per-node={count}", "-m", "subulp"]
     try:
+        # Ranks say themselves what is wrong.
+        logging.disable(logging.CRITICAL)
         arguments = torchrun.parse_args([*options, *words])  # type: ignore[no-untyped-call]
         torchrun.run(arguments)  # type: ignore[no-untyped-call]
     except SignalException as asked:
         return 128 + int(asked.sigval)
     except ChildFailedError as error:
         return _code_of({rank: found.exitcode for rank, found in error.failures.items()})
+    finally:
+        logging.disable(logging.NOTSET)
     return 0
 
 

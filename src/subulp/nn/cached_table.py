@@ -362,8 +362,13 @@ class CachedTable(FixedDtypes):
             tags=self.tags.nbytes,
             counters=sum(counters),
             floors=0 if self.floors is None else self.floors.nbytes,
-            fp32=4 * self.table.rows * self.table.dim,
+            fp32=4 * self._real_rows * self.table.dim,
         )
+
+    @property
+    def _real_rows(self) -> int:
+        """Rows without those that fill up a part's last round."""
+        return self.table.rows if self.part is None else self.part.real_rows
 
     # ------------------------------------------------------------------------------- state
 

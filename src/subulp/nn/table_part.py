@@ -51,6 +51,11 @@ class TablePart:
         """Rows of the part: as many for each residue, so a few may be none of the table's."""
         return self.rounds * self.taken
 
+    @property
+    def real_rows(self) -> int:
+        """Rows of the part that are the table's."""
+        return self._before(self.whole_rows)
+
     def as_op(self) -> Part:
         """The part in the form that :mod:`subulp.ops.embedding` takes."""
         return Part(self.period, self.first, max(self.taken, 1), self.whole_dim, self.column)

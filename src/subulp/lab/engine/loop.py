@@ -244,6 +244,7 @@ class _Training:
         # Not every step checks its loss, nor every run its gradients; whoever resumes from a
         # checkpoint relies on it.
         named = None if self._config.nonfinite == "propagate" else not_finite(self.work.model)
+        named = next((name for name in self._ranks.gather(named) if name is not None), None)
         if named is not None:
             raise FloatingPointError(
                 f"a weight of {named!r} is not finite, so no checkpoint was written; lower the "

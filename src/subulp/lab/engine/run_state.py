@@ -16,6 +16,7 @@ from ...diagnostics.watch import Watch
 from ...nn.cached_table import CachedTable
 from ...nn.row_table import RowTable
 from ...ops.all_finite import are_finite
+from ...optim import shards
 from .metrics import Record
 from .ranks import ALONE, Ranks
 from .saved_state import numbers
@@ -116,7 +117,7 @@ def state_of(
         "parts": {name: part.state_dict() for name, part in work.parts.items()},
         # Each rank's layers have decided about its own part of every batch.
         "mix": None if work.mix is None else ranks.gather(work.mix.state_dict()),
-        "watch": watch.state_dict(),
+        "watch": whole(watch.state_dict(), ranks),
         "tally": tally.state_dict(),
         "random": {
             "cpu": torch.get_rng_state(),
@@ -179,7 +180,10 @@ def restore(
 
 
 def not_finite(model: nn.Module) -> str | None:
-    """The name of a module or parameter with a weight that is not finite; ``None`` without one."""
+    """The name of a module or parameter with a weight that is not finite; ``None`` without one.
+
+    Of what ranks share, this rank's part counts.
+    """
     found: dict[str, list[Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, RowTable):
@@ -189,7 +193,7 @@ def not_finite(model: nn.Module) -> str | None:
     tables = tuple(f"{name}." for name in found)
     for name, parameter in model.named_parameters():
         if not name.startswith(tables):
-            found[name] = [parameter.detach()]
+            found[name] = [shards.local(parameter.detach())]
     # One pass over all; the second one is for a run that ends.
     if are_finite([tensor for tensors in found.values() for tensor in tensors]):
         return None
@@ -198,15 +202,29 @@ def not_finite(model: nn.Module) -> str | None:
 
 def whole_rows(work: Workload, ranks: Ranks) -> tuple[State, State | None]:
     """The states of the model and of its rows' optimizer, as one process has them."""
-    model = whole(model_state(work.model), ranks)
+    own = None if work.split is None else work.split.prefix
+    model = whole(model_state(work.model, own), ranks)
     rows = None if work.rows is None else whole(work.rows.state_dict(), ranks)
     return (model, rows) if work.split is None else work.split.join(model, rows)
 
 
-def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict and the buffers that are not in it, which a run needs to resume too."""
+def model_state(model: nn.Module, own: str | None = None) -> dict[str, Tensor]:
+    """The state dict and the buffers that are not in it, which a run needs to resume too.
+
+    Args:
+        model: The model.
+        own: Beginning of the names of those that a rank keeps to itself (default: none).
+    """
     state: dict[str, Tensor] = dict(model.state_dict())
-    return state | {name: b for name, b in model.named_buffers() if name not in state}
+    others = {name: b for name, b in model.named_buffers() if name not in state}
+    return state | {n: b for n, b in others.items() if own is None or not n.startswith(own)}
+
+
+def _placed(own: Tensor | None, value: Tensor) -> Tensor:
+    """A whole value as a DTensor, where the model has one; rows of tables are split there."""
+    if own is None or not shards.is_sharded(own) or own.shape != value.shape:
+        return value
+    return shards.part_of(own, shards.placed_like(own, value))
 
 
 @torch.no_grad()
@@ -216,10 +234,11 @@ def load_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     Raises:
         KeyError, RuntimeError: Names or shapes differ.
     """
-    kept = set(model.state_dict())
-    others = {name for name, _ in model.named_buffers()} - kept
+    own = model.state_dict()
+    others = {name for name, _ in model.named_buffers()} - set(own)
     # A module may lack what its state brings, such as an order of its rows.
-    model.load_state_dict({name: value for name, value in state.items() if name not in others})
+    brought = {name: value for name, value in state.items() if name not in others}
+    model.load_state_dict({n: _placed(own.get(n), value) for n, value in brought.items()})
     for name, buffer in model.named_buffers():
         # Ranks that share a module keep some to themselves.
         if name in others and name in state:

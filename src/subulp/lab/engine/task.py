@@ -44,7 +44,13 @@ class Stateful(Protocol):
 
 
 class Split(Protocol):
-    """What ranks share, as states of the model and of the rows' optimizer, if there is one."""
+    """What ranks share, as states of the model and of the rows' optimizer, if there is one.
+
+    Attributes:
+        prefix: Beginning of its names. Buffers that are not in the state dict are a rank's own.
+    """
+
+    prefix: str
 
     def join(self, model: State, rows: State | None) -> tuple[State, State | None]:
         """From what all ranks have, put together, to what one process would have."""

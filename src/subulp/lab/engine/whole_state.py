@@ -19,29 +19,36 @@ def whole(state: Any, ranks: Ranks) -> Any:
     """A state dict without DTensors, with everything that any rank has; all ranks call this.
 
     Args:
-        state: Dictionaries in dictionaries. A rank may have entries that others lack: of a table
-            that lies there whole. What several have is taken from the first of them.
+        state: Dictionaries in dictionaries, with tensors also in lists. A rank may have entries
+            that others lack: of a table that lies there whole. What several have is taken from the
+            first of them.
         ranks: The ranks.
     """
     if not ranks.several:
         return state
     own = dict(_entries(state))
-    owner: dict[Path, int] = {}
+    holders: dict[Path, list[int]] = {}
     for rank, paths in enumerate(ranks.gather(list(own))):
         for path in paths:
-            owner.setdefault(path, rank)
+            holders.setdefault(path, []).append(rank)
     result: dict[Any, Any] = {}
-    for path, rank in owner.items():
+    for path, having in holders.items():
         value = own.get(path)
-        if rank > 0:
+        if len(having) < ranks.count:
             sent = [value]
-            dist.broadcast_object_list(sent, src=rank)
+            dist.broadcast_object_list(sent, src=having[0])
             value = sent[0]
         place = result
         for key in path[:-1]:
             place = place.setdefault(key, {})
-        place[path[-1]] = full(value) if isinstance(value, Tensor) else value
+        place[path[-1]] = _full(value)
     return result
+
+
+def _full(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_full(each) for each in value]
+    return full(value) if isinstance(value, Tensor) else value
 
 
 def full(tensor: Tensor) -> Tensor:

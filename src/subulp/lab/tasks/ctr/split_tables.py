@@ -17,9 +17,6 @@ from ...engine.task import State
 
 Tables = CachedEmbeddingBags | ShardedCachedEmbeddingBags
 
-PREFIX = "tables."
-"""Of their names in the model."""
-
 _ROWS = ("table.codes", "counts")
 _CACHE = ("cache", "tags", "stamps")
 _COUNTS = ("statistics", "evicted")
@@ -66,19 +63,21 @@ class SplitTables:
         ranks: The ranks.
     """
 
+    prefix = "tables."
+
     def __init__(self, tables: ShardedCachedEmbeddingBags, ranks: Ranks) -> None:
         self._configs = [placed.config for placed in tables.placed]
         self._tables, self._ranks = tables, ranks
 
     def join(self, model: State, rows: State | None) -> tuple[State, State | None]:
         """From what all ranks have, put together, to what one process would have."""
-        model = {name: value for name, value in model.items() if not _is_own(name)}
+        model = dict(model)
         for name in _COUNTS:
             found = self._ranks.gather(self._tables.get_buffer(name))
-            model[PREFIX + name] = torch.stack(found).sum(0)
+            model[self.prefix + name] = torch.stack(found).sum(0)
         for index, config in enumerate(self._configs):
             for name in (*_ROWS, *_CACHE):
-                key = f"{PREFIX}tables.{index}.{name}"
+                key = f"{self.prefix}tables.{index}.{name}"
                 if key in model:
                     model[key] = _flat(model[key], config, rows=name in _ROWS)
         if rows is None:
@@ -91,17 +90,14 @@ class SplitTables:
 
     def share(self, model: State, rows: State | None) -> tuple[State, State | None]:
         """From what one process would have to what this rank loads, which takes its part of it."""
-        model = {name: value for name, value in model.items() if not _is_own(name)}
-        for name in _COUNTS:
+        # What bounds the counts of a set is computed when these are loaded.
+        bounds = [n for n in model if n.startswith(self.prefix) and n.endswith(".floors")]
+        model = {name: value for name, value in model.items() if name not in bounds}
+        if self._ranks.rank > 0:
             # What is counted is added up over the ranks.
-            counts = model[PREFIX + name]
-            model[PREFIX + name] = counts if self._ranks.rank == 0 else torch.zeros_like(counts)
+            for name in (self.prefix + name for name in _COUNTS):
+                model[name] = torch.zeros_like(model[name])
         return model, rows
-
-
-def _is_own(name: str) -> bool:
-    """Whether a buffer is a rank's own; it is set when the others are loaded."""
-    return name == f"{PREFIX}mark" or (name.startswith(PREFIX) and name.endswith(".floors"))
 
 
 def _flat(tensor: Tensor, config: EmbeddingTable, *, rows: bool) -> Tensor:

@@ -156,10 +156,10 @@ def build_model(
 def check_ranks(config: ImageConfig, ranks: Ranks) -> None:
     """Refuse what several ranks cannot share."""
     simulated = [p for p in config.precision if simulated_bits(p) is not None]
-    if simulated:
+    if simulated and ranks.parallel == "fsdp":
         raise ValueError(
-            f"precision={simulated[0]} is simulated in one process: leave it out, or start one "
-            "process"
+            f"precision={simulated[0]} is simulated on whole parameters, and parallel=fsdp shards "
+            "them: use ddp, or leave it out"
         )
     if config.batch_size < 2 * ranks.count:
         raise ValueError(

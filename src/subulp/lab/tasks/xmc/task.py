@@ -281,6 +281,7 @@ def build(
         rows=rows,
         bytes_per_parameter=lambda: head_bytes(head, storage, ranks),
         simulated=storage is not None and storage.simulated,
+        parameters=sum(p.numel() for p in encoder.parameters()) + head.num_labels * encoder.dim,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=mix,
         inner_skips=None if storage else lambda: int(head.get_buffer("skipped_steps")),
