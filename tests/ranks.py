@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,14 @@ class Ranks:
     def __init__(self) -> None:
         self._teams: dict[int, _Team] = {}
 
-    def run(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What ``function(*args)`` returns on each of ``count`` ranks.
+    def run(self, count: int, function: Callable[..., Any], *args: Any, **named: Any) -> list[Any]:
+        """What ``function(*args, **named)`` returns on each of ``count`` ranks.
 
         Args:
             count: Number of ranks, the size of the default process group.
             function: A module's, so that the processes can import it.
             args: Sent to each.
+            named: Sent to each.
 
         Raises:
             AssertionError: A rank failed; the message holds the traceback of each that did.
@@ -46,7 +47,7 @@ class Ranks:
         if count not in self._teams:
             self._teams[count] = _Team(count)
         try:
-            return self._teams[count].run(function, args)
+            return self._teams[count].run(partial(function, **named), args)
         except BaseException:
             # Others may still be waiting for the rank that failed.
             self._teams.pop(count).close()

@@ -237,7 +237,11 @@ class RowTable(FixedDtypes):
         """
         codes = self.stored
         if self.bits:
-            codes = codes[:, :PARAMETER_BYTES].contiguous().view(torch.float32)
+            codes = (
+                codes[:, :PARAMETER_BYTES]
+                .clone(memory_format=torch.contiguous_format)
+                .view(torch.float32)
+            )
         return [codes] if self.remainder is None else [codes, self.remainder]
 
     @torch.no_grad()

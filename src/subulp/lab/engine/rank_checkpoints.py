@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from .ranks import Ranks
 from .run_checkpoints import RunCheckpoints
+from .whole_state import sent
 
 
 class AnyCheckpoints(Protocol):
@@ -56,8 +57,8 @@ class RankCheckpoints:
 
     def read(self, path: Path) -> Any:
         """The state of a checkpoint, which rank 0 reads and sends."""
-        own = self._own
-        return self._ranks.first(lambda: own.read(path) if own else None)
+        state = None if self._own is None else self._own.read(path)
+        return sent(state, 0, self._ranks)
 
     def go_back(self) -> Path | None:
         """The checkpoint that a run that failed rolls back to."""

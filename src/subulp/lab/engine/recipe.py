@@ -68,4 +68,5 @@ def bytes_of_parameters(
         **options: Of the optimizer, the precision among them.
     """
     one = nn.Parameter(torch.zeros(_SAMPLE).to(dtype))
-    return int(count * optimizer([one], **options).bytes_per_parameter()["total"])
+    # With a seed: without one, ranks would agree on it.
+    return int(count * optimizer([one], seed=0, **options).bytes_per_parameter()["total"])

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor
 
 from ...optim import shards
 from .ranks import Ranks
+from .saved_state import flatten, rebuild
 
 Path = tuple[Any, ...]
 
@@ -35,9 +37,7 @@ def whole(state: Any, ranks: Ranks) -> Any:
     for path, having in holders.items():
         value = own.get(path)
         if len(having) < ranks.count:
-            sent = [value]
-            dist.broadcast_object_list(sent, src=having[0])
-            value = sent[0]
+            value = sent(value, having[0], ranks)
         place = result
         for key in path[:-1]:
             place = place.setdefault(key, {})
@@ -49,6 +49,18 @@ def _full(value: Any) -> Any:
     if isinstance(value, list):
         return [_full(each) for each in value]
     return full(value) if isinstance(value, Tensor) else value
+
+
+def sent(state: Any, source: int, ranks: Ranks) -> Any:
+    """A rank's state, on each of them; the others may pass ``None``."""
+    # Not every tensor can be pickled: the state travels in the form that checkpoints have.
+    form = [(None, b"")]
+    if ranks.rank == source:
+        plain, tensors = flatten(state)
+        form = [(plain, save(tensors))]
+    dist.broadcast_object_list(form, src=source)
+    plain, packed = form[0]
+    return state if ranks.rank == source else rebuild(plain, load(packed))
 
 
 def full(tensor: Tensor) -> Tensor:

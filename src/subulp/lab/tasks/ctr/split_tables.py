@@ -20,6 +20,7 @@ Tables = CachedEmbeddingBags | ShardedCachedEmbeddingBags
 _ROWS = ("table.codes", "counts")
 _CACHE = ("cache", "tags", "stamps")
 _COUNTS = ("statistics", "evicted")
+_FLOORS = "floors"
 
 
 def make_tables(
@@ -80,6 +81,10 @@ class SplitTables:
                 key = f"{self.prefix}tables.{index}.{name}"
                 if key in model:
                     model[key] = _flat(model[key], config, rows=name in _ROWS)
+            if config.policy == "lfu" and (sets := config.cache_shape()[0]):
+                # No count is below.
+                zeros = torch.zeros(sets, dtype=torch.int32)
+                model[f"{self.prefix}tables.{index}.{_FLOORS}"] = zeros
         if rows is None:
             return model, None
         states = {
@@ -90,9 +95,13 @@ class SplitTables:
 
     def share(self, model: State, rows: State | None) -> tuple[State, State | None]:
         """From what one process would have to what this rank loads, which takes its part of it."""
-        # What bounds the counts of a set is computed when these are loaded.
-        bounds = [n for n in model if n.startswith(self.prefix) and n.endswith(".floors")]
-        model = {name: value for name, value in model.items() if name not in bounds}
+        # Those of a rank begin at zero.
+        dropped = [n for n in model if n.startswith(self.prefix) and n.endswith(f".{_FLOORS}")]
+        for index, placed in enumerate(self._tables.placed):
+            if placed.rank not in (None, self._ranks.rank):
+                elsewhere = f"{self.prefix}tables.{index}."
+                dropped += [name for name in model if name.startswith(elsewhere)]
+        model = {name: value for name, value in model.items() if name not in dropped}
         if self._ranks.rank > 0:
             # What is counted is added up over the ranks.
             for name in (self.prefix + name for name in _COUNTS):
