@@ -138,8 +138,6 @@ def test_ranks_end_with_their_launcher(data, tmp_path):
     ("words", "message"),
     [
         ([*LM, "--ranks", "2", "--data", "missing.txt"], "missing.txt does not exist"),
-        ([*LM, "--ranks", "2", "--precision", "bf17"], "precision='bf17' is unknown"),
-        ([*LM, "--ranks", "2", "--jobs", "2"], "jobs=2 and 2 ranks contradict each other"),
         ([*LM, "--ranks", "0"], "ranks=0 is out of range"),
         ([*LM, "--parallel", "fsdp"], "parallel=fsdp has no effect on one process"),
         (["train", "--resume", "missing", "--ranks", "2"], "resume=missing holds no run"),

@@ -42,8 +42,10 @@ def print_comparison(
     caption = (
         "Descent quality: the share of the intended update, by its length, that took effect. "
         "Lost updates: the share of its single numbers, however small, that moved nothing. "
-        "MiB: live bytes at the peak of one training step."
+        "MiB: live bytes at the peak of one training step"
     )
+    ranks = {s.ranks for s in summaries if s.ranks}
+    caption += f", on the one of {max(ranks)} ranks that has the most." if ranks else "."
     if any(s.simulated for s in summaries):
         caption += " A format that is simulated in wider storage has no bytes of its own."
     skipped = _counts(summaries, lambda summary: summary.skipped_steps)
