@@ -13,6 +13,7 @@ from triton import knobs
 
 from subulp.nn.cached_table import CachedTable, EmbeddingTable
 from subulp.numerics import format_of
+from subulp.numerics.random_bits import WHOLE, Region
 from subulp.ops import adam, sgd
 from subulp.ops.adam import triton as adam_triton
 from subulp.ops.all_finite import triton as all_finite_triton
@@ -38,10 +39,12 @@ def start() -> None:
     """Nothing: by then this module is imported."""
 
 
-def compile_step(setup: Setup, capability: int, whole: bool) -> Compiled:
+def compile_step(setup: Setup, capability: int, whole: bool, sharded: bool = False) -> Compiled:
     param = torch.zeros(32, dtype=setup.dtype)
     grad = param.to(setup.grad_dtype or setup.dtype)
-    args = arguments(setup, fresh_state(setup, [param]), [grad], 1)
+    # Four columns of eight rows of sixteen.
+    region = Region.of((8, 4), (16, 1), 0) if sharded else WHOLE
+    args = arguments(setup, fresh_state(setup, [param]), [grad], 1, runs=region.runs)
     if setup.op == "adam":
         return _inspect(adam_triton.compile_for(capability, adam.make_job(**args), whole=whole))
     return _inspect(sgd_triton.compile_for(capability, sgd.make_job(**args), whole=whole))

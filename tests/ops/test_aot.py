@@ -80,6 +80,25 @@ def test_others(compiler, setup, capability):
 
 
 @CLASSES
+@pytest.mark.parametrize(
+    "capability", [pytest.param(c, marks=[] if c == 90 else NIGHTLY) for c in CAPABILITIES]
+)
+@pytest.mark.parametrize(
+    "setup",
+    [
+        Setup("adam", "stochastic", BF16),
+        Setup("adam", "stochastic", E4M3),
+        Setup("adam", "extra-bits-7-stochastic", FP16),
+        Setup("sgd", "extra-bits-8", BF16, nesterov=True),
+    ],
+    ids=str,
+)
+def test_shards(compiler, setup, capability, whole):
+    """Kernels of their own, which find the place of an element in a whole tensor."""
+    check(compiler.submit(aot_worker.compile_step, setup, capability, whole, True).result())
+
+
+@CLASSES
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_all_finite(compiler, dtype, whole):
     compiled = compiler.submit(aot_worker.compile_all_finite, dtype, 90, whole).result()
