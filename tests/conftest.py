@@ -53,6 +53,14 @@ def ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
+@pytest.fixture(scope="session")
+def gpu_ranks() -> Iterator[Ranks]:
+    """The same with a GPU each."""
+    ranks = Ranks("cuda")
+    yield ranks
+    ranks.close()
+
+
 @pytest.fixture(autouse=True)
 def library_default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
     name = request.config.getoption("--default-dtype")

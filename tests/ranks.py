@@ -20,16 +20,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 # Long enough for a loaded machine; a rank that waits in vain ends its test, not the suite.
 _SECONDS = 180
+_DEVICE = "SUBULP_TEST_MESH_DEVICE"
 
 
 class Ranks:
-    """Teams of processes, one of each size that is asked for, each with one process group of gloo.
+    """Teams of processes, one of each size that is asked for, each with one process group.
 
     A group stays as long as its team does: DTensor remembers meshes that compare equal to those of
     a group that is gone.
+
+    Args:
+        device: ``"cpu"``, or ``"cuda"`` for a GPU each: where meshes are (default: ``"cpu"``).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
         self._teams: dict[int, _Team] = {}
 
     def run(self, count: int, function: Callable[..., Any], *args: Any, **named: Any) -> list[Any]:
@@ -45,7 +50,7 @@ class Ranks:
             AssertionError: A rank failed; the message holds the traceback of each that did.
         """
         if count not in self._teams:
-            self._teams[count] = _Team(count)
+            self._teams[count] = _Team(count, self._device)
         try:
             return self._teams[count].run(partial(function, **named), args)
         except BaseException:
@@ -61,7 +66,7 @@ class Ranks:
 
 
 class _Team:
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, device: str) -> None:
         context = mp.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
@@ -69,7 +74,9 @@ class _Team:
         self._processes = []
         for rank in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, count, store, device, theirs), daemon=True
+            )
             process.start()
             self._ends.append(ours)
             self._processes.append(process)
@@ -107,15 +114,18 @@ class _Team:
 
 @cache
 def mesh_of(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
-    """A mesh of CPUs, in a rank; the same for the same arguments, for its groups have threads."""
-    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+    """A mesh, in a rank; the same for the same arguments, for its groups have threads."""
+    return init_device_mesh(os.environ[_DEVICE], shape, mesh_dim_names=names)
 
 
-def _serve(rank: int, count: int, store: str, end: Connection) -> None:
+def _serve(rank: int, count: int, store: str, device: str, end: Connection) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ[_DEVICE] = device
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.FileStore(store, count),
         rank=rank,
         world_size=count,

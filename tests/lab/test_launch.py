@@ -9,10 +9,11 @@ import time
 
 import psutil
 import pytest
+import torch
 
 LM = [
     *("train", "lm", "--precision", "stochastic", "--batch-size", "4", "--context", "8"),
-    *("--width", "16", "--layers", "1", "--heads", "2", "--watch-every", "20", "--device", "cpu"),
+    *("--width", "16", "--layers", "1", "--heads", "2", "--watch-every", "20"),
 ]
 STEPS = ["--steps", "60", "--eval-every", "30"]
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
@@ -20,9 +21,16 @@ SECONDS = 120
 
 
 def begin(*words, by_torchrun=False):
-    """A command that has just been started."""
+    """A command that has just been started, on the CPU unless it says otherwise."""
+    device = () if "--device" in words or "--resume" in words else ("--device", "cpu")
     return subprocess.Popen(
-        [sys.executable, "-m", *(TORCHRUN if by_torchrun else []), "subulp", *map(str, words)],
+        [
+            sys.executable,
+            "-m",
+            *(TORCHRUN if by_torchrun else []),
+            "subulp",
+            *map(str, (*words, *device)),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -171,3 +179,16 @@ def test_a_file_of_options_has_them_too(whole, data, tmp_path):
     code, _, said = ended(begin(*words))
     assert code == 0, said
     assert metrics(again) == metrics(out)
+
+
+@pytest.mark.gpu
+def test_ranks_take_a_gpu_each(data, tmp_path):
+    out = tmp_path / "run"
+    words = [*LM, *STEPS, *data, "--device", "cuda", "--ranks", 2, "--parallel", "fsdp"]
+    code, _, said = ended(begin(*words, "--out", out))
+    if torch.cuda.device_count() < 2:
+        assert code == 2
+        assert "device=cuda has 1 GPUs here for 2 ranks: start fewer, or use cpu" in said
+    else:
+        assert code == 0, said
+        assert metrics(out)["ranks"] == 2

@@ -65,7 +65,8 @@ def placements_for(tensor: Tensor, dims: Sequence[int | None]) -> list[Placement
 
 def divided(tensor: Tensor, mesh: DeviceMesh, dims: Sequence[int | None]) -> Tensor:
     """A DTensor; every rank has the whole, so that nothing is sent."""
-    return distribute_tensor(tensor, mesh, placements_for(tensor, dims), src_data_rank=None)
+    own = tensor.to(mesh.device_type)
+    return distribute_tensor(own, mesh, placements_for(own, dims), src_data_rank=None)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ def bits(params: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> list[Ten
     found = [*params, *(v for i in sorted(state) for _, v in sorted(state[i].items()))]
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
     wholes = map(whole, found)
-    return [w.contiguous().view(integers[w.dtype.itemsize]).clone() for w in wholes]
+    return [w.contiguous().view(integers[w.dtype.itemsize]).cpu().clone() for w in wholes]
 
 
 def train(

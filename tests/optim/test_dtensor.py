@@ -11,6 +11,19 @@ from tests.optim import sharded
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_every_strategy_on_every_mesh(ranks, count):
     """Replicas, shards of one and two dimensions, uneven and empty ones: bits of one process."""
+    check_bits(ranks, count)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_every_strategy_on_every_mesh_of_gpus(gpu_ranks, count):
+    """The same bits, those of one process on the CPU."""
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"there are fewer than {count} GPUs")
+    check_bits(gpu_ranks, count)
+
+
+def check_bits(ranks, count):
     expected = {case: sharded.train(case, None) for case in sharded.cases()}
     for found in ranks.run(count, sharded.train_all, count):
         for case in sharded.cases():
