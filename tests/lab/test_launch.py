@@ -168,14 +168,17 @@ def test_another_number_than_torchrun_has_started_is_refused(data):
 def test_a_file_of_options_has_them_too(whole, data, tmp_path):
     """Also the configuration of an earlier run."""
     source = tmp_path / "run.toml"
-    source.write_text("ranks = 2\nparallel = 'fsdp'\nsteps = 4\neval_every = 2\n")
+    lines = ("ranks = 2", "parallel = 'fsdp'", "steps = 4", "eval_every = 2", "log = 'tensorboard'")
+    source.write_text("\n".join(lines))
     out = tmp_path / "run"
     code, _, said = ended(begin(*LM, *data, "--config", source, "--out", out))
     assert code == 0, said
+    assert list((out / "tensorboard").iterdir())
     config = json.loads((out / "config.json").read_text())
     assert (config["ranks"], config["parallel"], config["jobs"]) == (2, "fsdp", 1)
     again = tmp_path / "again"
-    words = ["train", "lm", "--config", out / "config.json", "--out", again]
+    # torchrun would take --log for the beginning of an option of its own.
+    words = ["train", "lm", "--config", out / "config.json", "--out", again, "--log", "tensorboard"]
     code, _, said = ended(begin(*words))
     assert code == 0, said
     assert metrics(again) == metrics(out)

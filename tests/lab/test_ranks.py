@@ -213,6 +213,8 @@ def test_refusals(configs, ranks, tmp_path):
     assert errors(lm, jobs=2).startswith("jobs=2 and 2 ranks contradict each other")
     assert errors(changed(lm, batch_size=1)).startswith("batch_size=1 is below the number of ranks")
     assert errors(changed(image, batch_size=7), 4).startswith("batch_size=7 leaves a rank fewer")
+    fp8 = changed(lm, dtype="e4m3", precision=("stochastic",))
+    assert errors(fp8, parallel="fsdp").startswith("dtype=e4m3 and parallel=fsdp contradict")
     simulated = changed(image, precision=("e5m2+4",))
     assert errors(simulated, parallel="fsdp").startswith("precision=e5m2+4 is simulated on whole")
     assert errors(changed(xmc, precision=("renee",))).startswith("precision=renee keeps all labels")

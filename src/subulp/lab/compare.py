@@ -23,7 +23,7 @@ from .engine.machine import check_kernels
 from .engine.metrics import Metric, Record, RunProgress, Summary, with_drops
 from .engine.parallel import PlannedRun, default_jobs, follow, run_all
 from .engine.progress import Plan, Reporter, duration_text
-from .engine.ranks import Parallel, Ranks, join, naming_lost_ranks
+from .engine.ranks import ALONE, Parallel, Ranks, join, naming_lost_ranks
 from .engine.resume_command import resume_command
 from .engine.run_checkpoints import run_name
 from .engine.run_directory import (
@@ -314,7 +314,7 @@ def _fitting_jobs(
     runs: Sequence[PlannedRun],
     jobs: int | None,
     device: torch.device,
-    ranks: Ranks,
+    ranks: Ranks = ALONE,
 ) -> int:
     """How many runs train at a time: what was asked for, or as many as cores and memory allow.
 

@@ -62,7 +62,9 @@ def launch(words: Sequence[str], count: int) -> int:
     try:
         # Ranks say themselves what is wrong.
         logging.disable(logging.CRITICAL)
-        arguments = torchrun.parse_args([*options, *words])  # type: ignore[no-untyped-call]
+        arguments = torchrun.parse_args(options)  # type: ignore[no-untyped-call]
+        # Not parsed: torchrun takes options of ours for beginnings of its own.
+        arguments.training_script_args = list(words)
         torchrun.run(arguments)  # type: ignore[no-untyped-call]
     except SignalException as asked:
         return 128 + int(asked.sigval)

@@ -399,7 +399,7 @@ def test_ignored_signals_stay_ignored_and_other_threads_get_none():
 def test_a_stop_before_the_first_step_makes_no_run(config, tmp_path, monkeypatch):
     stop = StopRequest()
     stop.request(signal.SIGTERM)
-    monkeypatch.setattr(comparison, "stop_requests", lambda: contextlib.nullcontext(stop))
+    monkeypatch.setattr(comparison, "stop_requests", lambda ranks: contextlib.nullcontext(stop))
     with pytest.raises(Interrupted):
         compare(config, out=tmp_path / "out", jobs=1)
     assert not (tmp_path / "out" / "checkpoints").exists()

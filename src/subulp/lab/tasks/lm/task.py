@@ -165,7 +165,14 @@ def decide(config: LMConfig, device: torch.device) -> Decided:
 
 
 def check_ranks(config: LMConfig, ranks: Ranks) -> None:
-    """Any number of ranks can train every variant."""
+    """Refuse what several ranks cannot share."""
+    narrow = [p for p in config.precision if parameter_dtype(p, config.dtype).itemsize == 1]
+    gpus = config.device != "cpu" and torch.cuda.is_available()
+    if narrow and ranks.parallel == "fsdp" and not gpus:
+        raise ValueError(
+            f"dtype={config.dtype} and parallel=fsdp contradict each other on a CPU: gloo gathers "
+            "no FP8 parameters; use ddp, or another dtype"
+        )
 
 
 def build(
