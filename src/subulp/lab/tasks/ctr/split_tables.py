@@ -30,7 +30,7 @@ def make_tables(
     if not ranks.several:
         return CachedEmbeddingBags(tables, narrow_above, stacked=True, seed=seed)
     made = ShardedCachedEmbeddingBags(
-        tables, ranks.mesh, narrow_above=narrow_above, stacked=True, seed=seed, device="cpu"
+        tables, ranks.mesh, narrow_above=narrow_above, stacked=True, seed=seed
     )
 
     def take_mean(module: nn.Module, given: Any, looked_up: Tensor) -> None:
@@ -74,7 +74,7 @@ class SplitTables:
         """From what all ranks have, put together, to what one process would have."""
         model = dict(model)
         for name in _COUNTS:
-            found = self._ranks.gather(self._tables.get_buffer(name))
+            found = self._ranks.gather(self._tables.get_buffer(name).cpu())
             model[self.prefix + name] = torch.stack(found).sum(0)
         for index, config in enumerate(self._configs):
             for name in (*_ROWS, *_CACHE):
