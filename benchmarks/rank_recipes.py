@@ -26,7 +26,7 @@ from rich.table import Table
 
 LM = [
     *("lm", "--precision", "collage-plus", "--width", "512", "--layers", "6", "--heads", "8"),
-    *("--batch-size", "16", "--steps", "14", "--eval-every", "14", "--activations", "fp32"),
+    *("--batch-size", "8", "--steps", "8", "--eval-every", "8", "--activations", "fp32"),
     *("--data", "TEXT"),
 ]
 # Short: its evaluation would take longer than the steps that are measured.
