@@ -111,7 +111,8 @@ class CachedLookup(FixedDtypes):
         grads = torch.is_grad_enabled()
         update = self.training and grads and not all(p.frozen for p in self._codes())
         if update:
-            check_one_process(type(self).__name__)
+            remedy = "Split the tables: nn.ShardedCachedEmbeddingBags(tables, mesh)"
+            check_one_process(type(self).__name__, remedy)
         if not (update or (weights is not None and weights.requires_grad and grads)):
             return self._pool(values, offsets, weights, torch.zeros_like(self.statistics))
         # Counted once: what a backward pass computes again counts when it updates the rows.

@@ -333,7 +333,7 @@ class ExtremeClassifier(FixedDtypes):
     def _check_trainable(self) -> None:
         if self.ranks is None:
             remedy = "Share the labels out: ExtremeClassifier(..., mesh=)"
-            check_one_process(type(self).__name__, remedy=remedy)
+            check_one_process(type(self).__name__, remedy)
         if self.row_optimizer is None:
             raise RuntimeError("the rows have no optimizer: make one with optim.RowSGD(head, lr=)")
         if self._needs_counts:

@@ -6,7 +6,7 @@ import torch
 from torch import distributed
 
 
-def check_one_process(name: str, *, remedy: str = "Train in one process") -> None:
+def check_one_process(name: str, remedy: str) -> None:
     """Refuse to train rows that other processes have copies of.
 
     Nothing sums the updates of the copies up, so they would drift apart; and
@@ -14,7 +14,7 @@ def check_one_process(name: str, *, remedy: str = "Train in one process") -> Non
 
     Args:
         name: What trains.
-        remedy: What to do instead (default: ``"Train in one process"``).
+        remedy: What to do instead.
 
     Raises:
         RuntimeError: The process group has several processes.
