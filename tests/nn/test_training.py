@@ -151,7 +151,7 @@ def test_copies_of_rows_in_other_processes_are_refused(two_processes):
     before = head.table.decode(0, 30), bag.weight_fp32()
     with pytest.raises(RuntimeError, match=r"ExtremeClassifier updates .* 2 processes"):
         head(inputs()[0], ROWS, COLS)
-    with pytest.raises(RuntimeError, match=r"CachedEmbeddingBag updates .* drift apart: .*Split the tables"):
+    with pytest.raises(RuntimeError, match=r"CachedEmbeddingBag updates .*Split the tables"):
         bag(torch.tensor([[1]]))
     assert torch.equal(before[0], head.table.decode(0, 30))
     # What trains nothing is the same everywhere.

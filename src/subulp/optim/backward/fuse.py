@@ -86,7 +86,8 @@ def fuse_backward(
             gradient; or the model is wrapped in ``DistributedDataParallel``.
     """
     _check_pair(model, optimizer)
-    if reduce is not None and any(map(shards.is_sharded, model.parameters())):
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    if reduce is not None and any(map(shards.is_sharded, stepped)):
         raise ValueError(
             "reduce= is not available for parameters that are DTensors: their gradients arrive "
             "reduced (by fully_shard or parallelize_module); leave it out"

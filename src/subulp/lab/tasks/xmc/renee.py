@@ -8,11 +8,19 @@ the weights in FP16 that is widened to FP32, and a factor on the loss against un
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from ....nn.head_batch import merged
+from ....nn.ranks import Ranks
+from ....nn.top_k import TopK
+from ....optim.shards import local
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 MOMENTUM = 0.9
 INITIAL_LOSS_SCALE = 2.0**10
@@ -30,17 +38,32 @@ class ReneeClassifier(nn.Module):
     A step whose gradient overflows FP16 is skipped and counted, and the factor on the loss is
     halved.
 
+    On a mesh, ranks share the labels: weights and momentum are DTensors. The embeddings' gradient
+    is a sum of what the ranks have in FP16.
+
     Args:
         dim: Size of an embedding.
         num_labels: Number of labels.
         seed: Seed of the initial weights, which are those of ``ExtremeClassifier``.
+        mesh: As of ``ExtremeClassifier`` (default: ``None``).
     """
 
-    def __init__(self, dim: int, num_labels: int, seed: int) -> None:
+    momentum: Tensor
+
+    def __init__(
+        self, dim: int, num_labels: int, seed: int, mesh: DeviceMesh | None = None
+    ) -> None:
         super().__init__()
+        self.ranks = None if mesh is None else Ranks(mesh)
         bound = math.sqrt(6 / (dim + num_labels))
         weight = torch.empty(num_labels, dim)
         weight.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
+        # As torch divides the rows of a DTensor.
+        share = -(-num_labels // (1 if self.ranks is None else self.ranks.size))
+        self._first = min(num_labels, 0 if self.ranks is None else self.ranks.rank * share)
+        if mesh is not None:
+            weight = weight[self._first : self._first + share].to(mesh.device_type)
+            weight = _whole_of(weight, mesh, num_labels, dim)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.register_buffer("momentum", torch.zeros_like(weight))
         self.row_optimizer: Any = None
@@ -62,6 +85,11 @@ class ReneeClassifier(nn.Module):
             scale.mul_(2)
 
     @property
+    def own_weight(self) -> Tensor:
+        """The weights of the labels that this rank has."""
+        return local(self.weight.detach())
+
+    @property
     def num_labels(self) -> int:
         """Number of labels."""
         return self.weight.shape[0]
@@ -80,12 +108,34 @@ class ReneeClassifier(nn.Module):
         )
         return value
 
+    def gather(self, x: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor, Any]:
+        """The batch of all ranks, with the pairs of own labels; and the sizes of its parts."""
+        if self.ranks is None:
+            return x, rows, cols, [len(x)]
+        sizes = self.ranks.gather_numbers([len(x), len(rows)])
+        counts, pairs = ([size[i] for size in sizes] for i in range(2))
+        x = self.ranks.gather(x, counts)
+        before = sum(counts[: self.ranks.rank])
+        rows, cols = (self.ranks.gather(t, pairs) for t in (rows + before, cols))
+        cols = cols - self._first
+        mine = (cols >= 0) & (cols < len(self.own_weight))
+        return x, rows[mine], cols[mine], counts
+
     @torch.no_grad()
     def topk(self, embeddings: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
         """The k highest logits, FP32 ``(batch, k)``, and their labels."""
-        scores = _product(embeddings.half(), self.weight.half().t())
-        best = scores.float().topk(k, dim=1)
-        return best.values, best.indices
+        none = torch.zeros(0, dtype=torch.int64, device=embeddings.device)
+        x, _, _, counts = self.gather(embeddings.half(), none, none)
+        weight = self.own_weight
+        scores = _product(x, weight.half().t())
+        if self.ranks is None:
+            best = scores.float().topk(k, dim=1)
+            return best.values, best.indices
+        found = TopK(len(x), k, x.device)
+        if len(weight):
+            found.add(scores.float(), self._first + torch.arange(len(weight), device=x.device))
+        found = merged(self.ranks, found, counts, k)
+        return found.scores, found.labels
 
 
 class _Step(torch.autograd.Function):
@@ -93,27 +143,36 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, head: ReneeClassifier, rows: Tensor, cols: Tensor, loss: bool
     ) -> Tensor:
-        weight, narrow = head.weight.half(), x.detach().half()
+        ranks = head.ranks
+        narrow, rows, cols, counts = head.gather(x.detach().half(), rows, cols)
+        own = head.own_weight
+        weight = own.half()
         logits = _product(narrow, weight.t())
         value = torch.full((), math.nan)
         if loss:
             total = nn.functional.softplus(logits.float()).sum()
             value = total - logits[rows, cols].float().sum()
+            value = value if ranks is None else ranks.add_(value)
         gradient = logits.sigmoid_()
         gradient[rows, cols] -= 1
         scale = head.get_buffer("loss_scale")
         gradient.mul_(scale)
         grad_x = _product(gradient, weight).float() / scale
         grad_weight = _product(gradient.t(), narrow).float().div_(scale)
-        finite = bool(torch.isfinite(grad_weight).all() and torch.isfinite(grad_x).all())
+        wrong = ~(torch.isfinite(grad_weight).all() & torch.isfinite(grad_x).all())
+        if ranks is not None:
+            wrong = ranks.add_(wrong.float())
+            # Of the whole batch's loss: ranks average the gradients of an encoder.
+            grad_x = ranks.add_and_scatter(grad_x, counts) * ranks.size
+        finite = not bool(wrong)
         group = head.row_optimizer.group_of(head.weight)
         head.steps += 1
         head.count(finite)
         if finite:
-            grad_weight.add_(head.weight, alpha=group["weight_decay"])
-            momentum = head.get_buffer("momentum")
+            grad_weight.add_(own, alpha=group["weight_decay"])
+            momentum = local(head.momentum)
             momentum.mul_(MOMENTUM).add_(grad_weight, alpha=1 - MOMENTUM)
-            head.weight.sub_(momentum, alpha=group["lr"])
+            own.sub_(momentum, alpha=group["lr"])
         ctx.save_for_backward((grad_x if finite else torch.zeros_like(grad_x)).to(x.dtype))
         return value
 
@@ -122,6 +181,14 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (grad_x,) = ctx.saved_tensors
         return grad_x * grad.to(grad_x.dtype), None, None, None, None
+
+
+def _whole_of(part: Tensor, mesh: DeviceMesh, *shape: int) -> Tensor:
+    from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415
+
+    return DTensor.from_local(
+        part, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)
+    )
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -199,9 +199,8 @@ def build_head(
     share = min(pairs / (len(data.train) * count), 0.5)
     head: ExtremeClassifier | ReneeClassifier
     if storage is None:
-        head = ReneeClassifier(dim, count, seed)
-        with torch.no_grad():
-            head.weight[:, -CONSTANTS:] = prior_weight(share)
+        head = ReneeClassifier(dim, count, seed, ranks.mesh)
+        head.own_weight[:, -CONSTANTS:] = prior_weight(share)
         return head
     takes = ExtremeClassifier.has_products(storage.storage, config.products)
     head = ExtremeClassifier(
@@ -224,13 +223,7 @@ def build_head(
 
 
 def check_ranks(config: XMCConfig, ranks: Ranks) -> None:
-    """Refuse what several ranks cannot share."""
-    for precision in config.precision:
-        if parse_precision(precision) is None:
-            raise ValueError(
-                f"precision={precision} keeps all labels in one process: leave it out, or start "
-                "one process"
-            )
+    """Any number of ranks can train every variant."""
 
 
 def build(
