@@ -175,7 +175,8 @@ class RunConfig:
     """Newest checkpoints of a run to keep, besides the one of the best evaluation."""
 
     threads: Annotated[int, MACHINE] = 1
-    """CPU threads of each run. The last bits of matrix products depend on their number."""
+    """CPU threads of each run, or of each of its ranks. The last bits of matrix products depend on
+    their number."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], MACHINE] = "auto"
     """Device to train on; auto uses a GPU if one is available."""
