@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from subulp.lab.compare import Comparison, compare, resume
+from subulp.lab.engine.data_parallel import replicated, shard
+from subulp.lab.engine.ranks import Ranks
 from subulp.lab.engine.stopping import Interrupted
 from subulp.lab.engine.task import Workload, task_of
+from subulp.lab.engine.whole_state import full
+from tests.ranks import mesh_of
 
 
 def trained(
@@ -91,3 +98,27 @@ def error_of(config: Any, out: Path, parallel: str | None = None, **named: Any) 
     except (ValueError, OSError, FloatingPointError) as error:
         return str(error)
     raise AssertionError("no error")
+
+
+def gradients(parallel: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What ranks average the gradients of a linear layer to, of a batch that they share."""
+    ranks = Ranks(
+        dist.get_rank(), dist.get_world_size(), parallel, mesh_of((dist.get_world_size(),))
+    )
+    model, x, y = linear_problem(dtype)
+    shard(model, ranks)
+    forward = replicated(model, ranks, fused=False)
+    own = ranks.part(len(x))
+    loss = ranks.weight(len(x)) * (forward(x[own]) - y[own]).float().square().mean()
+    loss.backward()
+    found = [full(p.grad).clone() for p in model.parameters() if p.grad is not None]
+    assert ranks.mean(loss.item()) == pytest.approx(float((model(x) - y).float().square().mean()))
+    return found
+
+
+def linear_problem(dtype: torch.dtype) -> tuple[nn.Linear, torch.Tensor, torch.Tensor]:
+    """A layer, seven examples, and what it is to make of them."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    x, y = (torch.randn(7, n, generator=generator).to(dtype) for n in (5, 3))
+    return nn.Linear(5, 3).to(dtype), x, y

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from subulp.lab.cli import main
 from subulp.lab.compare import compare, resume
@@ -11,7 +12,7 @@ from subulp.lab.engine.run_directory import read_ranks
 from subulp.lab.tasks.ctr.config import CTRConfig
 from subulp.lab.tasks.image.config import ImageConfig
 from subulp.lab.tasks.xmc.config import XMCConfig
-from tests.lab.ranked import error_of, timeless, trained
+from tests.lab.ranked import error_of, gradients, linear_problem, timeless, trained
 from tests.lab.tasks.ctr.support import SMALL as CTR
 from tests.lab.tasks.ctr.support import write_clicks
 
@@ -52,6 +53,8 @@ def configs(small, tmp_path_factory):
             rounding=("stochastic",),
             cache_fraction=(0.02,),
             ways=(2,),
+            row_optimizer="sgd",
+            row_lr=1.0,
             steps=6,
             **every,
         ),
@@ -88,6 +91,22 @@ def on_two(configs, ranks, tmp_path_factory):
 
 def changed(config, **fields):
     return dataclasses.replace(config, **fields)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_gradients_are_those_of_the_whole_batch(ranks, parallel, dtype, count):
+    """Also of parts of different sizes; optimizers of Adam's kind would hide a factor."""
+    model, x, y = linear_problem(dtype)
+    (model(x) - y).float().square().mean().backward()
+    expected = [p.grad for p in model.parameters()]
+    for found in ranks.run(count, gradients, parallel, dtype):
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.dtype == dtype
+            # A rank's part is rounded to BF16 before it is sent.
+            unit = 2**-7 if dtype == torch.bfloat16 else 2**-20
+            assert (mine - theirs).abs().max() <= unit * theirs.abs().max()
 
 
 def check_close(found, expected):
