@@ -305,7 +305,9 @@ def _check_ranks(config: RunConfig, ranks: Ranks, jobs: int | None) -> None:
             f"batch_size={size} is below the number of ranks, {ranks.count}: each takes its part "
             "of every batch; give a larger batch, or fewer ranks"
         )
-    task_of(config).check_ranks(config, ranks)
+    check = getattr(task_of(config), "check_ranks", None)
+    if check is not None:
+        check(config, ranks)
 
 
 def _fitting_jobs(

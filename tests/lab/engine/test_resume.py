@@ -21,7 +21,12 @@ from subulp.lab.compare import compare, resume
 from subulp.lab.engine import parallel
 from subulp.lab.engine.lock import Lock
 from subulp.lab.engine.run_checkpoints import RunCheckpoints
-from subulp.lab.engine.stopping import Interrupted, StopRequest, stop_requests
+from subulp.lab.engine.stopping import (
+    Interrupted,
+    SharedStopRequest,
+    StopRequest,
+    stop_requests,
+)
 from tests.lab.engine.resuming import numbers, stopped_after
 
 
@@ -431,3 +436,29 @@ def test_workers_end_with_a_parent_that_was_killed(small, tmp_path):
         time.sleep(0.5)
         assert sorted(out.rglob("*")) == before
     assert parallel.default_jobs(1) == 1
+
+
+def test_a_signal_while_the_ranks_agree_stops_them_all_one_step_later():
+    """Only one of them has it then; stopping at once would leave the others waiting for it."""
+
+    class Two:
+        def highest(self, value):
+            agreed = max(value, others)
+            stop.request(signal.SIGINT)
+            return agreed
+
+    stop = SharedStopRequest(Two())
+    others = 0
+    assert not stop()
+    assert stop()
+    assert stop.signum == signal.SIGINT
+
+
+def test_the_request_of_another_rank_is_one():
+    class Two:
+        def highest(self, value):
+            return max(value, signal.SIGTERM)
+
+    stop = SharedStopRequest(Two())
+    assert stop()
+    assert stop.signum == signal.SIGTERM

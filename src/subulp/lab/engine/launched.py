@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What ``torchrun`` tells the processes that it starts."""
@@ -23,18 +24,26 @@ class Silent(Exception):  # noqa: N818 - another rank says what is wrong
         self.error = error
 
 
+def _process_group() -> Any:
+    """``torch.distributed``, if there is a default process group."""
+    # Nobody has made one unless this has been imported, and importing it takes long.
+    dist = sys.modules.get("torch.distributed")
+    made = dist is not None and dist.is_available() and dist.is_initialized()
+    return dist if made else None
+
+
 def started() -> int:
     """How many ranks there are; 1 in a process of its own."""
-    # Nobody has made a process group unless this has been imported, and importing it takes long.
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
+    if (dist := _process_group()) is not None:
         return int(dist.get_world_size())
     return int(os.environ["WORLD_SIZE"]) if all(v in os.environ for v in VARIABLES) else 1
 
 
 def is_first() -> bool:
     """Whether this process is the one that writes and speaks."""
-    return started() == 1 or int(os.environ.get("RANK", "0")) == 0
+    if (dist := _process_group()) is not None:
+        return bool(dist.get_rank() == 0)
+    return started() == 1 or os.environ["RANK"] == "0"
 
 
 def speak(error: BaseException, rank: int) -> None:

@@ -201,7 +201,7 @@ def follow(
     directory: Path,
     stop: StopRequest,
     ranks: Ranks,
-) -> list[Summary]:
+) -> None:
     """Do all ``runs`` with rank 0, which alone writes.
 
     Args:
@@ -215,12 +215,11 @@ def follow(
     Raises:
         Interrupted: Runs were stopped.
     """
-    ended: list[Summary] = []
     for planned in runs:
         try:
             if stop():
                 raise Stopped(0)
-            summary = run(
+            run(
                 config,
                 data,
                 planned.variant,
@@ -234,8 +233,6 @@ def follow(
         except Stopped:
             assert stop.signum is not None
             raise Interrupted(directory, stop.signum) from None
-        ended.append(summary)
-    return ended
 
 
 @dataclass

@@ -233,8 +233,9 @@ def _is_lost(error: BaseException) -> bool:
 
 def _speak_or_be_silent(store: Any, rank: int, error: BaseException) -> NoReturn:
     """End this rank; one that is not the first is silent if another says why all end."""
-    if threading.current_thread() is threading.main_thread():
-        # The launcher ends all ranks when it finds that one is gone; this one ends anyway.
+    if dist.is_torchelastic_launched() and threading.current_thread() is threading.main_thread():
+        # The launcher ends all ranks when it finds that one is gone, and would cut this one's last
+        # words short; it kills what does not end.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if rank == 0:
         with suppress(dist.DistError):

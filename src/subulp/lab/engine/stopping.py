@@ -85,10 +85,11 @@ class SharedStopRequest(StopRequest):
 
     def __call__(self) -> bool:
         """Whether a stop was requested of any rank."""
-        signum = self._ranks.highest(self.signum or 0)
-        if signum:
-            self.request(signum)
-        return super().__call__()
+        agreed = self._ranks.highest(self.signum or 0)
+        if agreed:
+            self.request(agreed)
+        # A signal that came while the ranks agreed is one for the next step: only this rank has it.
+        return agreed != 0
 
 
 @contextmanager

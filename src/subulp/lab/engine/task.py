@@ -150,7 +150,8 @@ class Task(Protocol):
 
     With a function ``plot(config, data, directory)`` it adds figures of its own to the run
     directory. With a function ``decide(config, device)``, which returns a :class:`Decided`, it
-    decides once, when a comparison begins, what depends on the machine.
+    decides once, when a comparison begins, what depends on the machine. With a function
+    ``check_ranks(config, ranks)`` it raises ValueError where several ranks cannot train a variant.
     """
 
     METRICS: tuple[Metric, ...]
@@ -184,14 +185,6 @@ class Task(Protocol):
     @staticmethod
     def least_memory(config: Any, data: Any, variant: str) -> int:
         """Bytes that a run of a variant takes at the very least, before it is built."""
-
-    @staticmethod
-    def check_ranks(config: Any, ranks: Ranks) -> None:
-        """Refuse what several ranks cannot share.
-
-        Raises:
-            ValueError: A field of ``config`` is for one process.
-        """
 
     @staticmethod
     def build(

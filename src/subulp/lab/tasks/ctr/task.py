@@ -187,10 +187,6 @@ def build_rows(config: CTRConfig, tables: Tables) -> RowOptimizer:
     return optim.RowAdagrad(tables, lr=config.row_lr, rowwise=rowwise)
 
 
-def check_ranks(config: CTRConfig, ranks: Ranks) -> None:
-    """Any number of ranks can train every variant."""
-
-
 def build(
     config: CTRConfig,
     data: CTRData,

@@ -222,10 +222,6 @@ def build_head(
     return head
 
 
-def check_ranks(config: XMCConfig, ranks: Ranks) -> None:
-    """Any number of ranks can train every variant."""
-
-
 def build(
     config: XMCConfig,
     data: XMCText,
