@@ -61,6 +61,13 @@ def gpu_ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
+@pytest.fixture(params=["ranks", pytest.param("gpu_ranks", marks=pytest.mark.gpu)])
+def any_ranks(request: pytest.FixtureRequest) -> Ranks:
+    """One after the other."""
+    ranks: Ranks = request.getfixturevalue(request.param)
+    return ranks
+
+
 @pytest.fixture(autouse=True)
 def library_default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
     name = request.config.getoption("--default-dtype")

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -49,6 +50,8 @@ class Ranks:
         Raises:
             AssertionError: A rank failed; the message holds the traceback of each that did.
         """
+        if self._device == "cuda" and torch.cuda.device_count() < count:
+            pytest.skip(f"there are fewer than {count} GPUs")
         if count not in self._teams:
             self._teams[count] = _Team(count, self._device)
         try:
@@ -112,10 +115,15 @@ class _Team:
         self._folder.cleanup()
 
 
+def device() -> str:
+    """Where the ranks of this one's team train; the CPU outside of any."""
+    return os.environ.get(_DEVICE, "cpu")
+
+
 @cache
 def mesh_of(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
     """A mesh, in a rank; the same for the same arguments, for its groups have threads."""
-    return init_device_mesh(os.environ[_DEVICE], shape, mesh_dim_names=names)
+    return init_device_mesh(device(), shape, mesh_dim_names=names)
 
 
 def _serve(rank: int, count: int, store: str, device: str, end: Connection) -> None:

@@ -50,7 +50,7 @@ def step_with(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -
     """A step with gradients that only its number decides, whoever holds which part."""
     generator = torch.Generator().manual_seed(number)
     for p in model.parameters():
-        grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        grad = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
         if isinstance(p, DTensor):
             grad = distribute_tensor(grad, p.device_mesh, p.placements, src_data_rank=None)
         p.grad = grad
@@ -61,7 +61,7 @@ def step_with(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -
 def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     state = optimizer.state_dict()["state"]
     found = [*model.parameters(), *(v for i in sorted(state) for _, v in sorted(state[i].items()))]
-    return [whole(x).float() for x in found]
+    return [whole(x).float().cpu() for x in found]
 
 
 def options(flatten: bool) -> StateDictOptions:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from subulp import diagnostics, optim
 from tests.optim.sharded import divided, values, whole
-from tests.ranks import mesh_of
+from tests.ranks import device, mesh_of
 
 
 class Block(nn.Module):
@@ -40,12 +40,12 @@ class Block(nn.Module):
 
 def new_model(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(Block(), Block()).to(dtype)
+    return nn.Sequential(Block(), Block()).to(device(), dtype)
 
 
 def batch(step: int, dtype: torch.dtype, rank: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(3, 4, 10, generator=generator).to(dtype)
+    return torch.randn(3, 4, 10, generator=generator).to(device(), dtype)
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -403,7 +403,7 @@ def loss_scaling() -> None:
         models = [new_model(torch.float16), distribute(new_model(torch.float16), "fsdp")]
         results = []
         for model in models:
-            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
+            scaler = torch.amp.GradScaler(device(), init_scale=2.0**10, growth_interval=1)
             optimizer = new_optimizer(model, "collage-plus")
             handle = optim.fuse_backward(model, optimizer, scaler=scaler) if fused else None
             for step in range(3):
@@ -437,7 +437,7 @@ def other_precision() -> None:
         def take(number: int, model: nn.Module = model, optimizer: Any = optimizer) -> None:
             generator = torch.Generator().manual_seed(number)
             for p in model.parameters():
-                grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+                grad = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
                 p.grad = divided_like(p, grad)
             optimizer.step()
 

@@ -23,14 +23,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize(("cases", "flatten", "in_background", "counts"), WAYS.values(), ids=WAYS)
-def test_goes_on_with_other_ranks(ranks, tmp_path, cases, flatten, in_background, counts):
+def test_goes_on_with_other_ranks(any_ranks, tmp_path, cases, flatten, in_background, counts):
     folder = str(tmp_path)
-    expected, same = ranks.run(2, checkpoints.save_all, folder, cases, flatten, in_background)
+    expected, same = any_ranks.run(2, checkpoints.save_all, folder, cases, flatten, in_background)
     assert_equal(same, expected, cases)
     for count in counts:
-        for found in ranks.run(count, checkpoints.load_all, folder, cases, flatten, True):
+        for found in any_ranks.run(count, checkpoints.load_all, folder, cases, flatten, True):
             assert_equal(found, expected, cases)
-    (alone,) = ranks.run(1, checkpoints.load_all, folder, cases, flatten, False)
+    (alone,) = any_ranks.run(1, checkpoints.load_all, folder, cases, flatten, False)
     assert_equal(alone, expected, cases)
 
 

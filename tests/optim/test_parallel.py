@@ -1,4 +1,4 @@
-"""FSDP2, HSDP, tensor parallelism, DDP, ZeRO-1 and stages: torch's own, with gloo ranks."""
+"""FSDP2, HSDP, tensor parallelism, DDP, ZeRO-1 and stages: torch's own, by gloo and NCCL."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tests.optim import parallel
 @pytest.mark.parametrize(
     ("count", "kinds"), [(2, ["fsdp", "tp", "ddp"]), (4, ["fsdp", "hsdp", "fsdp-tp"])]
 )
-def test_steps_are_those_of_whole_gradients(ranks, count, kinds):
-    ranks.run(count, parallel.every_kind, kinds)
+def test_steps_are_those_of_whole_gradients(any_ranks, count, kinds):
+    any_ranks.run(count, parallel.every_kind, kinds)
 
 
-def test_fp32_is_torch_adamw(ranks):
-    ranks.run(2, parallel.against_torch, ["fsdp", "tp", "ddp"])
+def test_fp32_is_torch_adamw(any_ranks):
+    any_ranks.run(2, parallel.against_torch, ["fsdp", "tp", "ddp"])
 
 
-def test_zero_redundancy_optimizer(ranks):
-    ranks.run(2, parallel.zero_redundancy)
+def test_zero_redundancy_optimizer(any_ranks):
+    any_ranks.run(2, parallel.zero_redundancy)
 
 
-def test_stages_draw_by_name(ranks):
-    ranks.run(2, parallel.stages)
+def test_stages_draw_by_name(any_ranks):
+    any_ranks.run(2, parallel.stages)
 
 
 def test_ranks_agree_on_a_seed(ranks):
@@ -34,24 +34,24 @@ def test_ranks_agree_on_a_seed(ranks):
 
 
 @pytest.mark.parametrize(("count", "kind"), [(2, "fsdp"), (2, "tp"), (4, "hsdp"), (4, "fsdp-tp")])
-def test_fused_is_unfused(ranks, count, kind):
-    ranks.run(count, parallel.fused_is_unfused, kind)
+def test_fused_is_unfused(any_ranks, count, kind):
+    any_ranks.run(count, parallel.fused_is_unfused, kind)
 
 
-def test_accumulation_by_fsdp(ranks):
-    ranks.run(2, parallel.accumulated_by_fsdp)
+def test_accumulation_by_fsdp(any_ranks):
+    any_ranks.run(2, parallel.accumulated_by_fsdp)
 
 
-def test_a_gradient_that_is_not_finite_on_one_rank(ranks):
-    assert ranks.run(2, parallel.not_finite_anywhere, "skip") == [[1, 1], [1, 1]]
-    other, own = ranks.run(2, parallel.not_finite_anywhere, "raise")
+def test_a_gradient_that_is_not_finite_on_one_rank(any_ranks):
+    assert any_ranks.run(2, parallel.not_finite_anywhere, "skip") == [[1, 1], [1, 1]]
+    other, own = any_ranks.run(2, parallel.not_finite_anywhere, "raise")
     assert all("a gradient on another rank" in each for each in other)
     assert all("the gradient of parameter '0.norm.weight'" in each for each in own)
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.05])
-def test_fused_data_parallel(ranks, max_norm):
-    ranks.run(2, parallel.fused_data_parallel, max_norm)
+def test_fused_data_parallel(any_ranks, max_norm):
+    any_ranks.run(2, parallel.fused_data_parallel, max_norm)
 
 
 def test_what_cannot_be_stepped_is_refused(ranks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 
 from subulp import nn, optim
-from tests.ranks import mesh_of
+from tests.ranks import device, mesh_of
 
 from . import heads
 
@@ -25,26 +24,25 @@ def _part(size: int) -> slice:
 
 def head_on_mesh(name: str) -> dict[str, Any]:
     """A trained head over all ranks: losses, its rows, answers for this rank's examples."""
-    device = os.environ["SUBULP_TEST_MESH_DEVICE"]
     mesh = mesh_of((distributed.get_world_size(),))
-    return head_of(name, device, _part(EXAMPLES), mesh=mesh)
+    return head_of(name, device(), _part(EXAMPLES), mesh=mesh)
 
 
-def head_of(name: str, device: str, own: slice, **options: Any) -> dict[str, Any]:
+def head_of(name: str, where: str, own: slice, **options: Any) -> dict[str, Any]:
     """The same in one process."""
     case = replace(heads.CASES[name], batch=EXAMPLES)
-    head = heads.make(case, device=device, **options)
+    head = heads.make(case, device=where, **options)
     losses = []
     for step in range(heads.STEPS):
         x, rows, cols = heads.batch(case, step)
         inside = (rows >= own.start) & (rows < own.stop)
-        x = x[own].to(device).requires_grad_()
-        loss = head(x, (rows[inside] - own.start).to(device), cols[inside].to(device), loss=True)
+        x = x[own].to(where).requires_grad_()
+        loss = head(x, (rows[inside] - own.start).to(where), cols[inside].to(where), loss=True)
         loss.backward()
         losses.append(loss.detach().cpu())
     head.eval()
-    scores, labels = head.topk(heads.batch(case, 9)[0][own].to(device), min(5, case.labels))
-    rows = head.weight(torch.arange(case.labels, device=device))
+    scores, labels = head.topk(heads.batch(case, 9)[0][own].to(where), min(5, case.labels))
+    rows = head.weight(torch.arange(case.labels, device=where))
     return {
         "losses": torch.stack(losses),
         "rows": rows.cpu(),
@@ -64,20 +62,19 @@ def _tables() -> list[nn.EmbeddingTable]:
 
 def tables_on_mesh(planned: str) -> dict[str, Tensor]:
     """Trained tables over all ranks: outputs of this rank's examples, all rows."""
-    device = os.environ["SUBULP_TEST_MESH_DEVICE"]
     mesh = mesh_of((distributed.get_world_size(),))
     plan = [nn.RowWise() if planned == "rows" else nn.TableWise()] * len(_tables())
     bags = nn.ShardedCachedEmbeddingBags(_tables(), mesh, plan, seed=5)
-    return _train_tables(bags, device, _part(EXAMPLES))
+    return _train_tables(bags, device(), _part(EXAMPLES))
 
 
-def tables_alone(device: str) -> dict[str, Tensor]:
+def tables_alone(where: str) -> dict[str, Tensor]:
     """The same in one process."""
-    bags = nn.CachedEmbeddingBags(_tables(), seed=5, device=device)
-    return _train_tables(bags, device, slice(0, EXAMPLES))
+    bags = nn.CachedEmbeddingBags(_tables(), seed=5, device=where)
+    return _train_tables(bags, where, slice(0, EXAMPLES))
 
 
-def _train_tables(bags: Any, device: str, own: slice) -> dict[str, Tensor]:
+def _train_tables(bags: Any, where: str, own: slice) -> dict[str, Tensor]:
     optim.RowAdagrad(bags, lr=0.1)
     generator = torch.Generator().manual_seed(0)
     seen = {}
@@ -87,9 +84,9 @@ def _train_tables(bags: Any, device: str, own: slice) -> dict[str, Tensor]:
         drawn = torch.rand(len(sizes), EXAMPLES, 4, generator=generator, dtype=torch.float64) ** 3
         rows = (drawn * sizes[:, None, None]).long()[:, own]
         lengths = torch.full((len(sizes), rows.shape[1]), 4)
-        out = bags(rows.flatten().to(device), lengths.flatten().to(device))
+        out = bags(rows.flatten().to(where), lengths.flatten().to(where))
         grad = torch.randn(EXAMPLES, out.shape[1], generator=generator, dtype=torch.float32)
-        out.backward(grad[own].to(device))
+        out.backward(grad[own].to(where))
         seen[f"out {step}"] = out.detach().cpu()
     whole = {f"rows {i}": bags.weight_fp32(i).cpu() for i in range(len(sizes))}
     return seen | whole
