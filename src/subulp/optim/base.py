@@ -17,6 +17,7 @@ from ..ops.step import storage
 from ..ops.step.job import StepJob, largest
 from ..ops.strategy import Strategy
 from . import components, full_precision, loss_scaling, options, parameters, shards
+from .changes import Known
 from .components import States, beside, follow_layout, in_layout_of, new_state, storage_view
 from .observers import FusedStep, StepObserver
 from .options import parse_precision, strategy_for
@@ -47,8 +48,6 @@ class Optimizer(TorchOptimizer):
 
     fused: FusedStep | None = None
     observers: tuple[StepObserver, ...] = ()
-    #: torch.amp.GradScaler leaves unscaling to :meth:`step`, see loss_scaling.py.
-    _step_supports_amp_scaling: ClassVar[bool] = True
     #: State tensors of the size of the parameter.
     _states: ClassVar[States]
 
@@ -65,6 +64,7 @@ class Optimizer(TorchOptimizer):
         # States that the step being prepared has created: a parameter and a state's name.
         self._created: list[tuple[Tensor, str]] = []
         self._regions = shards.Regions()
+        self._known = Known()
         super().__init__(cast(Any, params), defaults)
 
     # ------------------------------------------------------------------------------ groups
@@ -96,6 +96,7 @@ class Optimizer(TorchOptimizer):
             self.param_groups.pop()
             raise
         self._stored.append(group["precision"])
+        self._known.add(group)
         self._agree_on_seed()
 
     def _agree_on_seed(self) -> None:
@@ -116,7 +117,9 @@ class Optimizer(TorchOptimizer):
         Raises:
             ValueError: An option is out of range, or a group's new precision cannot hold what is
                 stored; nothing was changed.
+            RuntimeError: Parameters have been converted, moved or exchanged meanwhile.
         """
+        self._known.check(self.param_groups, self.state)
         for group in self.param_groups:
             group["precision"] = parse_precision(group["precision"])
             self._check_all_options(group)
@@ -166,6 +169,7 @@ class Optimizer(TorchOptimizer):
         self._created = []
         self._regions = shards.Regions()
         self._seed_is_agreed = True
+        self._known = Known(self.param_groups)
         self._stored = state.get("_stored", [group["precision"] for group in self.param_groups])
         for group in self.param_groups:
             for key in self._options():
@@ -208,6 +212,11 @@ class Optimizer(TorchOptimizer):
 
     # ------------------------------------------------------------------------------ the step
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether ``torch.amp.GradScaler`` leaves unscaling to :meth:`step`."""
+        return self.fused is not None or loss_scaling.is_for_the_step(self.param_groups)
+
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -228,8 +237,10 @@ class Optimizer(TorchOptimizer):
         Raises:
             FloatingPointError: A gradient is not finite and ``nonfinite="raise"``; nothing was
                 updated.
-            RuntimeError: The backend cannot run, and nothing was updated; or a gradient scaler
-                calls this while the step is fused without ``scaler=``.
+            RuntimeError: The backend cannot run, and nothing was updated; or the step is fused, and
+                a gradient scaler calls this that was not passed as ``scaler=``, or the backward
+                passes since the last call are not the ``accumulate=`` of one step, or they did not
+                reach the parameters, because these are no longer the model's.
             ValueError: A gradient is sparse or has a dtype that is no format of subulp; nothing was
                 updated.
         """
@@ -241,8 +252,10 @@ class Optimizer(TorchOptimizer):
             self._create_states()
         elif self.fused is None:
             self._take_step()
-        elif hasattr(self, "grad_scale"):
-            self.fused.check_scaled()
+        else:
+            if hasattr(self, "grad_scale"):
+                self.fused.check_scaled()
+            self.fused.check_step()
         return loss
 
     def _is_dry_run(self) -> bool:
@@ -280,6 +293,11 @@ class Optimizer(TorchOptimizer):
     def _take_step(self) -> None:
         self.check_groups()
         buckets = parameters.buckets_of(self.param_groups)
+        if buckets:
+            self._known.found_gradients()
+        else:
+            self._created.clear()
+            self._known.check_used(self.param_groups, self.state)
         self.begin_step()
         if not self._admits(buckets):
             return

@@ -37,3 +37,6 @@ class FusedStep(Protocol):
 
     def check_scaled(self) -> None:
         """Raise RuntimeError unless it was given the gradient scaler that calls ``step()``."""
+
+    def check_step(self) -> None:
+        """Raise RuntimeError if ``step()`` is called where no step was taken as expected."""

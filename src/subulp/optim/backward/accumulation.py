@@ -24,6 +24,7 @@ class Accumulator(ABC):
     Attributes:
         passes: Backward passes to a step.
         done: Those of the current step that are over.
+        ends: Whether the current pass completes a step; ``None``: by its number.
         revocable: Whether a step can still be skipped once all its gradients are known.
     """
 
@@ -32,15 +33,16 @@ class Accumulator(ABC):
     def __init__(self, passes: int) -> None:
         self.passes = passes
         self.done = 0
+        self.ends: bool | None = None
 
     @property
     def last(self) -> bool:
         """Whether the current pass completes a step."""
-        return self.done == self.passes - 1
+        return self.done == self.passes - 1 if self.ends is None else self.ends
 
     def advance(self) -> None:
         """End a pass."""
-        self.done = (self.done + 1) % self.passes
+        self.done = 0 if self.last else self.done + 1
 
     def reset(self) -> None:
         """Discard all passes since the last step."""

@@ -21,7 +21,7 @@ from .. import loss_scaling, shards
 from ..base import Optimizer
 from ..loss_scaling import ScalerLink
 from ..parameters import Buckets, nonfinite_elsewhere, nonfinite_error, places
-from . import fsdp
+from . import fsdp, outside
 from .accumulation import Accumulator
 from .clipping import Clipping, scaled
 from .kept import KeptGradients, is_reentrant, leaves_of
@@ -56,6 +56,8 @@ class FusedBackward:
         keep_bytes: int,
     ) -> None:
         self.total_norm: Tensor | None = None
+        # Since the last optimizer.step(): backward passes, and the steps that they took.
+        self._passes = self._steps = 0
         self._model, self._optimizer = model, optimizer
         self._sharded_by_fsdp = fsdp.is_in(model)
         self._clipping, self._accumulator = clipping, accumulator
@@ -89,6 +91,7 @@ class FusedBackward:
             )
         optimizer.fused = self
         self._hooks = [_hook(p, self._complete) for p in self._params]
+        outside.watch(self)
 
     # ------------------------------------------------------------------------------ use
 
@@ -98,6 +101,7 @@ class FusedBackward:
         gradient: Tensor | Sequence[Tensor | None] | None = None,
         *,
         retain_graph: bool = False,
+        last: bool | None = None,
     ) -> None:
         """``loss.backward()``, run twice where all gradients must be seen before any steps.
 
@@ -107,16 +111,39 @@ class FusedBackward:
             gradient: The gradient to start from, for a loss that is not a scalar; one for each of
                 several losses (default: ``None``).
             retain_graph: Keep the graph for another backward pass (default: ``False``).
+            last: Whether this pass completes a step, for accumulations that are shorter than
+                ``accumulate=``, as an epoch's last one may be; ``None``: the one that
+                ``accumulate=`` says (default: ``None``).
 
         Raises:
             FloatingPointError: A gradient is not finite and its group's policy is ``"raise"``;
                 nothing was updated.
             RuntimeError: The handle was removed, or ``scaler.update()`` was not called since the
-                last step; nothing was updated.
-            ValueError: ``loss`` is an empty sequence.
+                last step, or a parameter is no longer the model's; nothing was updated.
+            ValueError: ``loss`` is an empty sequence, or ``last=False`` in a pass that completes
+                ``accumulate=``.
         """
         if self._optimizer.fused is not self:
             raise RuntimeError("the handle was removed: fuse again, or call loss.backward()")
+        self._check_model()
+        accumulator = self._accumulator
+        if last is False and accumulator.done >= accumulator.passes - 1:
+            raise ValueError(
+                f"last=False in pass {accumulator.done + 1} of accumulate={accumulator.passes}: "
+                "pass the largest number of passes as accumulate="
+            )
+        accumulator.ends = last
+        try:
+            self._backward(loss, gradient, retain_graph)
+        finally:
+            accumulator.ends = None
+
+    def _backward(
+        self,
+        loss: Tensor | Sequence[Tensor],
+        gradient: Tensor | Sequence[Tensor | None] | None,
+        retain_graph: bool,
+    ) -> None:
         losses = (loss,) if isinstance(loss, Tensor) else tuple(loss)
         if not losses:
             raise ValueError("loss is an empty sequence: pass at least one")
@@ -170,6 +197,7 @@ class FusedBackward:
         self._waiting.clear()
         self._accumulator.release(self._params)
         self._optimizer.fused = None
+        outside.leave(self)
 
     def __enter__(self) -> Self:
         return self
@@ -188,6 +216,74 @@ class FusedBackward:
             raise RuntimeError(
                 "scaler.step(optimizer) while the step is fused: the backward pass has stepped "
                 "with scaled gradients. Pass scaler= to fuse_backward"
+            )
+
+    def check_step(self) -> None:
+        """Raise RuntimeError unless the passes since the last ``step()`` took one step, or none."""
+        self._check_model()
+        for p in self._params:
+            if p.grad is not None:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(p.shape)} has a gradient that no fused step has "
+                    "taken: it was given by hand, or the parameter was changed by model.to() "
+                    "since. Remove the handle, and fuse again"
+                )
+        done, promised = self._accumulator.done, self._accumulator.passes
+        if done:
+            raise RuntimeError(
+                f"optimizer.step() after {done} of accumulate={promised} backward passes: nothing "
+                "has stepped. Pass the number of passes as accumulate=, or call "
+                "handle.backward(loss, last=True) in the last one of a shorter accumulation"
+            )
+        passes, steps = self._passes, self._steps
+        self._passes = self._steps = 0
+        if steps > 1:
+            raise RuntimeError(
+                f"optimizer.step() after {passes} backward passes, which have taken {steps} steps, "
+                f"one every accumulate={promised}: pass accumulate={passes} to fuse_backward, or "
+                "leave optimizer.step() out"
+            )
+
+    # ------------------------------------------------------------------------------- outside
+
+    def owns(self, p: Tensor) -> bool:
+        """Whether a parameter steps in backward passes here."""
+        return id(p) in self._places
+
+    def clipped_norm(
+        self, parameters: list[Tensor], max_norm: float, norm_type: float
+    ) -> Tensor | None:
+        """The norm before clipping, if the last pass has stepped with gradients clipped so."""
+        ours = {id(p) for p in self._params if p.requires_grad}
+        same = (self._clipping.max_norm, self._clipping.norm_type) == (max_norm, norm_type)
+        whole = ours == {id(p) for p in parameters if p.requires_grad}
+        stepped = self._steps > 0 and self._accumulator.done == 0
+        if not (same and whole and stepped) or self.total_norm is None:
+            return None
+        return self.total_norm.clone()
+
+    def clipping_advice(self, max_norm: float) -> str:
+        """What to pass in order to clip by a norm."""
+        own = self._clipping.max_norm
+        if own is None:
+            return f"Pass max_norm={max_norm} to fuse_backward"
+        return (
+            f"The fused step clips all of its parameters together by max_norm={own}: clip those "
+            "by the same norm, or leave this out; the norm is handle.total_norm"
+        )
+
+    def _check_model(self) -> None:
+        """Raise RuntimeError if parameters have been replaced since the step was fused."""
+        if self._sharded_by_fsdp:
+            # FSDP2 puts whole parameters into the modules and back.
+            return
+        there = {id(p) for p in self._model.parameters()}
+        gone = sum(id(p) not in there for p in self._params)
+        if gone:
+            raise RuntimeError(
+                f"{gone} of the {len(self._params)} parameters that step in the backward pass are "
+                "no longer the model's: fully_shard, model.to() or the like has replaced them. "
+                "Do that first, then make the optimizer, then fuse"
             )
 
     # --------------------------------------------------------------------------- passes
@@ -371,7 +467,12 @@ class FusedBackward:
         self._done.clear()
         if self._accumulator.last:
             self._optimizer.end_step()
+        self._count()
         self._accumulator.advance()
+
+    def _count(self) -> None:
+        self._passes += 1
+        self._steps += self._accumulator.last
 
     def _step_largest(self) -> None:
         bucket = self._waiting.pop_largest()
@@ -439,6 +540,7 @@ class FusedBackward:
         if self._scaling is not None:
             self._scaling.report(finite=worst == 0)
         if worst:
+            self._count()
             self._accumulator.reset()
             self._leave_out(bad, worst)
             return False
