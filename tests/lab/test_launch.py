@@ -11,6 +11,8 @@ import psutil
 import pytest
 import torch
 
+from subulp.lab.engine.launched import speaker_of
+
 LM = [
     *("train", "lm", "--precision", "stochastic", "--batch-size", "4", "--context", "8"),
     *("--width", "16", "--layers", "1", "--heads", "2", "--watch-every", "20"),
@@ -163,6 +165,36 @@ def test_another_number_than_torchrun_has_started_is_refused(data):
     code, _, said = ended(begin(*LM, *data, "--ranks", 3, by_torchrun=True))
     assert code == 1  # torchrun's own
     assert said.count("error: ranks=3 and the 2 processes that were started contradict") == 1
+
+
+def test_the_first_rank_speaks_even_if_it_is_late(tmp_path):
+    """The launcher ends it as soon as another one has ended."""
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "time.sleep(5 if os.environ['RANK'] == '0' else 0)\n"
+        "from subulp.lab.cli import main\n"
+        "sys.exit(main(['train', 'lm', '--data', 'missing.txt']))\n"
+    )
+    words = ["-m", *TORCHRUN[:-1], script]
+    result = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert result.stderr.count("error: ") == 1, result.stderr
+    assert "\nerror: " in f"\n{result.stderr}"
+    assert "missing.txt does not exist" in result.stderr
+
+
+def test_a_rank_that_is_alone_with_an_error_speaks(monkeypatch):
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in {**ranks, "TORCHELASTIC_RUN_ID": "none"}.items():
+        monkeypatch.setenv(name, value)
+    assert speaker_of(ValueError("missing")) == "rank 1: "
+    assert waited == [60]
+    assert speaker_of(KeyboardInterrupt()) is None
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert speaker_of(ValueError("missing")) is None
+    assert waited == [60]
 
 
 def test_a_file_of_options_has_them_too(whole, data, tmp_path):

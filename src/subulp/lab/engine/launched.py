@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What ``torchrun`` tells the processes that it starts."""
 
 _NOTE = "on rank "
+# Ranks start together, but on a loaded machine not at the same time.
+_SECONDS_TO_BEGIN = 60
 
 
 class Silent(Exception):  # noqa: N818 - another rank says what is wrong
@@ -59,4 +62,18 @@ def speaker_of(error: BaseException) -> str | None:
     if is_first():
         return ""
     notes = getattr(error, "__notes__", ())
-    return next((f"{n.removeprefix('on ')}: " for n in notes if n.startswith(_NOTE)), None)
+    noted = (f"{n.removeprefix('on ')}: " for n in notes if n.startswith(_NOTE))
+    return next(noted, None) or _speaker_before_all_met(error)
+
+
+def _speaker_before_all_met(error: BaseException) -> str | None:
+    """Wait for the first rank to say what is wrong, which it finds too unless it is here alone.
+
+    Its launcher ends all ranks as soon as one has, and would end the first one before its words.
+    """
+    asked = isinstance(error, KeyboardInterrupt)
+    if asked or _process_group() is not None or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    # Ended by the launcher, in the middle, once the first rank has spoken.
+    time.sleep(_SECONDS_TO_BEGIN)
+    return f"rank {os.environ['RANK']}: "
