@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
         trainer.add_callback(FusedBackwardCallback(trainer))
         trainer.train()
 
-    To what Trainer logs it adds ``descent_quality`` and ``lost_updates``
-    (:func:`subulp.diagnostics.watch`), and beside what Trainer saves it puts the weights in FP32,
-    rebuilt from all their components, as a model for ``from_pretrained``.
+    To what Trainer logs it adds ``descent_quality``, the share of the intended update that the
+    parameters made (1: nothing is lost), and ``lost_updates``, the share of the elements that did
+    not move at all (:class:`subulp.diagnostics.Descent`). Beside what Trainer saves it puts the
+    weights in FP32, rebuilt from all their components, as a model for ``from_pretrained``.
 
     Args:
         trainer: The trainer that it is added to.
@@ -112,9 +114,11 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
         """Add what was measured to a log of training steps."""
         if logs is None or "loss" not in logs or self._watch is None or self._watch.total is None:
             return
+        descent = self._watch.total
+        whole = descent.update_norm
         measured = {
-            "descent_quality": self._watch.effective_descent_quality,
-            "lost_updates": self._watch.lost_arithmetic,
+            "descent_quality": descent.effective_descent_quality / whole if whole else 1.0,
+            "lost_updates": descent.lost_arithmetic,
         }
         logs.update(measured)
         # Trainer has copied it already.
@@ -136,8 +140,18 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
         if not args.should_save:
             return
         checkpoint = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        if checkpoint.is_dir():
-            model.save_pretrained(checkpoint / FULL_PRECISION, state_dict=whole)
+        if not checkpoint.is_dir():
+            return
+        folder = checkpoint / FULL_PRECISION
+        if hasattr(model, "peft_config"):
+            # Of every folder with adapters in a checkpoint, Trainer adds these when it resumes.
+            folder /= "adapter"
+        model.save_pretrained(folder, state_dict=whole)
+        if (folder / "config.json").exists():
+            # It says the model's own dtype, in which from_pretrained would read the weights.
+            config = copy.deepcopy(model.config)
+            config.dtype = torch.float32
+            config.save_pretrained(folder)
 
     # ---------------------------------------------------------------------------- one training
 
