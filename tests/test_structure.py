@@ -30,6 +30,7 @@ THIRD_PARTY = {
     "_last_lr": "torch: schedulers have no other way to change the rate that they print",
     "_replace": "public in spite of its name: namedtuple's fields are the user's",
     "_scaled_mm": "torch: the product of FP8 units",
+    "_should_accumulate": "Lightning: whether a batch completes a step has no public name",
     "_values": "torch: values() refuses a sparse tensor that is not coalesced",
 }
 

@@ -215,7 +215,9 @@ class Optimizer(TorchOptimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether ``torch.amp.GradScaler`` leaves unscaling to :meth:`step`."""
-        return self.fused is not None or loss_scaling.is_for_the_step(self.param_groups)
+        if self.fused is not None:
+            return self.fused.scales
+        return loss_scaling.is_for_the_step(self.param_groups)
 
     @overload
     def step(self, closure: None = None) -> None: ...

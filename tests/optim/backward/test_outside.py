@@ -128,7 +128,17 @@ def test_a_scaler_that_was_not_passed_is_refused():
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(loss_of(model)).backward()
     with pytest.raises(RuntimeError, match="scaler="):
+        scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="scaler="):
         scaler.step(optimizer)
+
+
+def test_the_same_values_as_the_handles_are_clipped():
+    model, _, _ = new(clip_value=0.5)
+    loss_of(model).backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.5)
+    with pytest.raises(RuntimeError, match=r"clip_value=0\.25"):
+        nn.utils.clip_grad_value_(model.parameters(), 0.25)
 
 
 # ----------------------------------------------------------------------------------- accumulation

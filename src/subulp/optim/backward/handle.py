@@ -214,8 +214,8 @@ class FusedBackward:
         """Raise RuntimeError unless the handle was given the scaler that calls ``step()``."""
         if self._scaling is None:
             raise RuntimeError(
-                "scaler.step(optimizer) while the step is fused: the backward pass has stepped "
-                "with scaled gradients. Pass scaler= to fuse_backward"
+                "a gradient scaler and an optimizer whose step is fused: the backward pass has "
+                "stepped with scaled gradients. Pass scaler= to fuse_backward"
             )
 
     def check_step(self) -> None:
@@ -261,6 +261,15 @@ class FusedBackward:
         if not (same and whole and stepped) or self.total_norm is None:
             return None
         return self.total_norm.clone()
+
+    def clips_by_value(self, clip_value: float) -> bool:
+        """Whether every gradient is clipped just like this."""
+        return self._clipping.value == clip_value
+
+    @property
+    def scales(self) -> bool:
+        """Whether gradients of a scaled loss are unscaled here."""
+        return self._scaling is not None
 
     def clipping_advice(self, max_norm: float) -> str:
         """What to pass in order to clip by a norm."""

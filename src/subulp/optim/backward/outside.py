@@ -36,8 +36,14 @@ class Owner(Protocol):
     ) -> Tensor | None:
         """The norm before clipping, if the last step has clipped just like this."""
 
+    def clips_by_value(self, clip_value: float) -> bool:
+        """Whether every step clips just like this."""
+
     def clipping_advice(self, max_norm: float) -> str:
         """What to pass in order to clip by a norm."""
+
+    def check_scaled(self) -> None:
+        """Raise RuntimeError unless it was given the gradient scaler that scales the loss."""
 
 
 _owners: WeakSet[Owner] = WeakSet()
@@ -65,9 +71,9 @@ def leave(owner: Owner) -> None:
 
 def _guards() -> dict[tuple[object, str], Callable[..., Any]]:
     norm = _guarded_norm(clip_grad.clip_grad_norm_)
-    value = _guarded(clip_grad.clip_grad_value_, "clip_grad_value_", "clip_value")
+    value = _guarded_value(clip_grad.clip_grad_value_)
     # Called by clip_grad_norm_ too, also by one that a script has imported by its name before.
-    scaling = _guarded(torch.nn.utils.clip_grads_with_norm_, "clip_grad_norm_", "max_norm")
+    scaling = _guarded_scaling(torch.nn.utils.clip_grads_with_norm_)
     return {
         (clip_grad, "clip_grad_norm_"): norm,
         (torch.nn.utils, "clip_grad_norm_"): norm,
@@ -75,6 +81,7 @@ def _guards() -> dict[tuple[object, str], Callable[..., Any]]:
         (torch.nn.utils, "clip_grad_value_"): value,
         (clip_grad, "_clip_grads_with_norm_"): scaling,
         (torch.nn.utils, "clip_grads_with_norm_"): scaling,
+        (torch.amp.GradScaler, "unscale_"): _guarded_unscaling(torch.amp.GradScaler.unscale_),
         (DistributedDataParallel, "__init__"): _guarded_ddp(DistributedDataParallel.__init__),
     }
 
@@ -110,18 +117,44 @@ def _guarded_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return clip_grad_norm_
 
 
-def _guarded(original: Callable[..., None], name: str, argument: str) -> Callable[..., None]:
+def _guarded_value(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
-    def clip(parameters: Any, limit: float | None = None, *args: Any, **options: Any) -> None:
-        if limit is None:
-            limit = options.pop("clip_value" if argument == "clip_value" else "max_norm")
+    def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **options: Any) -> None:
         if not torch.compiler.is_compiling():
             parameters = _listed(parameters)
-            if _owner_of(parameters) is not None:
-                raise _used(name, f"Pass {argument}={limit} to fuse_backward")
-        original(parameters, limit, *args, **options)
+            owner = _owner_of(parameters)
+            if owner is not None:
+                if owner.clips_by_value(float(clip_value)):
+                    return
+                raise _used("clip_grad_value_", f"Pass clip_value={clip_value} to fuse_backward")
+        original(parameters, clip_value, *args, **options)
 
-    return clip
+    return clip_grad_value_
+
+
+def _guarded_scaling(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def clip_grads_with_norm_(parameters: Any, max_norm: float, *args: Any, **options: Any) -> None:
+        if not torch.compiler.is_compiling():
+            parameters = _listed(parameters)
+            owner = _owner_of(parameters)
+            if owner is not None:
+                raise _used("clip_grad_norm_", owner.clipping_advice(float(max_norm)))
+        original(parameters, max_norm, *args, **options)
+
+    return clip_grads_with_norm_
+
+
+def _guarded_unscaling(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def unscale_(self: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        owner = _owner_of(params) if self.is_enabled() else None
+        if owner is not None:
+            owner.check_scaled()
+        original(self, optimizer)
+
+    return unscale_
 
 
 def _guarded_ddp(original: Callable[..., None]) -> Callable[..., None]:
