@@ -48,7 +48,7 @@ def test_the_ranks_have_the_state_of_the_whole(found):
     weight = "layers.0.feed_forward.w1.weight"
     assert one[weight].dtype == torch.bfloat16
     states = {name.rpartition(".")[2] for name in one if name.startswith(f"state.{weight}.")}
-    assert states == {"step", "exp_avg", "exp_avg_sq", "mantissa_tail"}
+    assert states == {"step", "exp_avg", "exp_avg_sq", "signed_bits"}
     assert one[f"param_groups.{weight}.precision"] == jobs.PRECISION
 
 
