@@ -56,7 +56,9 @@ def train(
         losses.clear()
         for x, y in loader:
             with accelerator.accumulate(model):
-                loss = nn.functional.mse_loss(model(x.to(next(model.parameters()).dtype)).float(), y)
+                loss = nn.functional.mse_loss(
+                    model(x.to(next(model.parameters()).dtype)).float(), y
+                )
                 accelerator.backward(loss)
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 prepared.step()

@@ -15,6 +15,7 @@ from subulp import optim
 from subulp.integrations.accelerate import check, prepare
 
 from . import accelerate_jobs as jobs
+from . import pages
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +158,30 @@ def test_accumulation_with_a_fused_step_is_refused():
     prepare(accelerator, model, optimizer)
 
 
+def test_a_scaler_with_a_fused_step_is_refused():
+    accelerator = jobs.made("plain")
+    accelerator.scaler = torch.amp.GradScaler("cpu")
+    model, optimizer = pair()
+    optim.fuse_backward(model, optimizer)
+    with pytest.raises(ValueError, match=r"accelerator\.scaler scales the loss"):
+        check(accelerator, model, optimizer)
+
+
+def test_who_steps_copies_of_the_weights_is_refused():
+    from accelerate.utils import (  # noqa: PLC0415
+        DistributedType,
+        FullyShardedDataParallelPlugin,
+    )
+
+    accelerator = jobs.made("plain")
+    accelerator.state.distributed_type = DistributedType.DEEPSPEED
+    with pytest.raises(ValueError, match="DEEPSPEED, which keeps FP32 copies of the weights"):
+        prepare(accelerator, *pair())
+    jobs.shard_on_cpu(accelerator, FullyShardedDataParallelPlugin(fsdp_version=1))
+    with pytest.raises(ValueError, match="fsdp_version is 1, whose flat parameters"):
+        check(accelerator, *pair())
+
+
 def test_what_is_prepared_comes_back_in_order():
     accelerator = jobs.made("plain")
     model, optimizer = pair()
@@ -165,3 +190,9 @@ def test_what_is_prepared_comes_back_in_order():
     assert other is model
     assert len(loader) == len(jobs.batches())
     assert prepare(accelerator, jobs.Model()) is not None
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    pages.run("accelerate.md")

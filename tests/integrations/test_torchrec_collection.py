@@ -11,6 +11,8 @@ from torch import Tensor
 
 from subulp import optim
 
+from . import pages
+
 # `make test` installs it without its requirements, which an extra of a package cannot leave out.
 if importlib.util.find_spec("torchrec") is None:
     pytest.skip("torchrec is not installed", allow_module_level=True)
@@ -274,3 +276,9 @@ def test_what_does_not_fit_is_refused():
 
     with pytest.raises(ValueError, match=r"tables share the names \['users'\]"):
         CachedEmbeddingBagCollection(twice)
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    pages.run("torchrec.md")

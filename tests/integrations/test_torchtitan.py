@@ -12,6 +12,7 @@ from torch.multiprocessing import spawn
 
 from subulp import nn, optim
 
+from . import pages
 from . import torchtitan_jobs as jobs
 
 # `make test` installs it without its requirements, which an extra of a package cannot leave out.
@@ -184,6 +185,21 @@ def test_reading_the_state_before_the_first_step_changes_nothing():
     assert all(map(torch.equal, one.parameters(), other.parameters()))
 
 
+def test_stages_of_a_pipeline_draw_as_the_whole():
+    whole, apart = model(), model()
+    stages = [torch.nn.Sequential(), torch.nn.Sequential()]
+    for stage, name in zip(stages, "02", strict=True):
+        stage.add_module(name, apart.get_submodule(name))
+    options = {"precision": "stochastic", "seed": 9}
+    from subulp.integrations.torchtitan import adamw  # noqa: PLC0415
+
+    train(whole, adamw(lr=1e-2, **options).build(model_parts=[whole]))
+    container = adamw(lr=1e-2, **options).build(model_parts=stages)
+    assert len(container) == 2
+    train(apart, container)
+    assert all(map(torch.equal, whole.parameters(), apart.parameters()))
+
+
 def test_what_would_be_ignored_is_refused():
     from torchtitan.components.optimizer import ParamGroupConfig  # noqa: PLC0415
 
@@ -303,3 +319,9 @@ def test_what_cannot_be_mixed_is_refused():
         layer = convert().build().get_submodule("layers.0.attention.wo")
     with pytest.raises(ValueError, match="tensor_parallel_degree > 1 divides the operands"):
         layer.parallelize(Tensors())
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    pages.run("torchtitan.md")
