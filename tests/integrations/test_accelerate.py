@@ -177,6 +177,7 @@ def test_who_steps_copies_of_the_weights_is_refused():
     accelerator.state.distributed_type = DistributedType.DEEPSPEED
     with pytest.raises(ValueError, match="DEEPSPEED, which keeps FP32 copies of the weights"):
         prepare(accelerator, *pair())
+    accelerator = jobs.made("plain")
     jobs.shard_on_cpu(accelerator, FullyShardedDataParallelPlugin(fsdp_version=1))
     with pytest.raises(ValueError, match="fsdp_version is 1, whose flat parameters"):
         check(accelerator, *pair())
