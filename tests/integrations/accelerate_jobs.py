@@ -188,9 +188,9 @@ def refusals() -> dict[str, str]:
     note("states lost", check, accelerator, model, optimizer)
 
     accelerator = made("ddp")
-    model, optimizer = pair()
-    optim.fuse_backward(model, optimizer)
-    note("fused under ddp", prepare, accelerator, model, optimizer)
+    model, optimizer = prepare(accelerator, *pair())
+    optim.fuse_backward(accelerator.unwrap_model(model), optimizer.optimizer)
+    note("fused under ddp", check, accelerator, model, optimizer)
     os.environ["ACCELERATE_USE_FSDP"] = "true"
     note("not sharded", prepare, made("ddp"), *pair())
     del os.environ["ACCELERATE_USE_FSDP"]
