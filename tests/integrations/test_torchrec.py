@@ -112,9 +112,10 @@ def test_what_cannot_be_sharded_is_refused():
     )
 
     from subulp.integrations import torchrec as ours  # noqa: PLC0415
+    from subulp.integrations.torchrec import collection, sharding  # noqa: PLC0415
 
     with pytest.raises(ValueError, match="the plan shards 'a' as 'data_parallel'"):
-        ours.placement_of("a", ParameterSharding("data_parallel", "dense"))
+        sharding.placement_of("a", ParameterSharding("data_parallel", "dense"))
     configs = [
         EmbeddingBagConfig(
             name=str(kind), num_embeddings=9, embedding_dim=4, feature_names=["f"], pooling=kind
@@ -122,6 +123,6 @@ def test_what_cannot_be_sharded_is_refused():
         for kind in (PoolingType.SUM, PoolingType.MEAN)
     ]
     with pytest.raises(ValueError, match="pool by sum and by mean"):
-        ours.mode_of(configs)
+        collection.mode_of(configs)
     with pytest.raises(ValueError, match="storage='int3' is unknown"):
         ours.CachedEmbeddingSharder(storage="int3").config(configs[0])

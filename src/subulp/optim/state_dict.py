@@ -77,7 +77,9 @@ def restore_components(
             given = unpacked(value, width, _row_major(p)) if is_packed(value, p, width) else value
             component = shards.placed_like(p, given.detach()).to(device, copy=True)
             held[name] = packed(component, width, part) if width else in_layout_of(component, part)
-        states[p].update(shown(p, held))
+        if held:
+            # An empty entry would pass for states, and outlive a parameter that is replaced.
+            states[p].update(shown(p, held))
 
 
 def check_state_dict(expected: Expected, groups: Groups, state_dict: dict[str, Any]) -> None:

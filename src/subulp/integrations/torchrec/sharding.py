@@ -40,7 +40,7 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     get_embedding_names_by_table,
@@ -49,13 +49,14 @@ from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from ..nn.cached_embedding_bag import Mode, bag_configs
-from ..nn.cached_lookup import CachedLookup
-from ..nn.cached_table import EmbeddingTable
-from ..nn.placement import ColumnWise, PlacedPart, Placement, RowWise, TableWise
-from ..nn.sharded_embedding_bags import ShardedCachedEmbeddingBags, Wire
-from ..optim.rows.adagrad import RowAdagrad
-from ..optim.rows.base import RowOptimizer
+from ...nn.cached_embedding_bag import bag_configs
+from ...nn.cached_lookup import CachedLookup
+from ...nn.cached_table import EmbeddingTable
+from ...nn.placement import ColumnWise, PlacedPart, Placement, RowWise, TableWise
+from ...nn.sharded_embedding_bags import ShardedCachedEmbeddingBags, Wire
+from ...optim.rows.adagrad import RowAdagrad
+from ...optim.rows.base import RowOptimizer
+from .collection import in_order, mode_of
 
 _TYPES = (
     ShardingType.TABLE_WISE.value,
@@ -284,16 +285,10 @@ class ShardedCachedEmbeddingBagCollection(ShardedModule, FusedOptimizerModule): 
         """The sums of this rank's bags.
 
         Raises:
-            ValueError: Features are missing, or keys have batches of different sizes.
+            ValueError: Features are missing, keys have batches of different sizes, or the batch has
+                inverse indices.
         """
-        features = dist_input
-        if features.variable_stride_per_key():
-            raise ValueError("the keys have batches of different sizes: give all keys the same")
-        found = features.keys()
-        if missing := [name for name in self._features if name not in found]:
-            raise ValueError(f"the features {missing} are missing: the batch has {found}")
-        if found != self._features:
-            features = features.permute([found.index(name) for name in self._features])
+        features = in_order(dist_input, self._features)
         out: Tensor = self.bags(
             features.values(),
             features.lengths(),
@@ -387,20 +382,6 @@ class KeyedRowOptimizer(KeyedOptimizer):  # type: ignore[misc]
         """Do nothing: rows have no gradients."""
 
 
-def mode_of(configs: list[EmbeddingBagConfig]) -> Mode:
-    """How the tables pool.
-
-    Raises:
-        ValueError: Not all alike.
-    """
-    kinds = {config.pooling for config in configs}
-    if len(kinds) > 1:
-        raise ValueError(
-            "tables of one EmbeddingBagCollection pool by sum and by mean: make one for each"
-        )
-    return "sum" if kinds == {PoolingType.SUM} else "mean"
-
-
 def placement_of(name: str, plan: ParameterSharding) -> Placement:
     """Where a plan places a table.
 
@@ -416,11 +397,3 @@ def placement_of(name: str, plan: ParameterSharding) -> Placement:
         widths = tuple(shard.shard_sizes[1] for shard in plan.sharding_spec.shards)
         return ColumnWise(widths, tuple(ranks))
     raise ValueError(f"the plan shards {name!r} as {kind!r}: this sharder has {', '.join(_TYPES)}")
-
-
-__all__ = [
-    "CachedEmbeddingSharder",
-    "CachedStorageEstimator",
-    "KeyedRowOptimizer",
-    "ShardedCachedEmbeddingBagCollection",
-]
