@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-import pytest
-
 from .run import table
-
-# `make test` installs it without its requirements, which an extra of a package cannot leave out.
-if importlib.util.find_spec("torchrec") is None:
-    pytest.skip("torchrec is not installed", allow_module_level=True)
 
 
 def test_narrow_tables_learn_as_wide_ones() -> None:

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-import pytest
-
 from .run import table
-
-# `make test` installs it without its requirements, which an extra of a package cannot leave out.
-if importlib.util.find_spec("torchtitan") is None:
-    pytest.skip("torchtitan is not installed", allow_module_level=True)
 
 
 def test_the_losses_are_alike_at_their_bytes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -13,10 +12,6 @@ from torch.multiprocessing import spawn
 from subulp import nn, optim
 
 from . import torchrec_jobs as jobs
-
-# `make test` installs it without its requirements, which an extra of a package cannot leave out.
-if importlib.util.find_spec("torchrec") is None:
-    pytest.skip("torchrec is not installed", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -12,10 +11,6 @@ from torch import Tensor
 from subulp import optim
 
 from . import pages
-
-# `make test` installs it without its requirements, which an extra of a package cannot leave out.
-if importlib.util.find_spec("torchrec") is None:
-    pytest.skip("torchrec is not installed", allow_module_level=True)
 
 ROWS = {"users": 1200, "shops": 1031}
 SHARED = {"users": ["user", "friend"], "shops": ["shop", "user"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from typing import Any
 
@@ -14,10 +13,6 @@ from subulp import nn, optim
 
 from . import pages
 from . import torchtitan_jobs as jobs
-
-# `make test` installs it without its requirements, which an extra of a package cannot leave out.
-if importlib.util.find_spec("torchtitan") is None:
-    pytest.skip("torchtitan is not installed", allow_module_level=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
