@@ -1,5 +1,6 @@
 """Optimizers of dense parameters, with a choice of how parameters and states are stored."""
 
+from . import torch_guard  # noqa: F401
 from .adam import Adam, AdamW
 from .backward import FusedBackward, fuse_backward
 from .options import ExtraBits, parse_precision
