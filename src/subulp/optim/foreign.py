@@ -78,19 +78,21 @@ def options_of(
             raise _error(number, "decouple_lr=True, a weight decay that does not follow lr")
     elif "t_alpha" in saved or "alpha" in saved or _is_bitsandbytes_sgd(saved):
         reader = _read_bitsandbytes
+        # Its Adam decays as its AdamW does.
+        given["decouple_wd"] = not _is_bitsandbytes_sgd(saved)
         if momentum and _is_bitsandbytes_sgd(saved):
             given |= {"momentum": saved["betas"][0], "dampening": 0.0, "nesterov": False}
             del given["betas"], given["eps"]
     elif not momentum and "amsgrad" not in saved:
-        raise _stranger(expected, number, saved)
+        raise stranger(expected, number, saved)
     given.setdefault("maximize", False)
     needed = expected.options - {"precision", "arithmetic", "nonfinite", "seed", "skipped_steps"}
     strange = {"betas", "eps", "momentum", "dampening"} - needed
     if not needed <= set(given) or strange & set(given):
-        raise _stranger(expected, number, saved)
+        raise stranger(expected, number, saved)
     if saved.get("amsgrad"):
         raise _error(number, "amsgrad=True, whose largest second moments no precision here keeps")
-    decoupled = saved.get("decoupled_weight_decay", saved.get("decouple_wd", expected.decoupled))
+    decoupled = given.get("decoupled_weight_decay", given.get("decouple_wd", expected.decoupled))
     if bool(decoupled) != expected.decoupled and saved["weight_decay"]:
         theirs = "decoupled from" if decoupled else "added to"
         raise _error(
@@ -114,7 +116,8 @@ def _is_bitsandbytes_sgd(saved: dict[str, Any]) -> bool:
     )
 
 
-def _stranger(expected: Expected, number: int, saved: dict[str, Any]) -> ValueError:
+def stranger(expected: Expected, number: int, saved: dict[str, Any]) -> ValueError:
+    """The error for a group that another algorithm saved."""
     options = sorted(set(saved) - {"params", "param_names"})
     return ValueError(
         f"group {number} of state_dict has the options {options}: another algorithm than "
@@ -138,7 +141,7 @@ def _read_torch(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Carr
     found = {name: value for name, value in state.items() if value is not None}
     moments = {name: wide(name, p, value) for name, value in found.items() if name != "step"}
     # SGD counts no steps there, and its buffer has begun.
-    return Carried(number(found.get("step", 1.0)), moments)
+    return Carried(number(found.get("step", 1.0 if moments else 0.0)), moments)
 
 
 def _read_bitsandbytes(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Carried:

@@ -64,6 +64,8 @@ def converted(
     known = places(groups)
     for i, (group, saved) in enumerate(zip(groups, given["param_groups"], strict=True)):
         own = set(saved) >= _OWN
+        if own and not expected.options <= set(saved):
+            raise foreign.stranger(expected, i, saved)
         if own:
             options, reader = dict(saved), _reader_of_ours(expected)
         else:
@@ -76,11 +78,14 @@ def converted(
             state = given["state"].get(index)
             if not state:
                 continue
+            strategy = strategy_for(group["precision"], p.dtype)
+            if own and _is_stored_alike(saved, strategy, p, state, expected.states):
+                states[index] = state
+                continue
             carried = reader(saved, p, state)
             _check_names(expected, p, carried)
-            if not carried.moments and carried.weight is None and carried.rest is None and not own:
+            if not (own or carried.moments or carried.step):
                 continue
-            strategy = strategy_for(group["precision"], p.dtype)
             value, stored = _stored(
                 strategy, p, carried, expected.states, seed=new["seed"], stream=known[id(p)].stream
             )
@@ -119,6 +124,20 @@ def _arranged(groups: Groups, given: Mapping[str, Any]) -> dict[str, Any]:
     for each, group in zip(arranged, groups, strict=True):
         each["param_names"] = list(group["param_names"])
     return result | {"param_groups": arranged}
+
+
+def _is_stored_alike(
+    saved: dict[str, Any], strategy: Strategy, p: Tensor, state: dict[str, Any], states: States
+) -> bool:
+    """Whether nothing is to be converted: what was encoded twice might have other components."""
+    try:
+        before = strategy_for(saved["precision"], p.dtype)
+    except ValueError:
+        return False
+    fake = torch.empty(p.shape, dtype=p.dtype, device="meta")
+    new = {name: value.dtype for name, value in new_state(strategy, fake, states).items()}
+    dtypes = {n: getattr(value, "dtype", None) for n, value in state.items() if n != strategy.words_name}
+    return before == strategy and dtypes.items() <= new.items()
 
 
 def _check_names(expected: Expected, p: Tensor, carried: Carried) -> None:
