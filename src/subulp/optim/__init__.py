@@ -2,6 +2,7 @@
 
 from . import torch_guard  # noqa: F401
 from .adam import Adam, AdamW
+from .average import AveragedModel
 from .backward import FusedBackward, fuse_backward
 from .options import ExtraBits, parse_precision
 from .rows import RowAdagrad, RowSGD
@@ -11,6 +12,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "AveragedModel",
     "ExtraBits",
     "FusedBackward",
     "RowAdagrad",

@@ -136,7 +136,9 @@ def _is_stored_alike(
         return False
     fake = torch.empty(p.shape, dtype=p.dtype, device="meta")
     new = {name: value.dtype for name, value in new_state(strategy, fake, states).items()}
-    dtypes = {n: getattr(value, "dtype", None) for n, value in state.items() if n != strategy.words_name}
+    dtypes = {
+        n: getattr(value, "dtype", None) for n, value in state.items() if n != strategy.words_name
+    }
     return before == strategy and dtypes.items() <= new.items()
 
 
