@@ -113,6 +113,8 @@ def test_wrong_ones_are_refused():
         ),
         (lion, optim.AdamW(params), "another algorithm than AdamW"),
         (lion, optim.SGD(params, momentum=0.9), "another algorithm than SGD"),
+        (Run(params, optimi.Adan(params, lr=1e-3)), optim.AdamW(params), "prev_grad.*another"),
+        (Run(params, bnb.optim.LAMB(params, lr=1e-3)), optim.AdamW(params), "norms of updates"),
         (rms, optim.SGD(params, momentum=0.9), "another algorithm than SGD"),
         (Run(params, optimi.SGD(params, **MOMENTUM)), optim.AdamW(params), "another algorithm"),
     ]

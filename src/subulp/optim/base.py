@@ -167,9 +167,12 @@ class Optimizer(TorchOptimizer):
             group: Number of the group to change (default: ``None``, all).
 
         Raises:
-            ValueError: A parameter cannot have it; nothing was changed.
+            ValueError: A parameter cannot have it, or there is no such group; nothing was changed.
         """
         self.check_groups()
+        count = len(self.param_groups)
+        if group is not None and not 0 <= group < count:
+            raise ValueError(f"group={group} is out of range: there are {count}, from 0")
         chosen = self.param_groups if group is None else [self.param_groups[group]]
         before = [each["precision"] for each in self.param_groups]
         name = parse_precision(precision)

@@ -68,14 +68,16 @@ def options_of(
     momentum = "momentum" in expected.options
     if "decouple_lr" in saved:
         reader = _read_optimi
-        if "beta1" in saved:
+        if {"beta1", "beta2"} <= saved.keys():
             given["betas"] = (saved["beta1"], saved["beta2"])
         if momentum and "dampening" in saved:
             # There a flag: the gradient enters by 1 - momentum.
-            given["dampening"] = saved["momentum"] if saved["dampening"] else 0.0
+            given["dampening"] = saved.get("momentum") if saved["dampening"] else 0.0
             given.setdefault("nesterov", False)
-        if saved["decouple_lr"] and saved["weight_decay"]:
-            raise _error(number, "decouple_lr=True, a weight decay that does not follow lr")
+        if saved["decouple_lr"] and saved.get("weight_decay"):
+            raise _error(
+                f"in group {number} decouple_lr=True, a weight decay that does not follow lr"
+            )
     elif "t_alpha" in saved or "alpha" in saved or _is_bitsandbytes_sgd(saved):
         reader = _read_bitsandbytes
         # Its Adam decays as its AdamW does.
@@ -91,14 +93,15 @@ def options_of(
     if not needed <= set(given) or strange & set(given):
         raise stranger(expected, number, saved)
     if saved.get("amsgrad"):
-        raise _error(number, "amsgrad=True, whose largest second moments no precision here keeps")
+        raise _error(
+            f"in group {number} amsgrad=True, whose largest second moments no precision here keeps"
+        )
     decoupled = given.get("decoupled_weight_decay", given.get("decouple_wd", expected.decoupled))
     if bool(decoupled) != expected.decoupled and saved["weight_decay"]:
         theirs = "decoupled from" if decoupled else "added to"
         raise _error(
-            number,
-            f"weight_decay={saved['weight_decay']} {theirs} the gradient, unlike subulp's "
-            f"{expected.optimizer}",
+            f"in group {number} weight_decay={saved['weight_decay']} {theirs} the gradient, unlike "
+            f"subulp's {expected.optimizer}"
         )
     return {name: value for name, value in given.items() if name not in _NOT_TAKEN}, reader
 
@@ -126,10 +129,10 @@ def stranger(expected: Expected, number: int, saved: dict[str, Any]) -> ValueErr
     )
 
 
-def _error(number: int, what: str) -> ValueError:
+def _error(what: str) -> ValueError:
     return ValueError(
-        f"group {number} of state_dict has {what}: it cannot be carried over. Load the weights "
-        "alone, with load_full_precision_state_dict"
+        f"state_dict has {what}: it cannot be carried over. Load the weights alone, with "
+        "load_full_precision_state_dict"
     )
 
 
@@ -146,6 +149,8 @@ def _read_torch(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Carr
 
 def _read_bitsandbytes(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Carried:
     found = state | state.get(_BITSANDBYTES, {})
+    if "unorm_vec" in found:
+        raise _error("norms of updates (max_unorm, LAMB, LARS)")
     pairs = {"1": "exp_avg" if "state2" in found else "momentum_buffer", "2": "exp_avg_sq"}
     moments = {}
     for key, name in pairs.items():
@@ -173,6 +178,9 @@ def _dequantized(name: str, codes: Tensor, table: Tensor, largest: Tensor) -> Te
 
 def _read_optimi(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Carried:
     """torch-optimi's, whose moments are debiased as they are stored."""
+    unknown = sorted(set(state) - {"step", "exp_avg", "exp_avg_sq", "kahan_comp"})
+    if unknown:
+        raise _error(f"{unknown} for a parameter, another algorithm's")
     steps = number(state["step"] if "step" in state else group.get("step", 1.0))
     rest = state.get("kahan_comp")
     if isinstance(rest, Tensor) and (rest.dtype == torch.uint8 or rest.shape != p.shape):

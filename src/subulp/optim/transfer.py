@@ -27,7 +27,7 @@ from .components import (
 from .foreign import Carried
 from .options import strategy_for
 from .parameters import places
-from .state_dict import Expected, Groups, check_form, is_packed
+from .state_dict import Expected, Groups, check_form, is_packed, kind
 
 _OWN = frozenset(("precision", "arithmetic"))
 _TORCH_DEFAULTS = {"foreach": None, "fused": None, "differentiable": False}
@@ -78,6 +78,11 @@ def converted(
             state = given["state"].get(index)
             if not state:
                 continue
+            if not isinstance(state, dict):
+                raise ValueError(
+                    f"state_dict has {kind(state)} as the state of parameter {index!r}, expected "
+                    "names and tensors"
+                )
             strategy = strategy_for(group["precision"], p.dtype)
             if own and _is_stored_alike(saved, strategy, p, state, expected.states):
                 states[index] = state
