@@ -36,6 +36,6 @@ def test_states_move_on_every_mesh(ranks):
     expected = {case: moved.move(case, None) for case in moved.CASES}
     for found in ranks.run(2, moved.move_all, 2):
         for case in moved.CASES:
-            for layout in sharded.LAYOUTS[2]:
+            for layout in sharded.LAYOUTS[2][:2]:
                 for a, b in zip(found[f"{case} {layout}"], expected[case], strict=True):
                     assert torch.equal(a.view(b.dtype), b), (case, layout)

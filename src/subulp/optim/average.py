@@ -107,7 +107,7 @@ class AveragedModel(nn.Module):
             strategy = self._strategy(name, p)
             extra = storage.new_extra(strategy, shards.local(p.detach()))
             if extra is not None:
-                self.beside.register_buffer(_key(strategy, name), extra)
+                self.beside.register_buffer(_key(strategy, name), shards.part_of(p, extra))
 
     def _strategy(self, name: str, p: Tensor) -> Strategy:
         if p.dtype == torch.float32:
@@ -212,7 +212,7 @@ class AveragedModel(nn.Module):
         return storage.decode_parameter(strategy, part, self._extra(strategy, name))
 
     def _extra(self, strategy: Strategy, name: str) -> Tensor:
-        return self.beside.get_buffer(_key(strategy, name))
+        return shards.local(self.beside.get_buffer(_key(strategy, name)))
 
     def _store(self, strategy: Strategy, name: str, p: Tensor, wide: Tensor, *, step: int) -> None:
         part = shards.local(p.detach())

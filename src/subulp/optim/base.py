@@ -180,6 +180,8 @@ class Optimizer(TorchOptimizer):
             each["precision"] = name
         try:
             self._check_options_of_groups()
+            # Before ranks draw the bits that round extra bits.
+            self._agree_on_seed()
             self._convert(lossy=True)
         except Exception:
             for each, old in zip(self.param_groups, before, strict=True):

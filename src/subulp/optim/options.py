@@ -59,7 +59,7 @@ class ExtraBits:
 AUTO = "auto"
 """``"fp32"`` for FP32 parameters, ``"collage-plus"`` for narrow ones."""
 
-Precision = str | ExtraBits | Mapping[torch.dtype, "str | ExtraBits"]
+Precision = str | ExtraBits | Mapping[torch.dtype, str | ExtraBits]
 """A precision for all parameters of a group, or one for those of each dtype."""
 
 

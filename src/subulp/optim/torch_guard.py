@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .torch_optimizer import TorchOptimizer
-
 _OURS = {"precision", "arithmetic"}
+_TORCHS = (
+    *(torch.optim.Adam, torch.optim.SGD, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.ASGD),
+    *(torch.optim.RMSprop, torch.optim.Rprop),
+)
+"""AdamW is a subclass of Adam."""
 
 
 def refuse_components(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -25,7 +29,8 @@ def refuse_components(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) 
     Raises:
         RuntimeError: A state dict of subulp's was loaded.
     """
-    if isinstance(optimizer, TorchOptimizer):
+    # Not those of others, which may wrap one of subulp's and show its groups.
+    if not isinstance(optimizer, _TORCHS):
         return
     for group in optimizer.param_groups:
         if group.keys() >= _OURS:
