@@ -359,6 +359,14 @@ def saved_by(cls, options, change=lambda d: None):
     return make
 
 
+def ours_with(change):
+    state_dict = copy.deepcopy(
+        Case("adamw", "master", BF16).fresh([(6, 7), (33,)]).train(1).optimizer.state_dict()
+    )
+    change(state_dict)
+    return state_dict
+
+
 ADAMW, SGD = torch.optim.AdamW, torch.optim.SGD
 REFUSED = {
     "amsgrad": (saved_by(ADAMW, {"amsgrad": True}), "amsgrad=True.*weights alone"),
@@ -389,6 +397,26 @@ REFUSED = {
     "a step that is none": (
         saved_by(ADAMW, {}, lambda d: d["state"][1].update(step="3")),
         "step in state_dict is '3', expected a number",
+    ),
+    "a number of ours that is none": (
+        lambda: ours_with(lambda d: d["state"][1].update(step=None)),
+        "step in state_dict is None, expected a number",
+    ),
+    "no number of ours": (
+        lambda: ours_with(lambda d: d["state"][1].pop("step")),
+        "step in state_dict is None, expected a number",
+    ),
+    "an unknown precision of ours": (
+        lambda: ours_with(lambda d: d["param_groups"][0].update(precision="x")),
+        "precision='x' is unknown",
+    ),
+    "a tensor of ours that is none": (
+        lambda: ours_with(lambda d: d["state"][1].update(master=None)),
+        "master in state_dict is None, expected a tensor",
+    ),
+    "a number for a state": (
+        saved_by(ADAMW, {}, lambda d: d["state"].update({1: 3})),
+        "state_dict has 3 as the state of parameter 1",
     ),
     "fewer parameters": (
         saved_by(ADAMW, {}, lambda d: d["param_groups"][0]["params"].pop()),

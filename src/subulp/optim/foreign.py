@@ -144,7 +144,7 @@ def _read_torch(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Carr
     found = {name: value for name, value in state.items() if value is not None}
     moments = {name: wide(name, p, value) for name, value in found.items() if name != "step"}
     # SGD counts no steps there, and its buffer has begun.
-    return Carried(number(found.get("step", 1.0 if moments else 0.0)), moments)
+    return Carried(number("step", found.get("step", 1.0 if moments else 0.0)), moments)
 
 
 def _read_bitsandbytes(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Carried:
@@ -159,7 +159,7 @@ def _read_bitsandbytes(group: dict[str, Any], p: Tensor, state: dict[str, Any]) 
             value = _dequantized(name, value, found[f"qmap{key}"], found[f"absmax{key}"])
         if value is not None:
             moments[name] = wide(name, p, value)
-    return Carried(number(found.get("step", 1.0)), moments)
+    return Carried(number("step", found.get("step", 1.0)), moments)
 
 
 def _dequantized(name: str, codes: Tensor, table: Tensor, largest: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def _read_optimi(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Car
     unknown = sorted(set(state) - {"step", "exp_avg", "exp_avg_sq", "kahan_comp"})
     if unknown:
         raise _error(f"{unknown} for a parameter, another algorithm's")
-    steps = number(state["step"] if "step" in state else group.get("step", 1.0))
+    steps = number("step", state["step"] if "step" in state else group.get("step", 1.0))
     rest = state.get("kahan_comp")
     if isinstance(rest, Tensor) and (rest.dtype == torch.uint8 or rest.shape != p.shape):
         # Triton's placeholder.
@@ -198,13 +198,13 @@ def _read_optimi(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Car
 # --------------------------------------------------------------------------------------- values
 
 
-def number(value: object) -> float:
-    """A step count: a number, or a tensor of one."""
+def number(name: str, value: object) -> float:
+    """A number, or a tensor of one; ``name`` is what errors call it."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(shards.whole(value).detach().reshape(()).item())
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    raise ValueError(f"step in state_dict is {kind(value)}, expected a number of steps")
+    raise ValueError(f"{name} in state_dict is {kind(value)}, expected a number")
 
 
 def wide(name: str, p: Tensor, value: object) -> Tensor:

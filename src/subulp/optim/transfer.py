@@ -15,7 +15,6 @@ from ..ops.step.job import largest, state_scales
 from ..ops.strategy import Strategy
 from . import foreign, shards
 from .components import (
-    SCALAR_STATES,
     States,
     new_state,
     packed,
@@ -25,7 +24,7 @@ from .components import (
     wide_value,
 )
 from .foreign import Carried
-from .options import strategy_for
+from .options import parse_precision, strategy_for
 from .parameters import places
 from .state_dict import Expected, Groups, check_form, is_packed, kind
 
@@ -67,6 +66,7 @@ def converted(
         if own and not expected.options <= set(saved):
             raise foreign.stranger(expected, i, saved)
         if own:
+            parse_precision(saved["precision"])
             options, reader = dict(saved), _reader_of_ours(expected)
         else:
             options, reader = foreign.options_of(expected, i, saved)
@@ -164,8 +164,9 @@ def _reader_of_ours(expected: Expected) -> foreign.Reader:
     """Reads what an optimizer of ours saved in any precision."""
 
     def read(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Carried:
-        scalars = {n: shards.whole(state[n]).detach() for n in SCALAR_STATES if n in state}
-        amax = scalars.get("gradient_amax")
+        step, amax = foreign.number("step", state.get("step")), None
+        if "gradient_amax" in state:
+            amax = torch.tensor(foreign.number("gradient_amax", state["gradient_amax"]))
         scales = _scales(amax, expected.states)
         moments = {}
         for (name, role), scale in zip(expected.states, scales, strict=True):
@@ -177,7 +178,6 @@ def _reader_of_ours(expected: Expected) -> foreign.Reader:
                 None if low is None else foreign.wide(f"{name}_low", p, low),
                 1.0 / scale,
             )
-        step = foreign.number(scalars.get("step"))
         return Carried(step, moments, weight=_saved_weight(group, p, state), amax=amax)
 
     return read
@@ -199,9 +199,11 @@ def _saved_weight(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Te
     """
     part = shards.local(p).detach()
     own = part.to(torch.float32)
-    rest = next((state[n] for n in ("parameter_low", "compensation") if n in state), None)
-    if rest is not None:
-        return with_rest(part, shards.placed_like(p, rest.detach()).to(p.device))
+    for name in ("parameter_low", "compensation"):
+        if name in state:
+            # In FP32 only to be checked: its dtype is the one that the parameter had.
+            foreign.wide(name, p, state[name])
+            return with_rest(part, shards.placed_like(p, state[name].detach()).to(p.device))
     if "master" in state:
         master = foreign.wide("master", p, state["master"])
         heads = (master.to(dtype) for dtype in (torch.bfloat16, torch.float16))
@@ -233,6 +235,7 @@ def _with_bits(name: str, group: dict[str, Any], p: Tensor, saved: Tensor) -> Te
     width = strategy.tail_width
     if is_packed(saved, p, width):
         saved = unpacked(saved, width, torch.empty(p.shape, device="meta"))
+    foreign.wide(name, p, saved)
     tails = shards.placed_like(p, saved.detach()).to(p.device)
     if halves:
         held = {name: packed(tails, width, part)}
