@@ -93,10 +93,10 @@ OPTIONS = {
     ),
     "amsgrad": (adamw(amsgrad=True), "amsgrad=True is not available for subulp's AdamW"),
     "capturable": (adamw(capturable=True), "capturable=True is not available"),
-    "foreach": (sgd(foreach=True), "foreach=True is not available for subulp's SGD"),
-    "fused": (
-        sgd(fused=True),
-        "fused=True is not available for subulp's SGD, whose step is always",
+    "foreach": (sgd(foreach="all"), "foreach='all' is not available for subulp's SGD"),
+    "differentiable": (
+        sgd(differentiable=True),
+        "differentiable=True is not available for subulp's SGD, whose step is always",
     ),
     "arithmetic": (adamw(arithmetic="x"), "arithmetic='x' is unknown: use 'wide' or 'strict'"),
     "nonfinite": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.optim import sharded
+from tests.optim import moved, sharded
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -29,3 +29,13 @@ def check_bits(ranks, count):
                 pairs = zip(found[f"{case} {layout}"], expected[case], strict=True)
                 for i, (a, b) in enumerate(pairs):
                     assert torch.equal(a, b), (case, layout, i)
+
+
+def test_states_move_on_every_mesh(ranks):
+    """From torch, between precisions, into averages, and back: the bits of one process."""
+    expected = {case: moved.move(case, None) for case in moved.CASES}
+    for found in ranks.run(2, moved.move_all, 2):
+        for case in moved.CASES:
+            for layout in sharded.LAYOUTS[2][:2]:
+                for a, b in zip(found[f"{case} {layout}"], expected[case], strict=True):
+                    assert torch.equal(a.view(b.dtype), b), (case, layout)

@@ -145,7 +145,7 @@ class Strategy:
         raise ValueError(
             f"precision={self.name!r} is not available for a parameter of dtype {dtype}: it needs "
             f"{have}. "
-            + (f"For this dtype use one of: {others}." if others else "Convert the model first.")
+            + (f"For this dtype use one of: {others}." if others else _WAYS_OUT.get(dtype, _ANY))
         )
 
 
@@ -157,6 +157,14 @@ _EXTRA: dict[WeightKind, tuple[str, torch.dtype | None]] = {
     "extra-bits": ("extra_bits", torch.int32),
     # Another name, so that a state dict of the one is not read as the other.
     "signed-bits": ("signed_bits", torch.int32),
+}
+
+_ANY = "Convert the model first."
+_WAYS_OUT = {
+    torch.float64: "Convert the model first, with model.float(), or give its FP64 parameters to an "
+    "optimizer of torch.optim.",
+    torch.float8_e5m2: "Convert the model first, to float8_e4m3fn: two mantissa bits are for "
+    "gradients and states.",
 }
 
 TABLE = (

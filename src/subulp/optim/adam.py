@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from ..ops import adam as op
 from ..ops.adam import reference
 from ..ops.step.job import StepJob
 from .base import Optimizer
+from .choices import PrecisionChoice
 from .options import (
     AUTO,
     Arithmetic,
-    ExtraBits,
     NonFinite,
     check_number,
     check_rate,
@@ -45,7 +45,6 @@ class Adam(Optimizer):
     _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
     _op = "adam"
     _make_job = staticmethod(op.make_job)
-    _decoupled: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        precision: str | ExtraBits = AUTO,
+        precision: PrecisionChoice = AUTO,
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,
@@ -189,6 +188,11 @@ class AdamW(Adam):
 
             ``float8_e4m3fn`` parameters can have nearest (4), stochastic (4), collage-light (5) and
             collage-plus (6).
+
+            Or one for each dtype, ``{torch.bfloat16: "collage-light", torch.float32: "fp32"}``; for
+            patterns of the names of named parameters, ``{"*norm*": "fp32", "*": "master"}``, the
+            first that matches; or a function of name and parameter. The last two make of each
+            group one for each precision.
         arithmetic: ``"wide"`` computes in FP32; ``"strict"`` rounds every operation to the narrow
             format, as the paper does: in plain PyTorch, slowly, and for nearest, kahan,
             collage-light and collage-plus only (default: ``"wide"``).
@@ -198,8 +202,8 @@ class AdamW(Adam):
         seed: Seed of the random bits, 0 to 2**32 - 1. By default from ``torch.manual_seed``; where
             there are several ranks and a group draws random bits, rank 0's, by a collective of all
             ranks.
-        **torch_options: ``amsgrad``, ``foreach``, ``fused``, ``capturable`` and ``differentiable``
-            of torch.optim, at their default values.
+        **torch_options: ``amsgrad``, ``capturable`` and ``differentiable`` of torch.optim, at their
+            default values; ``foreach`` and ``fused``, which change nothing here.
 
     Raises:
         ValueError: An option is out of range or a parameter cannot have its precision.
@@ -216,7 +220,7 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         *,
         maximize: bool = False,
-        precision: str | ExtraBits = AUTO,
+        precision: PrecisionChoice = AUTO,
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,

@@ -16,11 +16,20 @@ from ..ops.graph_breaks import between_graphs
 from ..ops.step import storage
 from ..ops.step.job import StepJob, largest
 from ..ops.strategy import Strategy
-from . import components, full_precision, loss_scaling, options, parameters, shards
+from . import (
+    choices,
+    components,
+    full_precision,
+    loss_scaling,
+    options,
+    parameters,
+    shards,
+    transfer,
+)
 from .changes import Known
 from .components import States, beside, follow_layout, in_layout_of, new_state, storage_view
 from .observers import FusedStep, StepObserver
-from .options import parse_precision, strategy_for
+from .options import Precision, parse_precision, strategy_for
 from .parameters import Bucket, Buckets, Params
 from .pending import Pending
 from .state_dict import Expected, check_state_dict, restore_components, unpack_words
@@ -50,9 +59,11 @@ class Optimizer(TorchOptimizer):
     observers: tuple[StepObserver, ...] = ()
     #: State tensors of the size of the parameter.
     _states: ClassVar[States]
+    #: Weight decay is apart from the gradient.
+    _decoupled: ClassVar[bool] = False
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
-        defaults["precision"] = parse_precision(defaults["precision"])
+        defaults["precision"] = choices.parse_choice(defaults["precision"])
         # Ranks that round alike must draw alike: their own seeds count until one draws.
         self._seed_is_agreed = defaults["seed"] is not None
         if defaults["seed"] is None:
@@ -72,6 +83,8 @@ class Optimizer(TorchOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it may have options of its own, ``precision`` included.
 
+        If that chooses by name or function, a group for each precision is added.
+
         Raises:
             ValueError: An option is out of range, or a parameter cannot have the group's precision:
                 its dtype, layout, or a complex or sparse value; or a DTensor is not reduced, or
@@ -84,10 +97,26 @@ class Optimizer(TorchOptimizer):
                 "add_param_group while the step is fused into the backward pass: remove the "
                 "handle, add the group, and fuse again"
             )
-        if "precision" in param_group:
-            param_group["precision"] = parse_precision(param_group["precision"])
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            # torch's own error.
+            super().add_param_group(param_group)
+        choice = choices.parse_choice(param_group.get("precision", self.defaults["precision"]))
         if param_group.get("seed", 0) is None:
             param_group["seed"] = self.defaults["seed"]
+        if isinstance(choice, str):
+            param_group["precision"] = choice
+            self._add_group(param_group)
+            return
+        parts, count = choices.split(param_group, choice), len(self.param_groups)
+        try:
+            for part in parts:
+                self._add_group(part)
+        except Exception:
+            del self.param_groups[count:], self._stored[count:]
+            self._known.keep(count)
+            raise
+
+    def _add_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -120,18 +149,53 @@ class Optimizer(TorchOptimizer):
             RuntimeError: Parameters have been converted, moved or exchanged meanwhile.
         """
         self._known.check(self.param_groups, self.state)
+        self._check_options_of_groups()
+        precisions = [group["precision"] for group in self.param_groups]
+        if precisions != self._stored:
+            self._convert(lossy=False)
+
+    def _check_options_of_groups(self) -> None:
         for group in self.param_groups:
             group["precision"] = parse_precision(group["precision"])
             self._check_all_options(group)
-        precisions = [group["precision"] for group in self.param_groups]
-        if precisions != self._stored:
-            self._convert()
-            self._stored = precisions
-            self._agree_on_seed()
 
     @torch.no_grad()
-    def _convert(self) -> None:
+    def change_precision(self, precision: Precision, group: int | None = None) -> None:
+        """Store parameters in another precision, with moments and step counts kept.
+
+        What a narrower precision cannot hold is rounded to nearest. Setting a group's
+        ``"precision"`` does the same at the next step, where nothing is lost.
+
+        Args:
+            precision: See :class:`AdamW`; a name, or one for each dtype.
+            group: Number of the group to change (default: ``None``, all).
+
+        Raises:
+            ValueError: A parameter cannot have it, or there is no such group; nothing was changed.
+        """
+        self.check_groups()
+        count = len(self.param_groups)
+        if group is not None and not 0 <= group < count:
+            raise ValueError(f"group={group} is out of range: there are {count}, from 0")
+        chosen = self.param_groups if group is None else [self.param_groups[group]]
+        before = [each["precision"] for each in self.param_groups]
+        name = parse_precision(precision)
+        for each in chosen:
+            each["precision"] = name
+        try:
+            self._check_options_of_groups()
+            # Before ranks draw the bits that round extra bits.
+            self._agree_on_seed()
+            self._convert(lossy=True)
+        except Exception:
+            for each, old in zip(self.param_groups, before, strict=True):
+                each["precision"] = old
+            raise
+
+    @torch.no_grad()
+    def _convert(self, *, lossy: bool) -> None:
         conversions = []
+        places = parameters.places(self.param_groups)
         for i, (group, before) in enumerate(zip(self.param_groups, self._stored, strict=True)):
             parameters.check_parameters(group)
             for p in group["params"]:
@@ -139,19 +203,30 @@ class Optimizer(TorchOptimizer):
                 if not self.state.get(p) or old == new:
                     continue
                 held = self._held(old, p)
-                converted = components.converted(old, new, shards.local(p), held, self._states)
-                if converted is None:
+                value, state, exact = components.converted(
+                    old,
+                    new,
+                    shards.local(p),
+                    held,
+                    self._states,
+                    seed=group["seed"],
+                    stream=places[id(p)].stream,
+                    region=shards.region_of(p),
+                )
+                if not (exact or lossy):
                     raise ValueError(
                         f"group {i}: precision was changed from {before!r} to "
                         f"{group['precision']!r}, which cannot hold all that is stored; nothing "
-                        "was changed. Set it back, or carry the weights over to a new optimizer "
-                        "with full_precision_state_dict and load_full_precision_state_dict"
+                        "was changed. Set it back, or round to what it can hold with "
+                        f"optimizer.change_precision({group['precision']!r}, group={i})"
                     )
-                conversions.append((p, *converted))
+                conversions.append((p, value, state))
         for p, value, state in conversions:
             shards.local(p).detach().copy_(value)
             torch.autograd.graph.increment_version((p,))
             self.state[p] = components.shown(p, state)
+        self._stored = [group["precision"] for group in self.param_groups]
+        self._agree_on_seed()
 
     def _check_group(self, group: dict[str, Any]) -> None:
         self._check_all_options(group)
@@ -626,23 +701,67 @@ class Optimizer(TorchOptimizer):
 
         Raises:
             ValueError: Another optimizer saved it, or its groups, precision or a tensor's shape or
-                dtype do not fit; nothing was changed.
+                dtype do not fit; nothing was changed. :meth:`import_state_dict` converts it.
         """
-        final: dict[str, Any] = {}
-        expected = Expected(
+        self._load(state_dict, convert=False)
+
+    def import_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of another precision or library, with moments and step counts kept.
+
+        Of ``AdamW``, ``Adam`` and ``SGD`` of torch.optim, torchao, bitsandbytes and torch-optimi,
+        and of subulp's in any precision. Moments are rounded to nearest to what the groups'
+        precisions hold. What is kept beside a parameter is carried over to where it still has the
+        value that was saved: load the model first. ``precision`` and ``arithmetic`` stay this
+        optimizer's, and so do, of another library, ``nonfinite`` and ``seed``.
+
+        Args:
+            state_dict: What the other optimizer's ``state_dict()`` gave.
+
+        Raises:
+            ValueError: Another algorithm saved it, an option has no counterpart (AMSGrad, another
+                kind of weight decay), or its groups or a tensor's shape do not fit; nothing was
+                changed.
+        """
+        self._load(state_dict, convert=True)
+
+    def export_state_dict(self) -> dict[str, Any]:
+        """A state dict for the class of the same name in ``torch.optim``.
+
+        Moments in FP32, rebuilt from all components; torch rounds them to the parameter's dtype.
+        Weights are not part of it: see :meth:`full_precision_state_dict`.
+        """
+        self.check_groups()
+        return transfer.exported(self.param_groups, self.state, self._expected())
+
+    def _expected(self) -> Expected:
+        return Expected(
             type(self).__name__,
             self._options(),
             self._check_all_options,
             self._states,
             self._states_of,
+            self._decoupled,
         )
 
-        def check(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    def _load(self, state_dict: dict[str, Any], *, convert: bool) -> None:
+        final: dict[str, Any] = {}
+        values: transfer.Values = []
+        expected = self._expected()
+
+        def check(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            if convert:
+                state_dict, found = transfer.converted(expected, self.param_groups, state_dict)
+                values.extend(found)
             check_state_dict(expected, self.param_groups, state_dict)
             final.update(state_dict)
+            return state_dict
 
+        @torch.no_grad()
         def restore(_: torch.optim.Optimizer) -> None:
             restore_components(self.param_groups, self.state, final)
+            for p, value in values:
+                shards.local(p).detach().copy_(value)
+            torch.autograd.graph.increment_version([p for p, _ in values])
             self._stored = [group["precision"] for group in self.param_groups]
 
         # The check comes after the user's pre-hooks, which may change the dict; the components are

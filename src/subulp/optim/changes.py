@@ -27,6 +27,10 @@ class Known:
         """Remember the parameters of a new group."""
         self._kinds.append(_kinds(group))
 
+    def keep(self, count: int) -> None:
+        """Forget all but the first groups."""
+        del self._kinds[count:]
+
     def check(self, groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -> None:
         """Notice converted, moved and exchanged parameters.
 

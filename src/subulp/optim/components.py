@@ -164,9 +164,17 @@ def shown(p: Tensor, held: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def converted(
-    old: Strategy, new: Strategy, p: Tensor, state: dict[str, Tensor], states: States
-) -> tuple[Tensor, dict[str, Tensor]] | None:
-    """A parameter and its state under another strategy, or ``None`` if that loses anything.
+    old: Strategy,
+    new: Strategy,
+    p: Tensor,
+    state: dict[str, Tensor],
+    states: States,
+    *,
+    seed: int,
+    stream: int,
+    region: Region = WHOLE,
+) -> tuple[Tensor, dict[str, Tensor], bool]:
+    """A parameter and its state under another strategy, and whether that loses nothing.
 
     Args:
         old: How they are stored.
@@ -174,7 +182,11 @@ def converted(
         p: The parameter, left alone.
         state: Its state, laid out as it is; left alone.
         states: Names and roles of all states that it may have.
+        seed: Philox key word.
+        stream: Philox key word of the parameter.
+        region: Which elements of its whole tensor the parameter is (default: all).
     """
+    exact = True
     kept = tuple((name, role) for name, role in states if name in state)
     value, result = p.detach().clone(), new_state(new, p, kept)
     result |= {name: state[name] for name in SCALAR_STATES if name in state}
@@ -182,11 +194,10 @@ def converted(
         wide = storage.decode_state(state[name], state.get(f"{name}_low"), 1.0)
         storage.encode_state(wide, result[name], result.get(f"{name}_low"), 1.0, None)
         back = storage.decode_state(result[name], result.get(f"{name}_low"), 1.0)
-        if not torch.equal(back, wide):
-            return None
+        exact = exact and torch.equal(back, wide)
     wide = wide_value(old, p, state)
-    store_wide(new, value, result, wide, seed=0, stream=0)
-    return (value, result) if torch.equal(wide_value(new, value, result), wide) else None
+    store_wide(new, value, result, wide, seed=seed, stream=stream, region=region)
+    return value, result, exact and torch.equal(wide_value(new, value, result), wide)
 
 
 def gradient_bytes(p: Tensor) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, SupportsFloat, get_args
 
 import torch
@@ -14,9 +16,6 @@ from ..ops.strategy import Strategy, parse_strategy
 NonFinite = Literal["raise", "skip", "propagate"]
 Arithmetic = Literal["wide", "strict"]
 ExtraBitsRounding = Literal["nearest", "deterministic", "truncate", "stochastic"]
-
-AUTO = "auto"
-"""``"fp32"`` for FP32 parameters, ``"collage-plus"`` for narrow ones."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +56,74 @@ class ExtraBits:
         )
 
 
-def parse_precision(precision: str | ExtraBits) -> str:
+AUTO = "auto"
+"""``"fp32"`` for FP32 parameters, ``"collage-plus"`` for narrow ones."""
+
+Precision = str | ExtraBits | Mapping[torch.dtype, str | ExtraBits]
+"""A precision for all parameters of a group, or one for those of each dtype."""
+
+
+def parse_precision(precision: Precision) -> str:
     """Canonical name of a ``precision=`` argument; a plain string, so that state dicts stay plain.
+
+    Of a precision for each dtype it is for example ``"bfloat16:collage-light,float32:fp32"``.
 
     Raises:
         ValueError: It is unknown or out of range; the message lists the choices.
     """
     if isinstance(precision, ExtraBits):
         return str(precision)
+    if isinstance(precision, Mapping):
+        return _parse_by_dtype(precision)
     if not isinstance(precision, str):
         raise ValueError(
             f"precision={precision!r} is neither a name nor an ExtraBits: pass for example "
             "precision='collage-plus' or precision=ExtraBits(8)"
         )
+    if ":" in precision:
+        _by_dtype(precision)
+        return precision
     return AUTO if precision == AUTO else parse_strategy(precision).name
+
+
+def _parse_by_dtype(precision: Mapping[torch.dtype, str | ExtraBits]) -> str:
+    parts = {}
+    for dtype, each in precision.items():
+        if not isinstance(dtype, torch.dtype) or not isinstance(each, (str, ExtraBits)):
+            raise ValueError(
+                f"precision has {each!r} for {dtype!r}: give names of precisions, all for dtypes "
+                "or all for patterns of parameters' names"
+            )
+        name = parse_precision(each)
+        strategy_for(name, dtype)
+        parts[str(dtype).removeprefix("torch.")] = name
+    if not parts:
+        raise ValueError("precision={} has no dtype: pass for example {torch.float32: 'fp32'}")
+    return ",".join(f"{dtype}:{name}" for dtype, name in sorted(parts.items()))
+
+
+@cache
+def _by_dtype(precision: str) -> dict[torch.dtype, str]:
+    """The precision of each dtype, from the canonical name of all."""
+    found = {}
+    for part in precision.split(","):
+        dtype, _, name = part.partition(":")
+        key = getattr(torch, dtype, None)
+        if not isinstance(key, torch.dtype):
+            raise ValueError(
+                f"precision={precision!r} has no dtype of torch in {part!r}: write for example "
+                "'bfloat16:collage-light,float32:fp32'"
+            )
+        found[key] = AUTO if name == AUTO else parse_strategy(name).name
+        strategy_for(found[key], key)
+    return found
 
 
 def check_torch_options(optimizer: str, defaults: dict[str, Any], given: dict[str, Any]) -> None:
     """Accept arguments of torch.optim that have no counterpart here, at their default values.
+
+    ``foreach`` and ``fused`` choose among torch's implementations, and may have any value: a step
+    is one fused pass for many tensors in any case.
 
     Args:
         optimizer: What errors call the optimizer.
@@ -88,6 +137,9 @@ def check_torch_options(optimizer: str, defaults: dict[str, Any], given: dict[st
     for name, value in given.items():
         if name not in defaults:
             raise TypeError(f"{optimizer} has no argument {name!r}")
+        # What else chooses an implementation of torch's is what every step here is.
+        if name in ("foreach", "fused") and isinstance(value, bool):
+            continue
         # As torch.optim does, also take None where the default is False, and False for None.
         if value is not defaults[name] and value not in (None, False):
             raise ValueError(
@@ -102,6 +154,15 @@ def strategy_for(precision: str, dtype: torch.dtype) -> Strategy:
     Raises:
         ValueError: The dtype cannot have it.
     """
+    if ":" in precision:
+        known = _by_dtype(precision)
+        if dtype not in known:
+            have = ", ".join(sorted(str(each).removeprefix("torch.") for each in known))
+            raise ValueError(
+                f"precision={precision!r} has nothing for a parameter of dtype {dtype}, only for "
+                f"{have}: add it"
+            )
+        precision = known[dtype]
     if precision == AUTO:
         precision = "fp32" if dtype == torch.float32 else "collage-plus"
     strategy = parse_strategy(precision)

@@ -10,11 +10,11 @@ from ..ops import sgd as op
 from ..ops.sgd import reference
 from ..ops.step.job import StepJob
 from .base import Optimizer
+from .choices import PrecisionChoice
 from .components import States
 from .options import (
     AUTO,
     Arithmetic,
-    ExtraBits,
     NonFinite,
     check_number,
     check_rate,
@@ -43,8 +43,8 @@ class SGD(Optimizer):
         arithmetic: See :class:`AdamW` (default: ``"wide"``).
         nonfinite: See :class:`AdamW` (default: ``"propagate"``).
         seed: See :class:`AdamW`.
-        **torch_options: ``foreach``, ``fused`` and ``differentiable`` of torch.optim, at their
-            default values.
+        **torch_options: ``differentiable`` of torch.optim, at its default value; ``foreach`` and
+            ``fused``, which change nothing here.
 
     Raises:
         ValueError: An option is out of range or a parameter cannot have its precision.
@@ -64,7 +64,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
-        precision: str | ExtraBits = AUTO,
+        precision: PrecisionChoice = AUTO,
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
         seed: int | None = None,

@@ -37,6 +37,7 @@ class Expected:
         check: Raises ValueError if an option of a group is out of range.
         states: All states of a parameter's size that the optimizer may keep.
         states_of: Those that it keeps under the options of a group.
+        decoupled: Weight decay is apart from the gradient.
     """
 
     optimizer: str
@@ -44,6 +45,7 @@ class Expected:
     check: Callable[[dict[str, Any]], None]
     states: States
     states_of: Callable[[dict[str, Any]], States]
+    decoupled: bool
 
 
 def unpack_words(groups: Groups, state_dict: dict[str, Any]) -> None:
@@ -82,8 +84,8 @@ def restore_components(
             states[p].update(shown(p, held))
 
 
-def check_state_dict(expected: Expected, groups: Groups, state_dict: dict[str, Any]) -> None:
-    """Raise ValueError unless a state dict fits an optimizer; the message says what does not."""
+def check_form(groups: Groups, state_dict: dict[str, Any]) -> None:
+    """Raise ValueError unless a state dict is one, and has as many groups and parameters."""
     if not {"state", "param_groups"} <= set(state_dict):
         raise ValueError(
             f"state_dict has the keys {sorted(map(str, state_dict))}, an optimizer's has "
@@ -102,13 +104,19 @@ def check_state_dict(expected: Expected, groups: Groups, state_dict: dict[str, A
                 f"optimizer's has {len(group['params'])}: make the optimizer with the saved "
                 "groups"
             )
+
+
+def check_state_dict(expected: Expected, groups: Groups, state_dict: dict[str, Any]) -> None:
+    """Raise ValueError unless a state dict fits an optimizer; the message says what does not."""
+    check_form(groups, state_dict)
+    for i, (group, saved) in enumerate(zip(groups, state_dict["param_groups"], strict=True)):
         lacking = sorted(expected.options - set(saved))
         if lacking:
             options = sorted(set(saved) - {"params", "param_names"})
             raise ValueError(
                 f"group {i} of state_dict lacks {lacking} and has {options}: another optimizer "
-                f"saved it, not subulp's {expected.optimizer}. Load it there, or carry the weights "
-                "over with load_full_precision_state_dict"
+                f"saved it, not subulp's {expected.optimizer}. Carry it over with "
+                "import_state_dict, or the weights alone with load_full_precision_state_dict"
             )
         expected.check(saved)
         _check_meaning(i, group, saved)
@@ -130,8 +138,8 @@ def _check_meaning(i: int, group: dict[str, Any], saved: dict[str, Any]) -> None
     raise ValueError(
         f"group {i} of state_dict was saved with {theirs}, the optimizer has {ours}: the "
         "stored components would mean something else. Make the optimizer with the saved "
-        "setting, or carry the weights over with full_precision_state_dict and "
-        "load_full_precision_state_dict"
+        "setting, or convert what is stored with import_state_dict; the weights alone are carried "
+        "over by full_precision_state_dict and load_full_precision_state_dict"
     )
 
 

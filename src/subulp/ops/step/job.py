@@ -340,16 +340,28 @@ def scale_states(
     for amax, value in zip(amaxes, after.to(job.device), strict=True):
         amax.copy_(value)
     for i, (old_amax, new_amax) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
-        old, new = _unit(old_amax), _unit(new_amax)
-        slow_headroom = _SLOW_HEADROOM if slow_power == 2 else _FAST_HEADROOM
+        old, new = state_scales(old_amax, slow_power), state_scales(new_amax, slow_power)
         scalars = job.scalars[i]
-        scalars["fast_decode"] = old / _FAST_HEADROOM
-        scalars["fast_encode"] = _FAST_HEADROOM / new
-        scalars["slow_decode"] = old**slow_power / slow_headroom
-        scalars["slow_encode"] = slow_headroom / new**slow_power
+        scalars["fast_decode"], scalars["slow_decode"] = 1.0 / old[0], 1.0 / old[1]
+        scalars["fast_encode"], scalars["slow_encode"] = new
         if slow_power == 2:
             least = job.strategy.slow_format(job.params[i].dtype).smallest_subnormal
-            scalars["slow_floor"] = least * new**2 / slow_headroom
+            scalars["slow_floor"] = least / new[1]
+
+
+def state_scales(amax: float, slow_power: int) -> tuple[float, float]:
+    """What FP8 states are multiplied by where they are stored; decoding divides by it.
+
+    Args:
+        amax: The running largest gradient.
+        slow_power: Power of a gradient that the slow state holds: 2 for Adam, 1 for SGD.
+
+    Returns:
+        Powers of two: of the fast state, and of the slow one.
+    """
+    unit = _unit(amax)
+    slow_headroom = _SLOW_HEADROOM if slow_power == 2 else _FAST_HEADROOM
+    return _FAST_HEADROOM / unit, slow_headroom / unit**slow_power
 
 
 def largest(grads: Sequence[Tensor]) -> Tensor:
