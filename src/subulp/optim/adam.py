@@ -175,17 +175,17 @@ class AdamW(Adam):
             for FP32 parameters and ``"collage-plus"`` for others). Bytes a parameter for BF16 and
             FP16, gradient included:
 
-            ==================  =====  =====================================================
-            ``"fp32"``             16  FP32 parameters only
-            ``"nearest"``           8  option A: every result rounded to nearest
-            ``"stochastic"``        8  parameter and second moment rounded stochastically
-            ``"kahan"``            10  Kahan summation of the updates
-            ``"collage-light"``    10  option B: the parameter is a length-2 expansion
-            ``"collage-plus"``     12  option C: so is the second moment
-            ``"fp32-states"``      12  option D without master weights
-            ``"master"``           16  option D: FP32 states and master weights
-            ``"extra-bits-K"``  12+K/8  FP32 states; K more mantissa bits of the parameter
-            ==================  =====  =====================================================
+            ===================  ======  =====================================================
+            ``"fp32"``               16  FP32 parameters only
+            ``"nearest"``             8  option A: every result rounded to nearest
+            ``"stochastic"``          8  parameter and second moment rounded stochastically
+            ``"kahan"``              10  Kahan summation of the updates
+            ``"collage-light"``      10  option B: the parameter is a length-2 expansion
+            ``"collage-plus"``       12  option C: so is the second moment
+            ``"fp32-states"``        12  option D without master weights
+            ``"master"``             16  option D: FP32 states and master weights
+            ``"extra-bits-K"``   12+K/8  FP32 states; K more mantissa bits of the parameter
+            ===================  ======  =====================================================
 
             ``float8_e4m3fn`` parameters can have nearest (4), stochastic (4), collage-light (5) and
             collage-plus (6).
