@@ -1,6 +1,6 @@
-"""What ``make bare`` runs where the wheel is installed: PyTorch and NumPy are there, a compiler is not.
+"""What ``make bare`` runs: the wheel is installed beside PyTorch and NumPy; no compiler is there.
 
-No test of pytest, which is not there either.
+Not a test of pytest, which is not there either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def main() -> int:
     Returns:
         Its exit code: 0 if every operation agrees with its reference.
     """
-    assert not [name for name in ("cc", "c++", "gcc", "g++", "clang", "cmake") if shutil.which(name)]
+    assert not [
+        name for name in ("cc", "c++", "gcc", "g++", "clang", "cmake") if shutil.which(name)
+    ]
     assert not [name for name in ("pytest", "rich", "pydantic") if importlib.util.find_spec(name)]
     assert Path(subulp.__file__).is_relative_to(sys.prefix)
 

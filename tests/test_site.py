@@ -1,4 +1,4 @@
-"""The site that ``make docs`` builds: without a warning, and with an entry for every public name."""
+"""The site that ``make docs`` builds: without a warning, an entry for every public name."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def test_links_between_pages_arrive(site: Path) -> None:
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     """The site is read offline as it is online."""
     for path in site.rglob("*.html"):
-        loaded = re.findall(r'<(?:script|img|link)[^>]+(?:src|href)="(https?:[^"]+)"', path.read_text())
+        loaded = re.findall(
+            r'<(?:script|img|link)[^>]+(?:src|href)="(https?:[^"]+)"', path.read_text()
+        )
         assert not loaded, path
 
 

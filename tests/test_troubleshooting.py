@@ -1,4 +1,4 @@
-"""Each message that the page on troubleshooting explains is one that the code, or PyTorch, gives."""
+"""Each message that the page on troubleshooting explains is one of the code or of PyTorch."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _(patch: pytest.MonkeyPatch) -> object:
 
 
 def test_every_message_of_the_page_is_tried() -> None:
-    assert MESSAGES == list(RAISED)
+    assert list(RAISED) == MESSAGES
 
 
 @pytest.mark.parametrize("message", RAISED)

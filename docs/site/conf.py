@@ -8,11 +8,13 @@ docs/index.md, and in the packages' ``__all__``.
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 from types import ModuleType
 
 from sphinx.application import Sphinx
+from torch.library import CustomOpDef
 
 from subulp import __version__
 
@@ -84,9 +86,25 @@ def _modules(package: str) -> list[str]:
 def _entries(package: str) -> str:
     first, *parts = _modules(package)
     text = f"\n\n```{{eval-rst}}\n.. automodule:: {first}\n```\n"
+    # Formats and types have no docstring of their own.
+    found = importlib.import_module(package)
+    for name in getattr(found, "__all__", []):
+        member = getattr(found, name)
+        if not (inspect.isroutine(member) or isinstance(member, type | ModuleType)):
+            entry = f".. py:data:: {package}.{name}\n   :value: {member!r}"
+            text += f"\n```{{eval-rst}}\n{entry}\n```\n"
     for part in parts:
         text += f"\n\n## {part}\n\n```{{eval-rst}}\n.. automodule:: {part}\n```\n"
     return text
+
+
+def _show_functions_of_operators() -> None:
+    """Put the functions in the place of the operators, which have neither signature nor text."""
+    for package in ("subulp.ops", "subulp.nn"):
+        found = importlib.import_module(package)
+        for name, member in vars(found).copy().items():
+            if isinstance(member, CustomOpDef):
+                setattr(found, name, member._init_fn)
 
 
 def _complete(app: Sphinx, name: str, source: list[str]) -> None:
@@ -102,4 +120,5 @@ def setup(app: Sphinx) -> None:
     Args:
         app: The program that builds the site.
     """
+    _show_functions_of_operators()
     app.connect("source-read", _complete)
