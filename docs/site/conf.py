@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
 
 from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 from torch.library import CustomOpDef
 
 from subulp import __version__
@@ -47,7 +49,7 @@ html_additional_pages = {"index": "first.html"}
 # Headings have the anchors that code hosts give them.
 myst_heading_anchors = 4
 
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 # None of them is needed to read the docstrings of what is for them.
 autodoc_mock_imports = ["accelerate", "lightning", "peft", "torchrec", "torchtitan", "transformers"]
@@ -78,8 +80,7 @@ def _modules(package: str) -> list[str]:
     offered = getattr(found, "__all__", [])
     parts = [name for name in offered if isinstance(getattr(found, name), ModuleType)]
     if package == "subulp.integrations":
-        files = sorted(Path(str(found.__file__)).parent.glob("[!_]*.py"))
-        parts = [path.stem for path in files]
+        parts = [m.name for m in pkgutil.iter_modules(found.__path__) if m.name[0] != "_"]
     return [package, *(f"{package}.{part}" for part in parts)]
 
 
@@ -121,4 +122,7 @@ def setup(app: Sphinx) -> None:
         app: The program that builds the site.
     """
     _show_functions_of_operators()
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     app.connect("source-read", _complete)
