@@ -92,7 +92,7 @@ def _entries(package: str) -> str:
     for name in getattr(found, "__all__", []):
         member = getattr(found, name)
         if not (inspect.isroutine(member) or isinstance(member, type | ModuleType)):
-            entry = f".. py:data:: {package}.{name}\n   :value: {member!r}"
+            entry = f".. py:data:: {name}\n   :module: {package}\n   :value: {member!r}"
             text += f"\n```{{eval-rst}}\n{entry}\n```\n"
     for part in parts:
         text += f"\n\n## {part}\n\n```{{eval-rst}}\n.. automodule:: {part}\n```\n"

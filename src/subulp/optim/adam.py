@@ -149,15 +149,14 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    r"""AdamW with parameters and states stored in a chosen precision.
+    """AdamW with parameters and states stored in a chosen precision.
 
-    For each group and dtype, one fused pass decodes the stored components to FP32, computes
+    For each group and dtype, one fused pass decodes the stored components to FP32, computes ::
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
-        \Delta\theta_t &= -\alpha \big(\hat m_t / (\sqrt{\hat v_t} + \epsilon)
-            + \lambda \theta_{t-1}\big)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        root = sqrt(v / (1 - beta2**t)) + eps
+        p = p - lr * (m / (1 - beta1**t) / root + weight_decay * p)
 
     (Collage, Algorithm 2, lines 8 to 12) and encodes the result once. Weight decay is part of the
     update, so it is not lost in narrow formats as it would be in ``p * (1 - lr * weight_decay)``.
