@@ -60,12 +60,14 @@ docs: $(VENV)/.package ## the site, in build/docs
 	$(PIP) install --constraint constraints.txt 'subulp[docs]'
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs/site -d build/site . build/docs
 
-# Of PyTorch's OpenMP there is one copy in a process: the wheel has none of its own.
+# Of PyTorch's OpenMP there is one copy in a process: the wheel has none of its own. It must run wherever PyTorch's
+# wheels do: auditwheel refuses one that needs a later platform.
+PLATFORM ?= manylinux_2_28_$(shell uname -m)
 wheel: $(VENV)/.package ## a wheel for any Linux with glibc that PyTorch runs on, in dist
 	$(PIP) install --constraint constraints.txt 'subulp[wheel]'
 	mkdir -p dist && rm -f dist/*.whl
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/dist/*.whl
-	$(BIN)/auditwheel show dist/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) --exclude libgomp.so.1 \
+		--wheel-dir dist build/dist/*.whl
 
 sdist: build/dist/.built ## the source distribution, in dist
 	mkdir -p dist && rm -f dist/*.tar.gz
