@@ -9,28 +9,31 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(shell find src csrc -
 DEMO ?=
 TESTS ?= -n 2 --dist worksteal
 
-.PHONY: demo test nightly lint bench fuzz sanitize docs clean
+.PHONY: help demo test nightly lint bench fuzz sanitize docs wheel sdist bare clean
 
-demo: $(VENV)/.package
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/.package ## train a small model under four precisions, side by side
 	$(BIN)/subulp train lm --out runs/demo --overwrite $(DEMO)
 
-test: $(VENV)/.test
+test: $(VENV)/.test ## the whole suite; TESTS= has options of pytest
 	$(BIN)/python -m pytest $(TESTS)
 
 # Fifty kills of a training of each task; the tests of the arithmetic while torch has another default dtype.
-nightly: $(VENV)/.test
+nightly: $(VENV)/.test ## the tests that take minutes
 	$(BIN)/python -m pytest -m nightly -s
 	for dtype in bfloat16 float16 float64; do \
 		$(BIN)/python -m pytest $(TESTS) --default-dtype $$dtype tests/numerics tests/ops tests/nn tests/optim \
 			|| exit 1; \
 	done
 
-lint: $(VENV)/.test
+lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.test
+bench: $(VENV)/.test ## the optimizers' rates beside those of others
 	$(BIN)/python benchmarks/optimizers.py
 
 # The kernels' tests with a library that checks every access and every undefined operation: every
@@ -42,7 +45,7 @@ SANITIZED ?= tests/ops/test_all_finite.py tests/ops/test_rows.py tests/ops/test_
 	tests/ops/test_head.py tests/ops/test_head_integers.py tests/ops/test_head_logistic.py \
 	tests/ops/test_mixture.py tests/ops/test_mixture_any.py tests/ops/test_step_backends.py \
 	tests/ops/test_step_oracle.py tests/ops/test_bf16_product.py tests/ops/test_head_fp8.py
-sanitize: $(VENV)/.test
+sanitize: $(VENV)/.test ## the kernels' tests under the sanitizers
 	$(PIP) install --constraint constraints.txt 'subulp[sanitize]'
 	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DSUBULP_SANITIZE=address,undefined \
 		-DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja
@@ -52,15 +55,35 @@ sanitize: $(VENV)/.test
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	$(BIN)/python -m pytest $(TESTS) -k "not triton and not 257" $(SANITIZED)
 
-# The API reference, from the docstrings.
-docs: $(VENV)/.package
+# Warnings are errors: a page that nothing leads to, a link into nothing, a docstring that does not parse.
+docs: $(VENV)/.package ## the site, in build/docs
 	$(PIP) install --constraint constraints.txt 'subulp[docs]'
-	$(BIN)/pdoc --docformat google --output-directory build/docs \
-		subulp.numerics subulp.ops subulp.optim subulp.nn subulp.diagnostics
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs/site -d build/site . build/docs
+
+# Of PyTorch's OpenMP there is one copy in a process: the wheel has none of its own. It must run wherever PyTorch's
+# wheels do: auditwheel refuses one that needs a later platform.
+PLATFORM ?= manylinux_2_28_$(shell uname -m)
+wheel: $(VENV)/.package ## a wheel for any Linux with glibc that PyTorch runs on, in dist
+	$(PIP) install --constraint constraints.txt 'subulp[wheel]'
+	mkdir -p dist && rm -f dist/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) --exclude libgomp.so.1 \
+		--wheel-dir dist build/dist/*.whl
+
+sdist: build/dist/.built ## the source distribution, in dist
+	mkdir -p dist && rm -f dist/*.tar.gz
+	cp build/dist/*.tar.gz dist
+
+# Without a PATH there is no compiler.
+bare: wheel ## install the wheel where nothing is but PyTorch and NumPy, and train with it
+	rm -rf build/bare
+	$(PYTHON) -m venv build/bare
+	build/bare/bin/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt torch numpy
+	build/bare/bin/python -m pip --disable-pip-version-check --quiet install --no-index dist/*.whl
+	env -i PATH=/nowhere build/bare/bin/python -I tests/bare_install.py
 
 # Each parser for SECONDS; a finding is left in the folder as crash-...
 SECONDS ?= 60
-fuzz: $(VENV)/.test
+fuzz: $(VENV)/.test ## the parsers under mutated files
 	$(PIP) install --constraint constraints.txt 'subulp[fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
@@ -70,8 +93,16 @@ $(VENV)/.torch: constraints.txt
 	$(PIP) install torch==2.13.0
 	@touch $@
 
-$(VENV)/.package: $(VENV)/.torch $(SOURCES)
-	$(PIP) install --constraint constraints.txt '.[lab]'
+# The wheel is built from the source distribution, so whatever is tested has been in both.
+build/dist/.built: $(VENV)/.torch $(SOURCES)
+	$(PIP) install --constraint constraints.txt build
+	rm -rf build/dist
+	PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m build --quiet --outdir build/dist
+	@touch $@
+
+$(VENV)/.package: build/dist/.built
+	$(PIP) install --force-reinstall --no-deps build/dist/*.whl
+	$(PIP) install --constraint constraints.txt 'subulp[lab]'
 	@touch $@
 
 # The package as it is installed, and what its extra needs besides: nothing is built again. TorchRec comes
@@ -81,5 +112,5 @@ $(VENV)/.test: $(VENV)/.package tests/integrations/requirements.txt
 	$(PIP) install --no-deps --requirement tests/integrations/requirements.txt
 	@touch $@
 
-clean:
+clean: ## remove all that is built
 	rm -rf $(VENV) build dist runs

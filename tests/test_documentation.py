@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKING = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
+LINKING = [*ROOT.glob("*.md"), *PAGES[1:], ROOT / "benchmarks" / "README.md"]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_MAKE = re.compile(r"(?:`|\$ |run: )make ([a-z]+(?: [a-z]+)*)(?=`| {2,}|$)", re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
@@ -43,6 +45,24 @@ def test_every_page_is_linked_to() -> None:
 
 def test_the_readme_has_code() -> None:
     assert _BLOCK.search((ROOT / "README.md").read_text())
+
+
+def test_the_versions_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited
+    assert cited[1] == project["version"]
+
+
+def test_workflows_and_pages_name_targets_that_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    texts = [path.read_text() for path in (*LINKING, *(ROOT / ".github").rglob("*.yml"))]
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    named = {line.split()[1] for line in lines if line.startswith("make ")}
+    for words in _MAKE.findall("\n".join(texts)):
+        named |= set(words.split())
+    assert named >= {"test", "docs", "wheel"}
+    assert not named - targets
 
 
 def test_the_makefile_names_files_that_exist() -> None:

@@ -21,11 +21,10 @@ from ..optim.pending import Pending
 
 @dataclass(frozen=True)
 class Descent:
-    r"""Norms of one step, over some parameters (Collage, sections 3.1 and 3.2).
+    """Norms of one step, over some parameters (Collage, sections 3.1 and 3.2).
 
-    :math:`\theta` is the wide value that all components of a parameter stand for,
-    :math:`\Delta\theta` the update that the optimizer intends and :math:`\widehat{\Delta\theta}`
-    what the stored parameter really moved (equation 2).
+    A parameter is the wide value that all its components stand for; its real update is what this
+    value moved by (equation 2), where the optimizer intended another one.
 
     Attributes:
         parameter_norm: Norm of the parameters before the step.

@@ -15,7 +15,8 @@ each operation rounded to FP32 once. What the paper leaves open:
 * Zeros lose their sign.
 """
 
-# No annotations from __future__: pdoc cannot resolve those of a NamedTuple.
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 

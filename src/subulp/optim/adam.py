@@ -148,15 +148,14 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    r"""AdamW with parameters and states stored in a chosen precision.
+    """AdamW with parameters and states stored in a chosen precision.
 
-    For each group and dtype, one fused pass decodes the stored components to FP32, computes
+    For each group and dtype, one fused pass decodes the stored components to FP32, computes ::
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
-        \Delta\theta_t &= -\alpha \big(\hat m_t / (\sqrt{\hat v_t} + \epsilon)
-            + \lambda \theta_{t-1}\big)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        root = sqrt(v / (1 - beta2**t)) + eps
+        p = p - lr * (m / (1 - beta1**t) / root + weight_decay * p)
 
     (Collage, Algorithm 2, lines 8 to 12) and encodes the result once. Weight decay is part of the
     update, so it is not lost in narrow formats as it would be in ``p * (1 - lr * weight_decay)``.
@@ -174,17 +173,17 @@ class AdamW(Adam):
             for FP32 parameters and ``"collage-plus"`` for others). Bytes a parameter for BF16 and
             FP16, gradient included:
 
-            ==================  =====  =====================================================
-            ``"fp32"``             16  FP32 parameters only
-            ``"nearest"``           8  option A: every result rounded to nearest
-            ``"stochastic"``        8  parameter and second moment rounded stochastically
-            ``"kahan"``            10  Kahan summation of the updates
-            ``"collage-light"``    10  option B: the parameter is a length-2 expansion
-            ``"collage-plus"``     12  option C: so is the second moment
-            ``"fp32-states"``      12  option D without master weights
-            ``"master"``           16  option D: FP32 states and master weights
-            ``"extra-bits-K"``  12+K/8  FP32 states; K more mantissa bits of the parameter
-            ==================  =====  =====================================================
+            ===================  ======  =====================================================
+            ``"fp32"``               16  FP32 parameters only
+            ``"nearest"``             8  option A: every result rounded to nearest
+            ``"stochastic"``          8  parameter and second moment rounded stochastically
+            ``"kahan"``              10  Kahan summation of the updates
+            ``"collage-light"``      10  option B: the parameter is a length-2 expansion
+            ``"collage-plus"``       12  option C: so is the second moment
+            ``"fp32-states"``        12  option D without master weights
+            ``"master"``             16  option D: FP32 states and master weights
+            ``"extra-bits-K"``   12+K/8  FP32 states; K more mantissa bits of the parameter
+            ===================  ======  =====================================================
 
             ``float8_e4m3fn`` parameters can have nearest (4), stochastic (4), collage-light (5) and
             collage-plus (6).
