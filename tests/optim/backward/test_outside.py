@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -106,8 +107,7 @@ def test_another_clipping_than_the_handles_is_refused(parameters, max_norm, norm
 
 
 def test_others_are_clipped_as_ever():
-    gc.collect()  # handles of other files
-    _, _, handle = new()
+    new()
     other = nn.Linear(3, 2)
     other(torch.ones(1, 3)).sum().backward()
     assert nn.utils.clip_grad_norm_(other.parameters(), 0.1) > 0.1
@@ -116,11 +116,28 @@ def test_others_are_clipped_as_ever():
     assert max(p.grad.abs().max() for p in other.parameters()) <= 1e-3
     with pytest.warns(UserWarning, match="empty generator"):
         nn.utils.clip_grad_norm_((p for p in ()), 1.0)
-    _, _, second = new()
+
+
+def test_torchs_functions_are_its_own_again():
+    """After the last handle, in a process that has no others."""
+    program = """
+import torch
+from torch.nn.utils import clip_grad_norm_
+from subulp import optim
+models = [torch.nn.Linear(3, 2) for _ in range(2)]
+handles = [optim.fuse_backward(m, optim.AdamW(m.parameters())) for m in models]
+own = torch.amp.GradScaler.unscale_, torch.nn.parallel.DistributedDataParallel.__init__
+for handle in handles:
+    assert torch.nn.utils.clip_grad_norm_ is not clip_grad_norm_
     handle.remove()
-    assert nn.utils.clip_grad_norm_ is not imported_before
-    second.remove()
-    assert nn.utils.clip_grad_norm_ is imported_before, "torch's own again"
+assert torch.nn.utils.clip_grad_norm_ is clip_grad_norm_
+now = torch.amp.GradScaler.unscale_, torch.nn.parallel.DistributedDataParallel.__init__
+assert not set(own) & set(now)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# -------------------------------------------------------------------------------------- scaling
 
 
 def test_a_scaler_that_was_not_passed_is_refused():
