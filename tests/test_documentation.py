@@ -69,3 +69,15 @@ def test_the_makefile_names_files_that_exist() -> None:
     named = re.findall(r"(?:tests|benchmarks)/[\w/]+\.py", (ROOT / "Makefile").read_text())
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_page_has_the_versions_that_the_suite_runs_with() -> None:
+    page = (ROOT / "docs" / "what-ran-where.md").read_text()
+    table = page.partition("| framework |")[2].partition("\n\n")[0]
+    named = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|", table, re.MULTILINE))
+    pinned: dict[str, str] = {}
+    for path in ("constraints.txt", "tests/integrations/requirements.txt"):
+        pinned |= dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / path).read_text(), re.MULTILINE))
+    frameworks = {"transformers", "peft", "accelerate", "lightning", "torchtitan", "torchrec"}
+    assert named.keys() >= frameworks
+    assert named == {name: pinned[name] for name in named}

@@ -53,7 +53,7 @@ def _(patch: pytest.MonkeyPatch) -> object:
 
 @raises("whose step is always one fused pass over memory")
 def _(patch: pytest.MonkeyPatch) -> object:
-    return optim.AdamW([weight()], fused=True)
+    return optim.AdamW([weight()], capturable=True)
 
 
 @raises("only dense gradients are taken")
@@ -73,6 +73,40 @@ def _(patch: pytest.MonkeyPatch) -> object:
 @raises("another optimizer saved it")
 def _(patch: pytest.MonkeyPatch) -> object:
     return optim.AdamW([weight()]).load_state_dict(stepped(torch.optim.AdamW).state_dict())
+
+
+@raises("is torch.float32 now, and was torch.bfloat16 when the optimizer was made")
+def _(patch: pytest.MonkeyPatch) -> object:
+    model = torch.nn.Linear(4, 4).bfloat16()
+    optimizer = optim.AdamW(model.parameters())
+    model.float()(torch.ones(1, 4)).sum().backward()
+    return optimizer.step()
+
+
+@raises("those of the model are others")
+def _(patch: pytest.MonkeyPatch) -> object:
+    model = torch.nn.Linear(4, 4)
+    optimizer = optim.AdamW(model.parameters())
+    model.weight, model.bias = (torch.nn.Parameter(p.clone()) for p in model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    return optimizer.step()
+
+
+@raises("there is nothing left to clip")
+def _(patch: pytest.MonkeyPatch) -> object:
+    model = torch.nn.Linear(4, 4)
+    with optim.fuse_backward(model, optim.AdamW(model.parameters())):
+        model(torch.ones(1, 4)).sum().backward()
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+@raises("of accumulate=")
+def _(patch: pytest.MonkeyPatch) -> object:
+    model = torch.nn.Linear(4, 4)
+    optimizer = optim.AdamW(model.parameters())
+    with optim.fuse_backward(model, optimizer, accumulate=2):
+        model(torch.ones(1, 4)).sum().backward()
+        return optimizer.step()
 
 
 @raises("call handle.backward(loss), not loss.backward()")
