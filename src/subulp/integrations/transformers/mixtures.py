@@ -19,7 +19,6 @@ METHOD = "subulp_mor"
 """What a configuration says as ``quant_method``."""
 
 
-@register_quantization_config(METHOD)
 class MoRConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """The mixture of a model's layers, as its configuration keeps it.
 
@@ -69,7 +68,6 @@ class MoRConfig(QuantizationConfigMixin):  # type: ignore[misc]
         return report
 
 
-@register_quantizer(METHOD)
 class MoRQuantizer(HfQuantizer):  # type: ignore[misc]
     """Converts layers for ``from_pretrained``."""
 
@@ -88,6 +86,11 @@ class MoRQuantizer(HfQuantizer):  # type: ignore[misc]
     def is_trainable(self) -> bool:
         """Mixtures are for training."""
         return True
+
+
+# Not as decorators: the reference is made where Transformers is not.
+register_quantization_config(METHOD)(MoRConfig)
+register_quantizer(METHOD)(MoRQuantizer)
 
 
 def convert_to_mor(model: PreTrainedModel, mor: nn.MoR, **options: Any) -> nn.Conversion:
