@@ -1,4 +1,4 @@
-"""Dependencies run one way: numerics <- ops <- optim, nn <- diagnostics <- integrations, lab."""
+"""Dependencies run one way: numerics <- ops <- optim, nn <- diagnostics <- integrations <- lab."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "nn": {"numerics", "ops"},
     "diagnostics": {"numerics", "ops", "optim", "nn", "_version"},
     "integrations": {"numerics", "ops", "optim", "nn", "diagnostics", "_version"},
-    "lab": {"numerics", "ops", "optim", "nn", "diagnostics", "_version"},
+    "lab": {"numerics", "ops", "optim", "nn", "diagnostics", "integrations", "_version"},
 }
 
 

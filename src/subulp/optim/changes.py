@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-_Kinds = list[tuple[torch.dtype, torch.device]]
+# One call for many tensors: a step of small ones takes no longer than this would one by one.
+_DTYPE, _DEVICE = attrgetter("dtype"), attrgetter("device")
+
+
+class _Kinds(NamedTuple):
+    """What is remembered of a group's parameters."""
+
+    ids: list[int]
+    dtypes: list[torch.dtype]
+    devices: list[torch.device]
 
 
 class Known:
@@ -43,14 +53,14 @@ class Known:
         if kinds != self._kinds:
             for g, (group, now, before) in enumerate(zip(groups, kinds, self._kinds, strict=False)):
                 _check_kinds(g, group, now, before, state)
+            if len(state) > sum(p in state for group in groups for p in group["params"]):
+                raise RuntimeError(
+                    "the optimizer has states of parameters that are no longer in its groups: they "
+                    "were exchanged for others, which would start anew; nothing was updated. "
+                    "Prepare the model (fully_shard, model.to(), ...) before the first step, or "
+                    "save the state dict before it and load it afterwards"
+                )
             self._kinds = kinds
-        if len(state) > sum(p in state for group in groups for p in group["params"]):
-            raise RuntimeError(
-                "the optimizer has states of parameters that are no longer in its groups: they "
-                "were exchanged for others, which would start anew; nothing was updated. Prepare "
-                "the model (fully_shard, model.to(), ...) before the first step, or save the state "
-                "dict before it and load it afterwards"
-            )
 
     def check_used(self, groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -> None:
         """Notice, in a step that finds no gradient at all, that the model has other parameters.
@@ -77,7 +87,8 @@ class Known:
 
 
 def _kinds(group: dict[str, Any]) -> _Kinds:
-    return [(p.dtype, p.device) for p in group["params"]]
+    params = group["params"]
+    return _Kinds(list(map(id, params)), list(map(_DTYPE, params)), list(map(_DEVICE, params)))
 
 
 def _check_kinds(
@@ -89,18 +100,20 @@ def _check_kinds(
 ) -> None:
     names = group.get("param_names")
     # Of a group that was changed by hand no more can be said.
-    for i, (p, new, old) in enumerate(zip(group["params"], now, before, strict=False)):
+    for i, (p, dtype, was, device, lay) in enumerate(
+        zip(group["params"], now.dtypes, before.dtypes, now.devices, before.devices, strict=False)
+    ):
         where = f"parameter {names[i]!r}" if names else f"parameter {i} of group {number}"
-        if new[0] != old[0]:
+        if dtype != was:
             raise RuntimeError(
-                f"{where} is {new[0]} now, and was {old[0]} when the optimizer was made: "
+                f"{where} is {dtype} now, and was {was} when the optimizer was made: "
                 "model.to(), or a framework that prepares models, has converted it; nothing was "
                 "updated. Convert the model first, and make the optimizer afterwards; "
                 "full_precision_state_dict and load_full_precision_state_dict carry weights over"
             )
-        if new[1] != old[1] and state.get(p):
+        if device != lay and state.get(p):
             raise RuntimeError(
-                f"{where} is on {new[1]} now, and its states are on {old[1]}; nothing was updated. "
+                f"{where} is on {device} now, and its states are on {lay}; nothing was updated. "
                 "Move the model before the first step, or move the states after it: "
                 "optimizer.load_state_dict(optimizer.state_dict())"
             )

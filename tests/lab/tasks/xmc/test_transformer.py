@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from subulp import optim
+from subulp import nn, optim
+from subulp.integrations.transformers import convert_to_mor
 from subulp.lab.cli import main
 from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
@@ -249,3 +250,42 @@ def test_a_real_transformer(config):
     assert torch.dot(near, same) > torch.dot(near, far)
     summary = run(config, load(config), "fp8", 0)
     assert summary.metrics["P@1"] > 50
+
+
+def test_checkpoints_of_activations_change_no_bit(config):
+    results = []
+    for checkpointing in (False, True):
+        given = {"dropout": 0.2, "epochs": 2, "gradient_checkpointing": checkpointing}
+        changed = dataclasses.replace(config, precision=("fp8",), **given)
+        data = load(changed)
+        assert (
+            build(changed, data, "fp8", 0, CPU)
+            .model["encoder"]
+            .transformer.is_gradient_checkpointing
+            == checkpointing
+        )
+        results.append(run(changed, data, "fp8", 0).metrics)
+    assert results[0] == results[1]
+
+
+def test_checkpoints_of_activations_are_a_transformers():
+    with pytest.raises(ValueError, match="gradient_checkpointing has no effect on encoder=bag"):
+        XMCConfig(gradient_checkpointing=True)
+
+
+def test_a_mixture_in_the_folder_is_kept(bert, tmp_path):
+    """As subulp.integrations.transformers notes it in a model's configuration."""
+    folder = tmp_path / "mixed"
+    shutil.copytree(bert, folder)
+    model = transformers.AutoModel.from_pretrained(bert)
+    report = convert_to_mor(model, nn.MoR(partition=(8, 8)), quiet=True)
+    model.save_pretrained(folder)
+    config = transformer_config(folder, tmp_path / "data")
+    for pretrained in (True, False):
+        preprocessor = TransformerPreprocessor.open(folder, pretrained=pretrained, **OPTIONS)
+        encoder = preprocessor.encoder(CPU)
+        found = [n for n, m in encoder.transformer.named_modules() if isinstance(m, nn.MoRLinear)]
+        assert found == [name for name in report.converted if not name.startswith("pooler")]
+    compare(dataclasses.replace(config, precision=("fp8",), epochs=1), out=tmp_path / "run")
+    loaded = load_named(tmp_path / "run", ModelName("fp8", 0), "stored", "cpu")
+    assert loaded.topk(["red thing"], 2)[1].shape == (1, 2)

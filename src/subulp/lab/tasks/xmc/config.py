@@ -86,6 +86,10 @@ class XMCConfig(LinearConfig):
     pooling: Annotated[Literal["mean", "cls"] | None, MODEL] = overridable("mean")
     """A text's vector in a transformer: the mean of its tokens' vectors, or the first one."""
 
+    gradient_checkpointing: Annotated[bool, MODEL] = False
+    """Keep of a transformer's layers their inputs alone, and compute the rest again in the backward
+    pass: less memory, more time, the same bits."""
+
     dropout: Annotated[float, MODEL] = overridable(0.5)
     """Share of a text's vector that is dropped while training."""
 
@@ -154,6 +158,11 @@ class XMCConfig(LinearConfig):
         check_fields(self, ("dropout", "weight_dropout"), 0, 1, top_included=False)
         rates = ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay")
         check_fields(self, (*rates, "warmup_steps"), 0)
+        if self.gradient_checkpointing and self.encoder == "bag":
+            raise ValueError(
+                "gradient_checkpointing has no effect on encoder=bag: give the folder of a "
+                "transformer with --encoder DIR, or leave it out"
+            )
         if TORCHAO in self.linear and self.encoder == "bag":
             raise ValueError(
                 f"linear={','.join(self.linear)} and encoder=bag contradict each other: "

@@ -32,6 +32,7 @@ from .readers.load import load_bundled, read_xmc
 from .renee import ReneeClassifier
 from .saved_parts import LEFT_OUT, describe_head, save_shared
 from .storage import HeadStorage, parse_precision
+from .transformer import TransformerEncoder
 
 METRICS = (
     Metric("P@1", "P@1\n%", "{:.2f}", "P@1", "%", higher_is_better=True),
@@ -167,6 +168,9 @@ def build_encoder(
     """
     torch.manual_seed(seed)
     encoder = data.preprocessor.encoder(device)
+    if config.gradient_checkpointing:
+        assert isinstance(encoder, TransformerEncoder)
+        encoder.checkpoint_activations()
     if precision not in config.plain_precisions:
         for parameter in encoder.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from ....nn import Embedding, LayerNorm, Linear
 from ...data.lines import TextLines
 from ...engine.files import replacing
 from .encoder import CONSTANTS, ClassifierInput
+
+if TYPE_CHECKING:
+    from ....integrations.transformers import MoRConfig
 
 Pooling = Literal["mean", "cls"]
 
@@ -59,6 +62,16 @@ class TransformerEncoder(torch.nn.Module):
     def dim(self) -> int:
         """Size of the output."""
         return self.output.dim
+
+    def checkpoint_activations(self) -> None:
+        """Keep the inputs of layers alone, and compute the rest again in the backward pass.
+
+        Raises:
+            ValueError: The transformer cannot do so.
+        """
+        # A fused step may run the backward pass twice.
+        transformer: Any = self.transformer
+        transformer.gradient_checkpointing_enable({"use_reentrant": False})
 
     def forward(self, tokens: Tokens) -> Tensor:
         """The vectors of a batch of texts."""
@@ -151,6 +164,7 @@ class TransformerPreprocessor:
     def encoder(self, device: torch.device) -> TransformerEncoder:
         """A new :class:`TransformerEncoder` in FP32, in ``train()``."""
         config = _config(self.folder)
+        mixture = _mixture(config)
         model_class = _transformers().AutoModel
         model = _read(
             "transformer",
@@ -161,6 +175,8 @@ class TransformerPreprocessor:
                 else model_class.from_config(config)
             ),
         )
+        if mixture is not None and not self.pretrained:
+            mixture.convert(model)
         if getattr(model, "pooler", None) is not None:
             # Nothing reads it, so it would be carried along untrained.
             model.pooler = None
@@ -224,6 +240,17 @@ def _config(folder: Path) -> Any:
         )
     read = _transformers().AutoConfig.from_pretrained
     return _read("config.json", folder, lambda: read(folder, local_files_only=True))
+
+
+def _mixture(config: Any) -> MoRConfig | None:
+    """The mixture of representations that a transformer was saved with."""
+    kept = getattr(config, "quantization_config", None)
+    if not isinstance(kept, dict) or kept.get("quant_method") != "subulp_mor":
+        return None
+    # Transformers finds the method once this is imported, which takes long.
+    from ....integrations.transformers import MoRConfig  # noqa: PLC0415
+
+    return MoRConfig(**kept)
 
 
 def _tokenizer(folder: Path) -> Any:
