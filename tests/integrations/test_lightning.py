@@ -121,6 +121,19 @@ def test_mixin_is_unfused(options):
     assert modules[1].trainer.optimizers[0].fused is None
 
 
+def test_the_norm_is_lightnings_with_several_groups():
+    """It clips what the optimizer has, in its order; FP32 shows the last bit."""
+
+    def make(params):
+        params = list(params)
+        return optim.AdamW([{"params": params[1::2]}, {"params": params[::2]}], precision="fp32")
+
+    modules = [Plain(torch.float32, make), Mixed(torch.float32, make)]
+    for module in modules:
+        fit(module, gradient_clip_val=0.1)
+    assert same(*modules)
+
+
 @pytest.mark.parametrize("options", OPTIONS[:-1], ids=str)
 def test_plugin_is_unfused(options):
     modules = [Plain(torch.float32), Plain(torch.float32)]

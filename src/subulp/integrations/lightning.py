@@ -172,7 +172,7 @@ class _Fusion:
             )
         limit = trainer.gradient_clip_val or None
         by_value = trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
-        return optim.fuse_backward(
+        handle = optim.fuse_backward(
             module,
             optimizer,
             max_norm=None if by_value else limit,
@@ -181,3 +181,6 @@ class _Fusion:
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             **self._options,
         )
+        # Lightning clips what the optimizer has, in its order.
+        handle.norm_order = [p for group in optimizer.param_groups for p in group["params"]]
+        return handle

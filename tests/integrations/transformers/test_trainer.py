@@ -69,11 +69,11 @@ def new_trainer(folder, fused, model=None, precision="collage-plus", callback=No
     return trainer
 
 
-def trained_both(folder, lora=False, **given):
+def trained_both(folder, lora=False, dtype=torch.bfloat16, **given):
     """Trainings without fusion and with it, one after the other: dropout draws from one source."""
     trainers = []
     for fused in (False, True):
-        trainers.append(new_trainer(folder, fused, new_model(lora=lora), **given))
+        trainers.append(new_trainer(folder, fused, new_model(dtype, lora), **given))
         trainers[-1].train()
     return trainers
 
@@ -105,6 +105,8 @@ def assert_same(a, b):
             "gradient_accumulation_steps": 2,
         },
         {"precision": "extra-bits-8", "bf16": True},
+        {"precision": "fp32", "dtype": torch.float32},
+        {"precision": "fp32", "dtype": torch.float32, "bf16": True, "weight_decay": 0.1},
     ],
     ids=str,
 )

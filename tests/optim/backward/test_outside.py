@@ -106,6 +106,30 @@ def test_another_clipping_than_the_handles_is_refused(parameters, max_norm, norm
         nn.utils.clip_grad_norm_(list(model.parameters())[parameters], max_norm, norm_type)
 
 
+def test_the_order_of_norms_is_the_models():
+    """Of FP32 gradients it decides the last bit of the norm."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(6)])
+    params = list(model.parameters())
+    groups = [{"params": params[1::2]}, {"params": params[::2]}]
+    handle = optim.fuse_backward(model, optim.AdamW(groups, precision="fp32"), max_norm=1.0)
+    made.append(handle)
+    generator = torch.Generator().manual_seed(2)
+    differ = False
+    for _ in range(8):
+        x = torch.randn(4, 16, generator=generator)
+        for order in (params, params[1::2] + params[::2]):
+            handle.norm_order = order
+            grads = torch.autograd.grad(model(x).square().mean(), order)
+            handle.backward(model(x).square().mean())
+            assert torch.equal(handle.total_norm, nn.utils.get_total_norm(grads))
+            other = nn.utils.get_total_norm([*grads[1::2], *grads[::2]])
+            differ |= not torch.equal(other, handle.total_norm)
+    assert differ
+    with pytest.raises(ValueError, match="norm_order"):
+        handle.norm_order = params[1:]
+
+
 def test_others_are_clipped_as_ever():
     new()
     other = nn.Linear(3, 2)

@@ -81,6 +81,7 @@ class FusedBackward:
         ours = {id(p) for p in model.parameters()}
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
         stepped = {id(p) for p in self._params}
+        self._norm_order = [p for p in model.parameters() if id(p) in stepped]
         self._others = [p for p in model.parameters() if id(p) not in stepped]
         accumulator.check(self._params)
         self._check_policies()
@@ -180,6 +181,21 @@ class FusedBackward:
             yield
         finally:
             self._pauses -= 1
+
+    @property
+    def norm_order(self) -> list[Tensor]:
+        """The parameters in the order in which their norms enter the global one.
+
+        It decides the last bit, and is at first that of ``model.parameters()``, which
+        ``clip_grad_norm_`` is usually given; any other order of them may be set.
+        """
+        return list(self._norm_order)
+
+    @norm_order.setter
+    def norm_order(self, order: Sequence[Tensor]) -> None:
+        if len(order) != len(self._params) or set(map(id, order)) != set(map(id, self._params)):
+            raise ValueError("norm_order is not an order of the parameters that step here")
+        self._norm_order = list(order)
 
     def gradient_bytes(self, p: Tensor) -> int:
         """Bytes that a parameter's gradient takes between backward passes."""
@@ -542,7 +558,7 @@ class FusedBackward:
         self._ahead = LookAhead(self._clipping, self._factor, self._is_guarded, kept)
         try:
             self._run(roots, retain_graph=True)
-            bad, clip = self._ahead.nonfinite(), self._ahead.coefficient(self._params)
+            bad, clip = self._ahead.nonfinite(), self._ahead.coefficient(self._norm_order)
         finally:
             self._ahead = None
         worst = self._worst(bad)
