@@ -81,7 +81,7 @@ class FusedBackward:
         ours = {id(p) for p in model.parameters()}
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
         stepped = {id(p) for p in self._params}
-        self._norm_order = [p for p in model.parameters() if id(p) in stepped]
+        self._norm_order: list[Tensor] = [p for p in model.parameters() if id(p) in stepped]
         self._others = [p for p in model.parameters() if id(p) not in stepped]
         accumulator.check(self._params)
         self._check_policies()
