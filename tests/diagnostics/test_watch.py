@@ -159,14 +159,13 @@ def test_steps_inside_the_backward_pass(precision: str, options: dict) -> None:
         with diagnostics.watch(optimizer, every=2 if watched else 100) as w:
             for i, x in enumerate(batches):
                 loss = model(x).float().square().mean()
-                if handle is not None:
+                if handle is None:
+                    loss.backward()
+                else:
                     handle.backward(loss)
-                    # As in loops that are written for both; no step.
-                    optimizer.step()
-                    continue
-                loss.backward()
                 if (i + 1) % passes == 0:
-                    if "max_norm" in options:
+                    # A fused step has been taken then: step() and zero_grad() do nothing.
+                    if handle is None and "max_norm" in options:
                         torch.nn.utils.clip_grad_norm_(model.parameters(), options["max_norm"])
                     optimizer.step()
                     optimizer.zero_grad()

@@ -302,7 +302,7 @@ class Optimizer(TorchOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take a step; while fused, do nothing: the backward pass has stepped already.
+        """Take a step; while fused, check that the backward passes have taken one.
 
         A step with learning rates of zero and gradients of zero only creates the states, if there
         are none: this is how ``torch.distributed.checkpoint`` prepares an optimizer.

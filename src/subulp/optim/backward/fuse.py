@@ -47,9 +47,10 @@ def fuse_backward(
 
     Args:
         model: Module whose parameters the optimizer steps; others keep their gradients.
-        optimizer: One of :mod:`subulp.optim`. Its ``step()`` and ``zero_grad()`` do nothing until
-            :meth:`FusedBackward.remove`; schedulers and changed group options take effect with the
-            next backward pass.
+        optimizer: One of :mod:`subulp.optim`. Until :meth:`FusedBackward.remove`, its
+            ``zero_grad()`` does nothing, and its ``step()`` only checks that the backward passes
+            since its last call have taken one step; schedulers and changed group options take
+            effect with the next backward pass.
         max_norm: Clip the global norm of all gradients, as ``clip_grad_norm_`` does. It must be
             known before the first parameter steps, so :meth:`FusedBackward.backward` runs the
             backward pass twice: once for the norm, each gradient freed at once, and once to step.
