@@ -28,6 +28,8 @@ THIRD_PARTY = {
     "_in_backward_optimizers": "torch, TorchRec: marks parameters that step in backward passes",
     "_indices": "torch: indices() refuses a sparse tensor that is not coalesced",
     "_last_lr": "torch: schedulers have no other way to change the rate that they print",
+    "_modules": "torch: what a module has now, without a walk through all that it contains",
+    "_parameters": "the same",
     "_replace": "public in spite of its name: namedtuple's fields are the user's",
     "_scaled_mm": "torch: the product of FP8 units",
     "_should_accumulate": "Lightning: whether a batch completes a step has no public name",

@@ -315,6 +315,19 @@ def test_fully_shard_afterwards_is_noticed(group):
             step(optimizer, handle, loss)
 
 
+def test_replaced_modules_are_noticed():
+    model, optimizer, handle = new()
+    model.append(nn.Linear(4, 2).bfloat16())  # another optimizer's
+    handle.backward(loss_of(model))
+    optimizer.step()
+    model[0] = nn.Linear(8, 16).bfloat16()
+    with pytest.raises(RuntimeError, match="2 of the 4 parameters"):
+        handle.backward(loss_of(model))
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match="2 of the 4 parameters"):
+        optimizer.step()
+
+
 def test_a_gradient_given_by_hand_is_refused():
     model, optimizer, _ = new()
     model[0].weight.grad = torch.ones_like(model[0].weight)

@@ -81,6 +81,12 @@ class FusedBackward:
         ours = {id(p) for p in model.parameters()}
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
         stepped = {id(p) for p in self._params}
+        self._links = [
+            (place, name, each)
+            for module in model.modules()
+            for place in (module._parameters, module._modules)
+            for name, each in place.items()
+        ]
         self._norm_order: list[Tensor] = [p for p in model.parameters() if id(p) in stepped]
         self._others = [p for p in model.parameters() if id(p) not in stepped]
         accumulator.check(self._params)
@@ -301,6 +307,9 @@ class FusedBackward:
         """Raise RuntimeError if parameters have been replaced since the step was fused."""
         if self._sharded_by_fsdp:
             # FSDP2 puts whole parameters into the modules and back.
+            return
+        # At every pass; to go through the modules of a deep model takes ten times as long.
+        if all(place.get(name) is each for place, name, each in self._links):
             return
         there = {id(p) for p in self._model.parameters()}
         gone = sum(id(p) not in there for p in self._params)
