@@ -12,6 +12,7 @@ from torch import nn
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
+    from lightning.fabric.plugins.precision.amp import _optimizer_handles_unscaling
     from lightning.pytorch.callbacks import ModelCheckpoint
 
 from subulp import optim
@@ -224,3 +225,13 @@ def test_manual_optimization_is_refused():
 
     with pytest.raises(ValueError, match="manual optimization"):
         fit(Manual())
+
+
+def test_only_scalers_are_told_that_a_step_unscales():
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = optim.AdamW([parameter], precision="fp32")
+    assert not _optimizer_handles_unscaling(optimizer)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(parameter.sum() * torch.inf).backward()
+    scaler.step(optimizer)
+    assert optimizer.skipped_steps == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -290,9 +291,7 @@ class Optimizer(TorchOptimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether ``torch.amp.GradScaler`` leaves unscaling to :meth:`step`."""
-        if self.fused is not None:
-            return self.fused.scales
-        return loss_scaling.is_for_the_step(self.param_groups)
+        return loss_scaling.is_asked_by_scaler(sys._getframe(1))
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -5,36 +5,33 @@ in place, where they would underflow after all. Here the step unscales them into
 time, which is exact for scales that are powers of two.
 
 ``scaler.step(optimizer)`` hands ``grad_scale`` and ``found_inf`` to optimizers with
-``_step_supports_amp_scaling``, as it does to PyTorch's own fused ones. What it can unscale is
-left to it: then gradients can be clipped between ``scaler.unscale_`` and ``scaler.step``; some
-frameworks clip for no optimizer that claims otherwise.
+``_step_supports_amp_scaling``, as it does to PyTorch's own fused ones. Others who ask for that, as
+Lightning does, take it for a step that nobody may clip before; but what ``scaler.unscale_`` has
+unscaled, or no scaler has scaled, is clipped as ever. So the scaler alone is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from types import FrameType
 
 import torch
 from torch import Tensor
 
-from . import shards
 from .parameters import Bucket
 
 # Bytes of FP32 gradients alive at a time, unless a single one is larger.
 _UNSCALED_BYTES = 1024 * 1024
 
 
-def is_for_the_step(groups: Sequence[dict[str, Any]]) -> bool:
-    """Whether some parameters have gradients that ``scaler.unscale_`` does not take.
+def is_asked_by_scaler(caller: FrameType) -> bool:
+    """Whether ``GradScaler`` asks if a step unscales by itself, and not who clips before it.
 
-    These are FP16 and FP8 ones, and shards, whose overflows it would not tell the other ranks.
+    Args:
+        caller: The frame that asks.
     """
-    own = (torch.float32, torch.bfloat16)
-    return any(
-        p.dtype not in own or shards.is_sharded(p) for group in groups for p in group["params"]
-    )
+    return caller.f_globals.get("__name__") == torch.amp.GradScaler.__module__
 
 
 def unscaled(bucket: Bucket, scale: Tensor | float | None) -> Iterator[Bucket]:

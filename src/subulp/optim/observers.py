@@ -32,10 +32,6 @@ class StepObserver(Protocol):
 class FusedStep(Protocol):
     """Takes the step inside the backward pass, instead of ``optimizer.step()``."""
 
-    @property
-    def scales(self) -> bool:
-        """Whether it unscales the gradients of a scaled loss."""
-
     def gradient_bytes(self, p: Tensor) -> int:
         """Bytes that a parameter's gradient takes between backward passes."""
 

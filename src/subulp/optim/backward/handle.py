@@ -288,11 +288,6 @@ class FusedBackward:
         """Whether every gradient is clipped just like this."""
         return self._clipping.value == clip_value
 
-    @property
-    def scales(self) -> bool:
-        """Whether gradients of a scaled loss are unscaled here."""
-        return self._scaling is not None
-
     def clipping_advice(self, max_norm: float) -> str:
         """What to pass in order to clip by a norm."""
         own = self._clipping.max_norm
