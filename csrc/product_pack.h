@@ -1,0 +1,100 @@
+// Operands of products, packed into panels and rounded to BF16 meanwhile; see product.h.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec.h"
+#include "subulp.h"
+
+namespace simd {
+
+// A panel holds, step after step along k, one unit for each of its rows (of A) or columns (of B). A unit is a pair, the
+// even number in the lower half, as units of BF16 take it; or a number as FP32, the odd one of each pair first. Plain
+// code has pairs too, so that every machine tests their layout.
+#if defined(__AVX512BF16__)
+#define SUBULP_PAIRS
+constexpr int ROWS = 8, VECTORS = 3;
+#elif defined(__AVX512F__)
+constexpr int ROWS = 8, VECTORS = 3;
+#elif defined(__AVX2__)
+constexpr int ROWS = 6, VECTORS = 2;
+#else
+#define SUBULP_PAIRS
+constexpr int ROWS = 4, VECTORS = 1;
+#endif
+#if defined(SUBULP_PAIRS)
+constexpr int STEPS_PER_PAIR = 1;
+#else
+constexpr int STEPS_PER_PAIR = 2;
+#endif
+
+// Numbers along k of a block, and rows of A and columns of B that are packed for it: a panel of B fits the first
+// cache and a block of A the second.
+constexpr int64_t DEPTH = 256, STEPS = DEPTH / 2 * STEPS_PER_PAIR;
+constexpr int64_t WIDTH = VECTORS * W, HEIGHT = ROWS * 16, BREADTH = WIDTH * 32;
+
+// A matrix as memory has it. Along `inner` numbers lie next to each other, lines of them `stride` numbers apart.
+struct Source {
+  const char* data;
+  int64_t stride;
+  float scale;
+  bool k_is_inner;
+};
+
+// W numbers or fewer, rounded to BF16, in the upper halves of lanes whose lower halves are zero.
+template <class Format>
+inline U load_upper(const char* p, int64_t count, F scale) {
+  char padded[W * 4] = {};
+  if (count < W) {
+    if (count <= 0) return u32(0);
+    std::memcpy(padded, p, static_cast<size_t>(count * Format::bytes));
+    p = padded;
+  }
+  return and_(Bf16::nearest_high(mul(Format::load(p), scale)), u32(0xFFFF0000u));
+}
+// BF16 as it is.
+template <>
+inline U load_upper<Bf16>(const char* p, int64_t count, F scale) {
+  char padded[W * 4] = {};
+  if (count < W) {
+    if (count <= 0) return u32(0);
+    std::memcpy(padded, p, static_cast<size_t>(count * Bf16::bytes));
+    p = padded;
+  }
+  return as_u32(mul(Bf16::load(p), scale));
+}
+
+}  // namespace simd
+
+#if defined(SUBULP_PAIRS)
+#include "product_pairs.h"
+#else
+#include "product_numbers.h"
+#endif
+
+namespace simd {
+
+using Pack = void (*)(const Source&, int64_t, int64_t, int64_t, int64_t, uint32_t*);
+
+// A matrix and how its rows (of A) or columns (of B) are packed; `pack` is null where no format has the code.
+struct Operand {
+  Source from;
+  Pack pack;
+
+  Operand(const void* data, int dtype, int64_t stride, bool k_is_inner, float scale, bool of_a)
+      : from{static_cast<const char*>(data), stride, scale, k_is_inner}, pack(packer(dtype, of_a)) {}
+
+ private:
+  static Pack packer(int dtype, bool of_a) {
+    switch (dtype) {
+#define SUBULP_CASE(code, name, Format) \
+  case SUBULP_##code: return of_a ? pack_a<Format> : pack_b<Format>;
+      SUBULP_FLOATS(SUBULP_CASE)
+#undef SUBULP_CASE
+      default: return nullptr;
+    }
+  }
+};
+
+}  // namespace simd
