@@ -44,7 +44,8 @@ SANITIZED ?= tests/ops/test_all_finite.py tests/ops/test_rows.py tests/ops/test_
 	tests/ops/test_pointers.py tests/ops/test_fingerprint.py tests/ops/test_mixture_tiles.py \
 	tests/ops/test_head.py tests/ops/test_head_integers.py tests/ops/test_head_logistic.py \
 	tests/ops/test_mixture.py tests/ops/test_mixture_any.py tests/ops/test_step_backends.py \
-	tests/ops/test_step_oracle.py tests/ops/test_bf16_product.py tests/ops/test_head_fp8.py
+	tests/ops/test_step_oracle.py tests/ops/test_bf16_product.py tests/ops/test_head_fp8.py \
+	tests/ops/test_head_fused.py
 sanitize: $(VENV)/.test ## the kernels' tests under the sanitizers
 	$(PIP) install --constraint constraints.txt 'subulp[sanitize]'
 	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DSUBULP_SANITIZE=address,undefined \

@@ -265,4 +265,13 @@ using Fp16 = Small<5, 10, true>;
 using E4m3 = Small<4, 3, false>;
 using E5m2 = Small<5, 2, true>;
 
+inline int format_bytes(int format) {
+  switch (format) {
+#define SUBULP_CASE(code, name, Format) case SUBULP_##code: return Format::bytes;
+    SUBULP_FLOATS(SUBULP_CASE)
+#undef SUBULP_CASE
+    default: return 0;
+  }
+}
+
 }  // namespace simd

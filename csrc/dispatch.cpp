@@ -33,18 +33,18 @@ const subulp_kernels* kernels(int isa) {
   }
 }
 
-int product(const subulp_product& p) {
-  const int isa = p.isa == SUBULP_BEST ? subulp_best_isa() : p.isa;
-  if (!runs(isa)) return -1;
+const subulp_products* products(int isa) {
+  if (isa == SUBULP_BEST) isa = subulp_best_isa();
+  if (!runs(isa)) return nullptr;
   switch (isa) {
 #if defined(SUBULP_X86)
-    case SUBULP_AVX2: return subulp_product_avx2(p);
-    case SUBULP_AVX512: return subulp_product_avx512(p);
+    case SUBULP_AVX2: return &subulp_products_avx2;
+    case SUBULP_AVX512: return &subulp_products_avx512;
 #if defined(SUBULP_BF16_UNITS)
-    case SUBULP_AVX512_BF16: return subulp_product_avx512_bf16(p);
+    case SUBULP_AVX512_BF16: return &subulp_products_avx512_bf16;
 #endif
 #endif
-    default: return subulp_product_plain(p);
+    default: return &subulp_products_plain;
   }
 }
 
@@ -88,7 +88,18 @@ int subulp_encode(int32_t dtype, const float* from, void* to, int64_t count, flo
   const subulp_kernels* k = kernels(isa);
   return k ? k->encode(dtype, from, to, count, scale, threads) : -1;
 }
-int subulp_bf16_product(const subulp_product* p) { return product(*p); }
+int subulp_bf16_product(const subulp_product* product) {
+  const subulp_products* p = products(product->isa);
+  return p ? p->product(*product) : -1;
+}
+int subulp_head_step(const subulp_head* head) {
+  const subulp_products* p = products(head->isa);
+  return p ? p->head(*head, *kernels(head->isa)) : -1;
+}
+int64_t subulp_head_scratch(const subulp_head* head) {
+  const subulp_products* p = products(head->isa);
+  return p ? p->head_scratch(*head) : -1;
+}
 int subulp_logistic(float* logits, int64_t rows, int64_t columns, float gain, int32_t gradient, int32_t narrow,
                     const subulp_positives* positives, double* sums, int32_t threads, int32_t isa) {
   const subulp_kernels* k = kernels(isa);

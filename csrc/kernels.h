@@ -27,16 +27,23 @@ struct subulp_kernels {
   int (*blocks_decode)(const subulp_blocks&, const float*, float*, int);
 };
 
+// What multiplies and adds in one instruction.
+struct subulp_products {
+  int (*product)(const subulp_product&);
+  int (*head)(const subulp_head&, const subulp_kernels&);
+  int64_t (*head_scratch)(const subulp_head&);
+};
+
 extern "C" {
 extern const subulp_kernels subulp_kernels_plain;
 #if defined(SUBULP_X86)
 extern const subulp_kernels subulp_kernels_avx2;
 extern const subulp_kernels subulp_kernels_avx512;
 #endif
-int subulp_product_plain(const subulp_product&);
+extern const subulp_products subulp_products_plain;
 #if defined(SUBULP_X86)
-int subulp_product_avx2(const subulp_product&);
-int subulp_product_avx512(const subulp_product&);
-int subulp_product_avx512_bf16(const subulp_product&);
+extern const subulp_products subulp_products_avx2;
+extern const subulp_products subulp_products_avx512;
+extern const subulp_products subulp_products_avx512_bf16;
 #endif
 }

@@ -6,7 +6,12 @@
 
 #include SUBULP_SIMD
 
+#include "head.h"
 #include "kernels.h"
 #include "product.h"
 
-extern "C" int SUBULP_JOIN(subulp_product_, SUBULP_ISA_NAME)(const subulp_product& p) { return simd::run_product(p); }
+extern "C" const subulp_products SUBULP_JOIN(subulp_products_, SUBULP_ISA_NAME) = {
+    simd::run_product,
+    simd::run_head,
+    simd::head_scratch,
+};

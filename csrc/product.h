@@ -127,6 +127,12 @@ inline void multiply_rows(const Operand& a, int64_t row, int64_t rows, int64_t f
   }
 }
 
+// The same with all panels and all of k.
+inline void multiply_rows(const Operand& a, int64_t row, int64_t rows, const Packed& b, float* c, int64_t stride, bool add,
+                          uint32_t* packed_a) {
+  multiply_rows(a, row, rows, 0, b, 0, b.panels(), c, stride, add, packed_a);
+}
+
 // A product of matrices whose packed B may be larger than memory should be.
 inline void product(const Operand& a, const Operand& b, float* c, int64_t stride, int64_t m, int64_t n, int64_t k,
                     int threads) {

@@ -145,15 +145,6 @@ inline void decode_block(const char* from, float* to) {
   for (int i = 0; i < BLOCK; i += W) store_f32(to + i, Format::load(from + i * Format::bytes));
 }
 
-inline int format_bytes(int format) {
-  switch (format) {
-#define SUBULP_CASE(code, name, Format) case SUBULP_##code: return Format::bytes;
-    SUBULP_FLOATS(SUBULP_CASE)
-#undef SUBULP_CASE
-    default: return 0;
-  }
-}
-
 inline void decode_gradient(int format, const char* from, float* to) {
   switch (format) {
 #define SUBULP_CASE(code, name, Format) case SUBULP_##code: return decode_block<Format>(from, to);

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 11
+#define SUBULP_ABI 12
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -66,6 +66,7 @@ enum subulp_strategy { SUBULP_STRATEGIES(SUBULP_CODE) };
 
 #define SUBULP_CONSTANTS(X)                                                                        \
   X(BAD_OFFSETS, -2) X(BAD_GRADIENT, -3) X(BAD_WEIGHTS, -4) X(BAD_TAGS, -5)                        \
+  X(BAD_POSITIVES, -6)                                                                             \
   X(E4M3_LOW_SCALE, 16)         /* of a parameter's second component, strategy.low_scale */        \
   X(LANES, 16)                  /* of a sum in its fixed order, numerics/metrics.py */             \
   X(PARAMETER_BYTES, 8)         /* scale and bias of a row of integers, numerics/int_rows.py */    \
@@ -234,6 +235,27 @@ typedef struct {
   int64_t first;
 } subulp_positives;
 
+/* A step of a chunk of a classifier's rows whose products have BF16 operands; see src/subulp/ops/head/__init__.py. */
+typedef struct {
+  void* rows; /* (labels, dim) */
+  int64_t labels, dim, batch;
+  int64_t tile_rows;     /* of which the inputs' gradient is summed up before it is added */
+  const void* x_logits;  /* (batch, dim) */
+  const float* x;        /* (batch, dim), as the rows' gradient takes the inputs; not read without a step */
+  float* grad_x;         /* (batch, dim), added to; or null */
+  float* positive_logits; /* of the positives, not rounded; with `sums` */
+  double* sums;          /* of each row's softplus, or null */
+  const subulp_step* step; /* SGD of one tensor, whose addresses and size are left out; or null */
+  void* scratch;         /* subulp_head_scratch() bytes */
+  subulp_positives positives; /* ascending rows, counted from 0 */
+  int32_t dtype;         /* of the rows */
+  int32_t x_dtype;       /* of x_logits */
+  float gain;
+  float scale;           /* a power of two: a stored value times it is a weight */
+  int32_t threads;
+  int32_t isa;
+} subulp_head;
+
 SUBULP_EXPORT int subulp_abi(void);
 /* The tables above, the sizes of the structures and samples of the row hash, a line each. */
 SUBULP_EXPORT const char* subulp_facts(void);
@@ -264,6 +286,10 @@ SUBULP_EXPORT int subulp_encode(int32_t dtype, const float* from, void* to, int6
 
 /* Returns 0, or -1 as above. */
 SUBULP_EXPORT int subulp_bf16_product(const subulp_product* product);
+
+/* Returns 0, or SUBULP_BAD_POSITIVES, and then changes nothing; -1 as above. */
+SUBULP_EXPORT int subulp_head_step(const subulp_head* head);
+SUBULP_EXPORT int64_t subulp_head_scratch(const subulp_head* head);
 
 /* FP32 (rows, columns): with `gradient`, z becomes sigmoid(z) * gain, and (sigmoid(z) - 1) * gain at the positives;
  * `sums`, unless null, gets the sum of softplus(z) over each row. With `narrow`, z and what it becomes are rounded to

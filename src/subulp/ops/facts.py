@@ -29,12 +29,15 @@ SCALINGS = {name: code for code, name in enumerate(get_args(Scaling))}
 
 # Negative results of the embedding kernels.
 BAD_OFFSETS, BAD_GRADIENT, BAD_WEIGHTS, BAD_TAGS = -2, -3, -4, -5
+BAD_POSITIVES = -6
+"""Negative result of the head's step."""
 
 _CONSTANTS = {
     "BAD_OFFSETS": BAD_OFFSETS,
     "BAD_GRADIENT": BAD_GRADIENT,
     "BAD_WEIGHTS": BAD_WEIGHTS,
     "BAD_TAGS": BAD_TAGS,
+    "BAD_POSITIVES": BAD_POSITIVES,
     "E4M3_LOW_SCALE": low_scale(E4M3),
     "LANES": metrics.LANES,
     "PARAMETER_BYTES": int_rows.PARAMETER_BYTES,

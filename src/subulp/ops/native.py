@@ -16,7 +16,7 @@ import numpy as np
 from . import facts
 from .step.job import SCALARS
 
-ABI = 11
+ABI = 12
 _REMEDY = (
     "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
     ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
@@ -159,6 +159,32 @@ class Positives(ctypes.Structure):
     )
 
 
+class Head(ctypes.Structure):
+    """``subulp_head`` of csrc/subulp.h."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("labels", c_int64),
+        ("dim", c_int64),
+        ("batch", c_int64),
+        ("tile_rows", c_int64),
+        ("x_logits", c_void_p),
+        ("x", c_void_p),
+        ("grad_x", c_void_p),
+        ("positive_logits", c_void_p),
+        ("sums", c_void_p),
+        ("step", POINTER(Step)),
+        ("scratch", c_void_p),
+        ("positives", Positives),
+        ("dtype", c_int32),
+        ("x_dtype", c_int32),
+        ("gain", c_float),
+        ("scale", c_float),
+        ("threads", c_int32),
+        ("isa", c_int32),
+    )
+
+
 NARROW = np.dtype([("first_normal", "i4"), ("mantissa_bits", "i4"), ("sign_bit", "i4")])
 """``subulp_narrow`` of csrc/subulp.h."""
 
@@ -220,6 +246,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "subulp_decode": _CONVERT,
     "subulp_encode": _CONVERT,
     "subulp_bf16_product": (c_int, (POINTER(Product),)),
+    "subulp_head_step": (c_int, (POINTER(Head),)),
+    "subulp_head_scratch": (c_int64, (POINTER(Head),)),
     "subulp_logistic": (
         c_int,
         (
@@ -263,6 +291,7 @@ _SIZES = {
     "narrow": NARROW.itemsize,
     "product": ctypes.sizeof(Product),
     "positives": ctypes.sizeof(Positives),
+    "head": ctypes.sizeof(Head),
 }
 
 

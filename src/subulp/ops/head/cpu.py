@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..sgd import cpu as sgd
-from . import HeadJob, tiles
+from . import HeadJob, fused, tiles
 
 TILE_BYTES = 4 * 1024 * 1024
 """FP32 bytes of a tile's weights: enough for fast products, small enough for a shared cache."""
@@ -11,4 +11,6 @@ TILE_BYTES = 4 * 1024 * 1024
 
 def run(job: HeadJob) -> None:
     """Run ``job``."""
-    tiles.run(job, max(1, TILE_BYTES // (4 * job.dim)), sgd.run)
+    tile_rows = max(1, TILE_BYTES // (4 * job.dim))
+    if not fused.run(job, tile_rows):
+        tiles.run(job, tile_rows, sgd.run)

@@ -77,7 +77,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _Products:
+class Products:
     """What a tile's products multiply, and how.
 
     Attributes:
@@ -95,7 +95,7 @@ class _Products:
     stored: bool
 
     @classmethod
-    def of(cls, job: HeadJob, *, fp8_units: bool) -> _Products:
+    def of(cls, job: HeadJob, *, fp8_units: bool) -> Products:
         """Those of ``job``, on units of FP8 for FP8 operands if there are any."""
         fp8_operands = job.products == "fp8"
         # Weights scaled by dropout are no numbers of E4M3, nor always of BF16.
@@ -145,11 +145,11 @@ def run(
     gradients = torch.empty_like(weights) if own else weights
     logits = torch.empty(size, job.x.shape[0], dtype=torch.float32, device=job.device)
     partial = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
-    products = _Products.of(job, fp8_units=fp8_units)
+    products = Products.of(job, fp8_units=fp8_units)
     if products.rounded:
         job = replace(job, x=job.x.bfloat16().float())
     scale = job.scale if products.stored else 1.0
-    loss = ExactSum(job.loss) if isinstance(job.loss, Tensor) else job.loss
+    loss = exact_loss(job)
     places = _Place.all_of(job, size)
     # Positives are sorted by label: those of a tile are a run of them.
     starts = [place.start for place in places] + [labels]
@@ -196,6 +196,11 @@ def run(
         _update(job, tile, step_sgd)
     if loss is not None and loss is not job.loss:
         loss.flush()
+
+
+def exact_loss(job: HeadJob) -> ExactSum | None:
+    """The sum that a job's losses are added to; flushed by who made it."""
+    return ExactSum(job.loss) if isinstance(job.loss, Tensor) else job.loss
 
 
 def _stored(rows: Tensor, place: _Place) -> Tensor:
@@ -269,6 +274,14 @@ def _update_plain(
     first: int,
     step_sgd: Callable[[StepJob], None],
 ) -> None:
+    if job.scale != 1.0:
+        # A stored value is 1 / scale of its weight, and so is its update.
+        gradient.mul_(1.0 / job.scale)
+    step_sgd(sgd_job(job, rows, gradient, first))
+
+
+def sgd_job(job: HeadJob, rows: Tensor, gradient: Tensor, first: int) -> StepJob:
+    """The step of the job's rows from ``first`` on, whose gradient is that of stored values."""
     name = "fp32" if rows.dtype == torch.float32 else job.rounding
     scalars = new_scalars(
         [torch.tensor(job.random.step, dtype=torch.int64, device="cpu")],
@@ -276,24 +289,19 @@ def _update_plain(
         [job.random.offset + first * job.dim],
     )
     scalars["step_size"] = job.lr
-    if job.scale != 1.0:
-        # A stored value is 1 / scale of its weight, and so is its update.
-        gradient.mul_(1.0 / job.scale)
-    step_sgd(
-        StepJob(
-            strategy=parse_strategy(name),
-            params=[rows],
-            grads=[gradient],
-            fast=(),
-            slow=(),
-            extras=(),
-            slow_lows=(),
-            scalars=scalars,
-            seed=job.random.seed,
-            beta1=0.0,
-            one_minus_beta1=1.0,
-            weight_decay=as_fp32(job.weight_decay),
-        )
+    return StepJob(
+        strategy=parse_strategy(name),
+        params=[rows],
+        grads=[gradient],
+        fast=(),
+        slow=(),
+        extras=(),
+        slow_lows=(),
+        scalars=scalars,
+        seed=job.random.seed,
+        beta1=0.0,
+        one_minus_beta1=1.0,
+        weight_decay=as_fp32(job.weight_decay),
     )
 
 

@@ -36,34 +36,41 @@ def run(entry: str, job: StepJob) -> None:
         ValueError: A tensor has no memory, or not as much as it says.
         RuntimeError: The library is missing or has no such kernel.
     """
-    lib = native.library()
     count, roles, table = len(job.params), job.roles().values(), addresses(job)
     first = table.buffer_info()[0]
     rows = [first + table.itemsize * count * (i + 1) for i in range(len(roles))]
-    step = native.Step(
-        count,
-        first,
-        *(row if role else None for role, row in zip(roles, rows, strict=True)),
-        native.address(job.scalars),
-        CODES[job.strategy.family],
-        facts.DTYPES[job.params[0].dtype],
-        facts.DTYPES[job.grads[0].dtype],
-        job.strategy.k,
-        job.seed,
-        torch.get_num_threads(),
-        native.isa(),
-        job.maximize,
-        job.decoupled,
-        job.nesterov,
-        job.beta1,
-        job.one_minus_beta1,
-        job.beta2,
-        job.one_minus_beta2,
-        job.eps,
-        job.weight_decay,
+    step = arguments(job)
+    step.numel = first
+    step.param, step.grad, step.fast, step.slow, step.extra, step.slow_low = (
+        row if role else None for role, row in zip(roles, rows, strict=True)
     )
+    lib = native.library()
     if getattr(lib, entry)(ctypes.byref(step)) != 0:
         raise RuntimeError(
             f"{entry} has no kernel for precision={job.strategy.name!r} with {job.params[0].dtype} "
             f"parameters and {job.grads[0].dtype} gradients"
         )
+
+
+def arguments(job: StepJob) -> native.Step:
+    """What a kernel gets, but for the tensors' sizes and addresses. It lives as long as ``job``."""
+    return native.Step(
+        count=len(job.params),
+        scalars=native.address(job.scalars),
+        strategy=CODES[job.strategy.family],
+        param_dtype=facts.DTYPES[job.params[0].dtype],
+        grad_dtype=facts.DTYPES[job.grads[0].dtype],
+        extra_bits=job.strategy.k,
+        seed=job.seed,
+        threads=torch.get_num_threads(),
+        isa=native.isa(),
+        maximize=job.maximize,
+        decoupled=job.decoupled,
+        nesterov=job.nesterov,
+        beta1=job.beta1,
+        one_minus_beta1=job.one_minus_beta1,
+        beta2=job.beta2,
+        one_minus_beta2=job.one_minus_beta2,
+        eps=job.eps,
+        weight_decay=job.weight_decay,
+    )
