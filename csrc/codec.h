@@ -89,6 +89,11 @@ struct Bf16 {
     const U odd = and_(shr<16>(mag), u32(1));
     return finish_high(add(add(mag, u32(0x7FFF)), odd), mag, x);
   }
+  // The same, but beyond the largest number lies infinity, as when torch rounds.
+  static SUBULP_FLAT U unbounded_high(F x) {
+    const U mag = quiet(x), rounded = add(add(mag, u32(0x7FFF)), and_(shr<16>(mag), u32(1)));
+    return or_(rounded, and_(as_u32(x), u32(0x80000000u)));
+  }
   static SUBULP_FLAT U stochastic_high(F x, U bits) {
     const U mag = quiet(x);
     return finish_high(add(mag, bits), mag, x);

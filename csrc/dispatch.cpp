@@ -144,7 +144,7 @@ int subulp_mixture_wide(const subulp_mixture* mixture, uint8_t* wide) {
   const subulp_kernels* k = kernels(mixture->isa);
   return k ? k->mixture_wide(*mixture, wide, mixture->threads) : -1;
 }
-int subulp_mixture_decode(const subulp_mixture* mixture, const uint8_t* wide, float* to) {
+int subulp_mixture_decode(const subulp_mixture* mixture, const uint8_t* wide, void* to) {
   const subulp_kernels* k = kernels(mixture->isa);
   return k ? k->mixture_decode(*mixture, wide, to, mixture->threads) : -1;
 }

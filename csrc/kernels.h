@@ -20,7 +20,7 @@ struct subulp_kernels {
                           uint32_t, int);
   int64_t (*mixture_encode)(const subulp_mixture&, int);
   int (*mixture_wide)(const subulp_mixture&, uint8_t*, int);
-  int (*mixture_decode)(const subulp_mixture&, const uint8_t*, float*, int);
+  int (*mixture_decode)(const subulp_mixture&, const uint8_t*, void*, int);
   int (*blocks_measure)(const subulp_blocks&, int);
   int (*blocks_errors)(const subulp_blocks&, int);
   int (*blocks_encode)(const subulp_blocks&, int);

@@ -53,12 +53,10 @@ struct Logistic {
   }
 };
 
-// To BF16's nearest number, ties to even; beyond the largest lies infinity, as when torch rounds.
 template <bool narrow>
 inline F narrowed(F x) {
   if constexpr (!narrow) return x;
-  const U mag = Bf16::quiet(x), rounded = add(add(mag, u32(0x7FFF)), and_(shr<16>(mag), u32(1)));
-  return as_f32(and_(or_(rounded, and_(as_u32(x), u32(0x80000000u))), u32(0xFFFF0000u)));
+  return as_f32(and_(Bf16::unbounded_high(x), u32(0xFFFF0000u)));
 }
 
 // One row in place; with a sum, its softplus in the order of the row. `narrow`: rounded to BF16 before and after.

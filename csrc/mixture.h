@@ -4,6 +4,7 @@
 #pragma once
 
 #include "mixture_error.h"
+#include "byte_table.h"
 #include "mixture_grid.h"
 #include "mixture_numbers.h"
 #include "mixture_scale.h"
@@ -291,36 +292,68 @@ inline int run_mixture_wide(const subulp_mixture& m, uint8_t* wide, int threads)
   }
 }
 
+// At most W values of a row, as numbers of a format.
+template <class To>
+inline void store_values(char* to, F x, int64_t n) {
+  if (n >= W) return To::store(to, x);
+  alignas(64) char values[W * To::bytes];
+  To::store(values, x);
+  std::memcpy(to, values, static_cast<size_t>(n * To::bytes));
+}
+
+#if defined(SUBULP_BYTE_TABLE)
+// The same to BF16, of tiles that are worth a table.
+constexpr int64_t WORTH_A_TABLE = 1024;
 template <class Format>
-inline void decode_tile(const Strip& s, const Tile& t, const uint8_t* codes, float* to, float inverse) {
+inline void look_tile_up(const Strip& s, const Tile& t, const uint8_t* codes, char* to, F factor) {
+  const ByteTable table([factor](const char* p) { return Bf16::nearest(mul(Format::load(p), factor)); });
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const int64_t at = (t.row + r) * s.matrix_columns + t.column;
+    for (int64_t i = 0; i < t.columns; i += 2 * W) {
+      const uint32_t lanes = first_lanes(t.columns - i);
+      _mm512_mask_storeu_epi16(to + (at + i) * Bf16::bytes, lanes,
+                               table.halves(_mm256_maskz_loadu_epi8(lanes, codes + at + i)));
+    }
+  }
+}
+#endif
+
+template <class Format, class To>
+inline void decode_tile(const Strip& s, const Tile& t, const uint8_t* codes, char* to, float inverse) {
   const F factor = f32(inverse);
+#if defined(SUBULP_BYTE_TABLE)
+  if constexpr (std::is_same_v<To, Bf16>)
+    if (t.rows * t.columns >= WORTH_A_TABLE) return look_tile_up<Format>(s, t, codes, to, factor);
+#endif
   for (int64_t r = 0; r < t.rows; ++r) {
     const int64_t at = (t.row + r) * s.matrix_columns + t.column;
     each_vector<Format>(reinterpret_cast<const char*>(codes) + at, t.columns, [&](int64_t i, F value, int n) {
-      store_part(to + at + i, mul(value, factor), n);
+      store_values<To>(to + (at + i) * To::bytes, mul(value, factor), n);
     });
   }
 }
 
 // Values of a tile of wide numbers, whose lower bytes begin at `low`.
-template <class Format>
-inline void decode_wide_tile(const Strip& s, const Tile& t, const uint8_t* codes, const uint8_t* low, float* to) {
+template <class Format, class To>
+inline void decode_wide_tile(const Strip& s, const Tile& t, const uint8_t* codes, const uint8_t* low, char* to) {
   for (int64_t r = 0; r < t.rows; ++r) {
     const int64_t at = (t.row + r) * s.matrix_columns + t.column;
     for (int64_t i = 0; i < t.columns; i += W) {
       const int n = static_cast<int>(std::min<int64_t>(W, t.columns - i));
       const U high = load_each(codes + at + i, n), lower = load_each(low + r * t.block_width + i, n);
-      store_part(to + at + i, Format::value(or_(shl<8>(high), lower)), n);
+      store_values<To>(to + (at + i) * To::bytes, Format::value(or_(shl<8>(high), lower)), n);
     }
   }
 }
+template <class To>
 inline void decode_wide_tile(const Strip& s, const Tile& t, const uint8_t* codes, const uint8_t* low, int dtype,
-                             float* to) {
-  if (dtype == SUBULP_FP16) decode_wide_tile<Fp16>(s, t, codes, low, to);
-  else decode_wide_tile<Bf16>(s, t, codes, low, to);
+                             char* to) {
+  if (dtype == SUBULP_FP16) decode_wide_tile<Fp16, To>(s, t, codes, low, to);
+  else decode_wide_tile<Bf16, To>(s, t, codes, low, to);
 }
 
-inline int run_mixture_decode(const subulp_mixture& m, const uint8_t* wide, float* to, int threads) {
+template <class To>
+inline void decode_mixture(const subulp_mixture& m, const uint8_t* wide, char* to, int threads) {
   const Grid g(m);
   const bool whole = m.recipe == SUBULP_TENSOR;
   const uint8_t last = wide_type(m.recipe);
@@ -339,15 +372,23 @@ inline int run_mixture_decode(const subulp_mixture& m, const uint8_t* wide, floa
       const uint8_t type = m.types[whole ? 0 : s.block + b];
       const Tile t = s.tile_of(b);
       if (type == 0) {
-        decode_tile<E4m3>(s, t, m.codes, to, inverse[b]);
+        decode_tile<E4m3, To>(s, t, m.codes, to, inverse[b]);
       } else if (type != last) {
-        decode_tile<E5m2>(s, t, m.codes, to, inverse[b]);
+        decode_tile<E5m2, To>(s, t, m.codes, to, inverse[b]);
       } else {
-        decode_wide_tile(s, t, m.codes, wide + offsets[s.block + b] + t.place, m.dtype, to);
+        decode_wide_tile<To>(s, t, m.codes, wide + offsets[s.block + b] + t.place, m.dtype, to);
       }
     }
   });
-  return 0;
+}
+
+inline int run_mixture_decode(const subulp_mixture& m, const uint8_t* wide, void* to, int threads) {
+  char* const values = static_cast<char*>(to);
+  switch (m.to_dtype) {
+    case SUBULP_FP32: decode_mixture<Fp32>(m, wide, values, threads); return 0;
+    case SUBULP_BF16: decode_mixture<Bf16>(m, wide, values, threads); return 0;
+    default: return -1;
+  }
 }
 
 }  // namespace simd

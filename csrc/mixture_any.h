@@ -166,7 +166,7 @@ inline int run_blocks_decode(const subulp_blocks& m, const float* values, float*
       const uint8_t type = m.types[block];
       const Tile t = s.tile_of(b);
       if (type >= m.count) {
-        decode_wide_tile(s, t, m.codes, m.wide + m.offsets[block] + t.place, m.dtype, to);
+        decode_wide_tile<Fp32>(s, t, m.codes, m.wide + m.offsets[block] + t.place, m.dtype, reinterpret_cast<char*>(to));
         continue;
       }
       const float* const table = values + type * 256;

@@ -133,14 +133,63 @@ inline void multiply_rows(const Operand& a, int64_t row, int64_t rows, const Pac
   multiply_rows(a, row, rows, 0, b, 0, b.panels(), c, stride, add, packed_a);
 }
 
+// Where a product goes: as it is, or times a factor, plus a number for each column, and then as BF16.
+class Result {
+ public:
+  explicit Result(const subulp_product& p)
+      : data_(static_cast<char*>(p.c)), stride_(p.c_stride), narrow_(p.c_dtype == SUBULP_BF16), scale_(p.c_scale),
+        bias_(p.bias) {}
+
+  bool is_plain() const { return !narrow_ && scale_ == 1.0f && !bias_; }
+  int64_t stride() const { return stride_; }
+  float* plain(int64_t row, int64_t column) const {
+    return reinterpret_cast<float*>(data_) + row * stride_ + column;
+  }
+  // Sums, `apart` from row to row, to their places from `row` and `column` on.
+  void finish(const float* sums, int64_t apart, int64_t row, int64_t rows, int64_t column, int64_t columns) const {
+    const IeeeMode ieee;
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; j += W)
+        finish(sums + i * apart + j, row + i, column + j, std::min<int64_t>(W, columns - j));
+  }
+
+ private:
+  void finish(const float* sums, int64_t row, int64_t column, int64_t count) const {
+    alignas(64) float edge[W];
+    const auto whole = [&](const float* from) {
+      if (count == W) return load_f32(from);
+      std::memcpy(edge, from, static_cast<size_t>(count) * sizeof(float));
+      return load_f32(edge);
+    };
+    F x = mul(whole(sums), f32(scale_));
+    if (bias_) x = add(x, whole(bias_ + column));
+    const int64_t bytes = narrow_ ? 2 : 4;
+    char* const to = data_ + (row * stride_ + column) * bytes;
+    char* const at = count == W ? to : reinterpret_cast<char*>(edge);
+    if (narrow_) store_u16(at, shr<16>(Bf16::unbounded_high(x)));
+    else store_f32(at, x);
+    if (count < W) std::memcpy(to, edge, static_cast<size_t>(count * bytes));
+  }
+
+  char* data_;
+  int64_t stride_;
+  bool narrow_;
+  float scale_;
+  const float* bias_;
+};
+
+// Units of B that are packed at a time, if they are more than one block's: 4 MiB. Between times threads wait for each
+// other.
+constexpr int64_t PACKED = 1 << 20;
+
 // A product of matrices whose packed B may be larger than memory should be.
-inline void product(const Operand& a, const Operand& b, float* c, int64_t stride, int64_t m, int64_t n, int64_t k,
-                    int threads) {
-  // Units of B that are packed at a time, if they are more than one block's: 4 MiB. Between times threads wait for
-  // each other.
-  constexpr int64_t PACKED = 1 << 20;
-  const int64_t breadth = std::min(n, BREADTH), panels_at_once = (breadth + WIDTH - 1) / WIDTH;
-  const int64_t depth = std::max<int64_t>(1, PACKED / (STEPS * WIDTH * panels_at_once)) * DEPTH;
+inline void product(const Operand& a, const Operand& b, const Result& c, int64_t m, int64_t n, int64_t k, int threads) {
+  const int64_t blocks_of_k = std::max<int64_t>(1, (k + DEPTH - 1) / DEPTH);
+  // Sums that are finished need all of k: then fewer columns are packed, not less of k.
+  const int64_t widest = c.is_plain() ? BREADTH : std::min(BREADTH, PACKED / (STEPS * blocks_of_k) / WIDTH * WIDTH);
+  const int64_t breadth = std::min(n, std::max(widest, WIDTH)), panels_at_once = (breadth + WIDTH - 1) / WIDTH;
+  const int64_t depth = c.is_plain() ? std::max<int64_t>(1, PACKED / (STEPS * WIDTH * panels_at_once)) * DEPTH
+                                     : blocks_of_k * DEPTH;
   // As many blocks of rows for each thread, if there is one.
   const int64_t least = (m + HEIGHT - 1) / HEIGHT;
   const int64_t wanted = least < threads ? least : (least + threads - 1) / threads * threads;
@@ -152,9 +201,10 @@ inline void product(const Operand& a, const Operand& b, float* c, int64_t stride
   {
     const FlushMode flush;
     Buffer<uint32_t> packed_a(STEPS * HEIGHT, UNSET);
-    for (int64_t column = 0; column < n; column += BREADTH)
+    Buffer<float> sums(c.is_plain() ? 0 : height * breadth, UNSET);
+    for (int64_t column = 0; column < n; column += breadth)
       for (int64_t first = 0; first == 0 || first < k; first += depth) {
-        const Packed packed{std::min(BREADTH, n - column), std::min(depth, k - first), units.data()};
+        const Packed packed{std::min(breadth, n - column), std::min(depth, k - first), units.data()};
 #if defined(_OPENMP)
 #pragma omp for schedule(static)
 #endif
@@ -165,24 +215,40 @@ inline void product(const Operand& a, const Operand& b, float* c, int64_t stride
 #pragma omp for schedule(static)
 #endif
         for (int64_t task = 0; task < blocks * groups; ++task) {
-          const int64_t row = task / groups * height, group = task % groups;
-          multiply_rows(a, row, std::min(height, m - row), first, packed, group * panels / groups,
-                        (group + 1) * panels / groups, c + row * stride + column, stride, first > 0, packed_a.data());
+          const int64_t row = task / groups * height, rows = std::min(height, m - row), group = task % groups;
+          const int64_t from = group * panels / groups, to = (group + 1) * panels / groups;
+          if (c.is_plain()) {
+            multiply_rows(a, row, rows, first, packed, from, to, c.plain(row, column), c.stride(), first > 0,
+                          packed_a.data());
+          } else {
+            multiply_rows(a, row, rows, first, packed, from, to, sums.data(), breadth, false, packed_a.data());
+            const int64_t begin = from * WIDTH, end = std::min(to * WIDTH, packed.columns);
+            c.finish(sums.data() + begin, breadth, row, rows, column + begin, end - begin);
+          }
         }
       }
   }
 }
 
+// One row: it is multiplied as a column, since then the lines of B, which run along k, are packed one by one.
+inline void turned_product(const Operand& row, const Operand& lines, const Result& c, int64_t n, int64_t k, int threads) {
+  Buffer<float> sums(n, UNSET);
+  subulp_product plain{};
+  plain.c = sums.data();
+  plain.c_dtype = SUBULP_FP32;
+  plain.c_stride = 1;
+  plain.c_scale = 1.0f;
+  product(lines, row, Result(plain), n, 1, k, threads);
+  c.finish(sums.data(), n, 0, 1, 0, n);
+}
+
 inline int run_product(const subulp_product& p) {
-  // A single row is multiplied as a column, whose partner is packed line by line where its lines run along k.
   const bool turned = p.m == 1 && p.b_k_inner;
-  const Operand a = turned ? Operand(p.b, p.b_dtype, p.b_stride, true, p.b_scale, true)
-                           : Operand(p.a, p.a_dtype, p.a_stride, p.a_k_inner != 0, p.a_scale, true);
-  const Operand b = turned ? Operand(p.a, p.a_dtype, p.a_stride, p.a_k_inner != 0, p.a_scale, false)
-                           : Operand(p.b, p.b_dtype, p.b_stride, p.b_k_inner != 0, p.b_scale, false);
-  if (!a.pack || !b.pack) return -1;
-  if (turned) product(a, b, p.c, 1, p.n, 1, p.k, p.threads);
-  else product(a, b, p.c, p.c_stride, p.m, p.n, p.k, p.threads);
+  const Operand a(p.a, p.a_dtype, p.a_stride, p.a_k_inner != 0, p.a_scale, !turned);
+  const Operand b(p.b, p.b_dtype, p.b_stride, p.b_k_inner != 0, p.b_scale, turned);
+  if (!a.pack || !b.pack || (p.c_dtype != SUBULP_FP32 && p.c_dtype != SUBULP_BF16)) return -1;
+  if (turned) turned_product(a, b, Result(p), p.n, p.k, p.threads);
+  else product(a, b, Result(p), p.m, p.n, p.k, p.threads);
   return 0;
 }
 

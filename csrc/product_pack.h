@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "byte_table.h"
 #include "codec.h"
 #include "subulp.h"
 

@@ -55,9 +55,6 @@ inline void transpose(U* v) {
     v[12 + j] = _mm512_shuffle_i32x4(t[4 + j], t[12 + j], 0xDD);
   }
 }
-inline uint32_t first_lanes(int64_t count) {
-  return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1;
-}
 #else
 inline U neighbours(U low, U high) {
   return lanes<U>([&](int i) {
@@ -115,37 +112,21 @@ class Pairs<Bf16> {
   bool scaled_;
 };
 
-// Formats of one byte: a sign and one of 128 magnitudes, which are looked up.
+// Formats of one byte are looked up.
 template <class Format>
 class BytePairs {
  public:
-  explicit BytePairs(float scale) {
-    alignas(64) char codes[128];
-    alignas(64) uint16_t upper[128];
-    for (int i = 0; i < 128; ++i) codes[i] = static_cast<char>(i);
-    for (int i = 0; i < 128; i += W) store_u16(upper + i, shr<16>(load_upper<Format>(codes + i, W, f32(scale))));
-    for (int i = 0; i < 4; ++i) magnitudes_[i] = load_u32(upper + 32 * i);
-  }
-  U along(const char* p, int64_t count) const { return decode(_mm256_maskz_loadu_epi8(first_lanes(count), p)); }
+  explicit BytePairs(float scale)
+      : table_([scale](const char* p) { return shr<16>(load_upper<Format>(p, W, f32(scale))); }) {}
+  U along(const char* p, int64_t count) const { return table_.halves(_mm256_maskz_loadu_epi8(first_lanes(count), p)); }
   U across(const char* even, int64_t evens, const char* odd, int64_t odds) const {
     const __m128i low = _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_lanes(evens)), even);
     const __m128i high = _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_lanes(odds)), odd);
-    return zipped(decode(_mm256_set_m128i(high, low)));
+    return zipped(table_.halves(_mm256_set_m128i(high, low)));
   }
 
  private:
-  // An index counts 64 entries: its sixth bit says of which half, its seventh is the sign.
-  U decode(__m256i codes) const {
-    const U wide = _mm512_cvtepu8_epi16(codes);
-    const U small = _mm512_permutex2var_epi16(magnitudes_[0], wide, magnitudes_[1]);
-    const U large = _mm512_permutex2var_epi16(magnitudes_[2], wide, magnitudes_[3]);
-    const U found = _mm512_mask_mov_epi16(small, _mm512_test_epi16_mask(wide, _mm512_set1_epi16(0x40)), large);
-    constexpr int first_or_both_others = 0xF8;
-    return _mm512_ternarylogic_epi32(found, _mm512_slli_epi16(wide, 8), _mm512_set1_epi16(static_cast<short>(0x8000)),
-                                     first_or_both_others);
-  }
-
-  U magnitudes_[4];
+  ByteTable table_;
 };
 template <>
 struct Pairs<E4m3> : BytePairs<E4m3> { using BytePairs::BytePairs; };

@@ -180,6 +180,8 @@ typedef struct {
   float threshold;
   int32_t threads;
   int32_t isa;
+  int32_t to_dtype; /* when decoding, FP32 or BF16 */
+  int32_t reserved;
 } subulp_mixture;
 
 /* A narrow format that blocks may be in. */
@@ -212,17 +214,20 @@ typedef struct {
   int32_t reserved;
 } subulp_blocks;
 
-/* c = a b, (m, n) from (m, k) and (k, n): FP32 sums of operands that are multiplied by their scale, a power of two,
- * and rounded to BF16; see src/subulp/ops/bf16_product.py. */
+/* c = a b c_scale + bias, (m, n) from (m, k) and (k, n): FP32 sums of operands that are multiplied by their scale, a
+ * power of two, and rounded to BF16; see src/subulp/ops/bf16_product.py. */
 typedef struct {
   const void* a;
   const void* b;
-  float* c;
+  void* c;
+  const float* bias; /* of c's columns, or null */
   int64_t m, n, k;
   int64_t a_stride, b_stride, c_stride; /* between lines, in numbers */
   int32_t a_dtype, b_dtype;
   int32_t a_k_inner, b_k_inner; /* whether a line runs along k */
   float a_scale, b_scale;
+  int32_t c_dtype; /* FP32 or BF16 */
+  float c_scale;
   int32_t threads;
   int32_t isa;
 } subulp_product;
@@ -327,8 +332,8 @@ SUBULP_EXPORT int64_t subulp_embedding_update(const subulp_table* tables, int64_
 SUBULP_EXPORT int64_t subulp_mixture_encode(const subulp_mixture* mixture);
 /* The BF16 numbers: upper bytes into `codes`, lower ones into `wide`; -1 as above. */
 SUBULP_EXPORT int subulp_mixture_wide(const subulp_mixture* mixture, uint8_t* wide);
-/* FP32 (rows, columns); `wide` is null where there are no BF16 numbers; -1 as above. */
-SUBULP_EXPORT int subulp_mixture_decode(const subulp_mixture* mixture, const uint8_t* wide, float* to);
+/* (rows, columns), BF16 rounded to nearest; `wide` is null where there are no BF16 numbers; -1 as above. */
+SUBULP_EXPORT int subulp_mixture_decode(const subulp_mixture* mixture, const uint8_t* wide, void* to);
 SUBULP_EXPORT int subulp_blocks_measure(const subulp_blocks* blocks);
 SUBULP_EXPORT int subulp_blocks_errors(const subulp_blocks* blocks);
 SUBULP_EXPORT int subulp_blocks_encode(const subulp_blocks* blocks);

@@ -177,7 +177,10 @@ def test_what_is_no_matrix_of_numbers_is_refused():
         ((a, b[:3]), "a is \\(3, 4\\) and b \\(3, 5\\)"),
         ((a.int(), b), "int32 is not a format"),
         ((a, b.double()), "float64 is not a format"),
-        ((a, b, torch.zeros(3, 4)), "out is torch.float32 of \\(3, 4\\): expected FP32 \\(3, 5\\)"),
+        (
+            (a, b, torch.zeros(3, 4)),
+            "out is torch.float32 of \\(3, 4\\): expected FP32 or BF16 \\(3, 5\\)",
+        ),
         ((a, b, torch.zeros(3, 5, dtype=FP16)), "out is torch.float16"),
         ((a, b, strided), "out has strides \\(1, 3\\): expected contiguous rows"),
         ((a, b.to("meta")), "b lies on meta and a on cpu"),
@@ -202,3 +205,46 @@ def test_units_are_those_of_the_instruction_set_in_use(monkeypatch):
     assert bf16_product.units_at(cpu)
     with environment(SUBULP_BACKEND="reference"):
         assert not bf16_product.units_at(cpu)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize(
+    "shape", [(1, 33, 300), (3, 1, 7), (40, 50, 0), (130, 100, 520), (9, 1600, 40)], ids=str
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_results_are_scaled_and_biased_in_fp32_and_rounded_once(shape, transposed, isa, backend):
+    m, n, k = shape
+    a, b = matrix(m, k), matrix(k, n, E4M3, transposed=transposed, seed=1)
+    bias = torch.linspace(-3, 5, n)
+    with environment(SUBULP_ISA=isa, SUBULP_BACKEND=backend), threads(2):
+        sums = bf16_mm(a, b)
+        expected = sums * 0.3
+        found = bf16_mm(a, b, out_scale=0.3)
+        assert torch.equal(bits(found), bits(expected))
+        expected += bias
+        assert torch.equal(bits(bf16_mm(a, b, out_scale=0.3, bias=bias)), bits(expected))
+        room = torch.full((m, n + 5), 7.0, dtype=BF16_DTYPE)
+        narrow = bf16_mm(a, b, room[:, 2 : n + 2], out_scale=0.3, bias=bias)
+        assert torch.equal(narrow, expected.to(BF16_DTYPE))
+        assert bool((room[:, :2] == 7.0).all())
+        assert bool((room[:, n + 2 :] == 7.0).all())
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_what_is_too_large_for_bf16_becomes_infinite_as_in_torch(isa):
+    large = torch.full((2, 2), 2.0**64)
+    out = torch.empty(2, 2, dtype=BF16_DTYPE)
+    with environment(SUBULP_ISA=isa):
+        bf16_mm(large, large * 0.7, out)
+        assert torch.equal(out, (large @ (large * 0.7)).to(BF16_DTYPE))
+        assert bool(bf16_mm(torch.full((2, 2), float("nan")), large, out).isnan().all())
+
+
+def test_a_bias_that_does_not_fit_is_refused():
+    a, b = matrix(3, 4), matrix(4, 5)
+    for bias in (torch.zeros(4), torch.zeros(5, dtype=FP16), torch.zeros(1, 5)):
+        with pytest.raises(ValueError, match=r"bias is torch.float.*expected FP32 \(5,\)"):
+            bf16_mm(a, b, bias=bias)
+    sparse = torch.arange(10.0)[::2]
+    assert torch.equal(bf16_mm(a, b, bias=sparse), bf16_mm(a, b) + sparse)

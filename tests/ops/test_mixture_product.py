@@ -13,6 +13,7 @@ from subulp.numerics import mixture
 from subulp.numerics.mixture import RECIPES, THREE_WAY, TWO_WAY
 from subulp.numerics.partition import PARTITIONS
 from subulp.ops import bf16_product
+from subulp.ops.bf16_product import bf16_mm
 from subulp.ops.head import fp8
 from subulp.ops.mixture import product as product_module
 from subulp.ops.mixture.product import Operand, has_tiles, product, scaling_of, unit_product
@@ -234,9 +235,44 @@ def test_units_of_bf16_multiply_decoded_values(group, dtype, transposed, monkeyp
         left, right = left.bfloat16().float(), right.bfloat16().float()
     exact = left.double() @ right.double().t()
     bound = (left @ right.t() - exact).abs().max() + 2.0**-21 * exact.abs().max()
+    if dtype == BF16:
+        # The sums are rounded once.
+        assert found.dtype == BF16
+        assert ((found - exact).abs() <= 2 * bound + 2.0**-8 * exact.abs()).all()
+        sums = _sums_before_rounding(monkeypatch, a, b)
+        assert torch.equal(found, sums.to(BF16))
+        found = sums
     assert (found - exact).abs().max() <= bound
     # The rounding of the operands is more than that.
     assert ((whole - exact).abs().max() > 2 * bound) == (dtype == BF16 and group == "channel")
+
+
+def _sums_before_rounding(monkeypatch, a, b):
+    """What a product that rounds to BF16 rounds: it is given FP32 to write to."""
+    wide = []
+
+    def mm(rows, columns, out=None, **options):
+        wide.append(torch.empty(rows.shape[0], columns.shape[1]))
+        multiplied = bf16_mm(rows, columns, wide[-1], **options)
+        return multiplied if out is None else out.copy_(multiplied)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bf16_product, "bf16_mm", mm)
+        product(a, b, BF16)
+    # Tiles are columns of the result, or what adds up to it.
+    return torch.cat(wide, 1) if not b.transposed else _scaled_sum(wide, a, b)
+
+
+def _scaled_sum(terms, a, b):
+    total = torch.zeros(terms[0].shape)
+    for term in terms:
+        total += term
+    if len(terms) == 1:
+        return total
+    factors = [
+        float(1 / o.mixture.mantissa) if o.mixture.mantissa.numel() == 1 else 1.0 for o in (a, b)
+    ]
+    return total * (factors[0] * factors[1])
 
 
 def test_wide_blocks_are_rounded_on_units_of_bf16(monkeypatch):
@@ -248,7 +284,7 @@ def test_wide_blocks_are_rounded_on_units_of_bf16(monkeypatch):
     assert summary.sole is None
     a, b = Operand(found, None), operand(16, 64, 1)
     left, right = a.values().bfloat16().float(), b.values()
-    got = product(a, b, BF16)
-    torch.testing.assert_close(
-        got.double(), left.double() @ right.double().t(), rtol=1e-5, atol=1e-5
-    )
+    exact = left.double() @ right.double().t()
+    got = product(a, b, BF16).double()
+    sizes = left.double().abs() @ right.double().abs().t()
+    assert ((got - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5 * sizes).all()

@@ -109,10 +109,11 @@ class _UnitLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = bf16_mm(x.reshape(-1, x.shape[-1]), weight.t())
-        if bias is not None:
-            y.add_(bias.float())
-        return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype)
+        rows, wide_bias = x.reshape(-1, x.shape[-1]), None if bias is None else bias.float()
+        y = bf16_mm(
+            rows, weight.t(), rows.new_empty(rows.shape[0], weight.shape[0]), bias=wide_bias
+        )
+        return y.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -128,11 +129,14 @@ class _UnitLinear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         grad_x = grad_weight = grad_bias = None
         if needs_x:
-            grad_x = bf16_mm(grad_rows, weight).view(x.shape).to(x.dtype)
+            grad_x = bf16_mm(grad_rows, weight, torch.empty_like(rows)).view(x.shape)
         if needs_weight:
             grad_weight = torch.empty_like(weight, dtype=ctx.weight_grad_dtype)
-            for tile, buffer in _tiles(weight):
-                grad_weight[tile].copy_(bf16_mm(grad_rows[:, tile].t(), rows, buffer))
+            if grad_weight.dtype in bf16_product.RESULTS and grad_weight.is_contiguous():
+                bf16_mm(grad_rows.t(), rows, grad_weight)
+            else:
+                for tile, buffer in _tiles(weight):
+                    grad_weight[tile].copy_(bf16_mm(grad_rows[:, tile].t(), rows, buffer))
         if needs_bias:
             grad_bias = grad_rows.float().sum(0).to(ctx.bias_grad_dtype)
         return grad_x, grad_weight, grad_bias

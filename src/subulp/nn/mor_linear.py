@@ -328,9 +328,7 @@ def forward_product(
     with without_autocast(x):
         quantise = _Quantiser(mor, note)
         q = quantise(rows, "input")
-        y = product(q, quantise(weight, "weight", kept), x.dtype)
-        if bias is not None:
-            y = y + bias.to(y.dtype)
+        y = product(q, quantise(weight, "weight", kept), x.dtype, bias)
         saved = quantise.transposed(rows, "input", q) if save else None
     return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype), saved
 

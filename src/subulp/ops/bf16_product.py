@@ -15,10 +15,13 @@ from torch import Tensor
 
 from ..numerics import BF16, format_of, round_to
 from . import backend, facts, native
-from .pointers import check_plain, matrix_ptr
+from .pointers import check_plain, data_ptr, matrix_ptr
 
 UNITS = "avx512-bf16"
 """Instruction set with units of BF16; processors with AMX have it too."""
+
+RESULTS = (torch.float32, torch.bfloat16)
+"""Dtypes of products."""
 
 
 def units_at(device: torch.device) -> bool:
@@ -35,43 +38,52 @@ def bf16_mm(
     *,
     a_scale: float = 1.0,
     b_scale: float = 1.0,
+    out_scale: float = 1.0,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """``bf16(a * a_scale) @ bf16(b * b_scale)``, summed in FP32.
+    """``bf16(a * a_scale) @ bf16(b * b_scale) * out_scale + bias``, in FP32 until the end.
 
     Args:
         a: ``(m, k)`` of a storage dtype: FP32, BF16, FP16, E4M3 or E5M2. Rounded to nearest even;
             what is too large saturates. Subnormal numbers of BF16 count as zero.
         b: ``(k, n)``, likewise.
-        out: FP32 ``(m, n)``, contiguous along its rows; overwritten (default: a new one).
+        out: FP32 or BF16 ``(m, n)``, contiguous along its rows; overwritten (default: a new one in
+            FP32). Rounded to BF16 as by ``Tensor.to``.
         a_scale: A power of two (default: 1).
         b_scale: A power of two (default: 1).
+        out_scale: Factor on the sums, rounded to FP32 (default: 1).
+        bias: FP32 ``(n,)``, added to each row (default: nothing).
 
     Returns:
-        FP32 ``(m, n)``. On a CPU, sums begin at zero and take the products in pairs along ``k``,
-        the odd one of a pair first, each addition rounded once.
+        ``(m, n)``. On a CPU, sums begin at zero and take the products in pairs along ``k``, the odd
+        one of a pair first, each addition rounded once.
 
     Raises:
         TypeError: A tensor wraps others, as DTensor does.
         ValueError: A shape, dtype, layout or device does not fit.
     """
-    _check(a, b, out)
+    _check(a, b, out, bias)
     if out is None:
         out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
     if backend.choose(a.device).backend != "cpu":
         # A sum that begins at zero is no negative zero.
-        return torch.mm(_rounded(a, a_scale), _rounded(b, b_scale), out=out).add_(0.0)
+        sums = torch.mm(_rounded(a, a_scale), _rounded(b, b_scale)).add_(0.0).mul_(out_scale)
+        return out.copy_(sums if bias is None else sums.add_(bias))
     if out.numel() == 0:
         return out
     a, b = _dense(a), _dense(b)
     a_address, a_line, a_by_row = matrix_ptr("a", a)
     b_address, b_line, b_by_row = matrix_ptr("b", b)
     out_address, out_line, _ = matrix_ptr("out", out)
+    # A copy must live as long as the call needs its address.
+    bias = None if bias is None else bias.contiguous()
     call = native.Product(
         *(a_address, b_address, out_address),
+        None if bias is None else data_ptr("bias", bias, torch.float32),
         *(a.shape[0], b.shape[1], a.shape[1]),
         *(a_line, b_line, out_line),
         *(facts.DTYPES[a.dtype], facts.DTYPES[b.dtype], a_by_row, not b_by_row),
-        *(a_scale, b_scale),
+        *(a_scale, b_scale, facts.DTYPES[out.dtype], out_scale),
         torch.get_num_threads(),
         native.isa(),
     )
@@ -90,7 +102,7 @@ def _dense(matrix: Tensor) -> Tensor:
     return matrix if 1 in (*matrix.stride(), *matrix.shape) else matrix.contiguous()
 
 
-def _check(a: Tensor, b: Tensor, out: Tensor | None) -> None:
+def _check(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> None:
     for name, tensor in (("a", a), ("b", b), ("out", out)):
         if tensor is None:
             continue
@@ -107,11 +119,19 @@ def _check(a: Tensor, b: Tensor, out: Tensor | None) -> None:
         raise ValueError(
             f"a is {tuple(a.shape)} and b {tuple(b.shape)}: expected (m, k) and (k, n)"
         )
+    if bias is not None:
+        check_plain("bias", bias)
+        if (bias.dtype, bias.shape, bias.device) != (torch.float32, b.shape[1:], a.device):
+            raise ValueError(
+                f"bias is {bias.dtype} of {tuple(bias.shape)} on {bias.device}: expected FP32 "
+                f"{tuple(b.shape[1:])} on {a.device}"
+            )
     if out is None:
         return
-    if out.dtype != torch.float32 or out.shape != (a.shape[0], b.shape[1]):
+    if out.dtype not in RESULTS or out.shape != (a.shape[0], b.shape[1]):
         raise ValueError(
-            f"out is {out.dtype} of {tuple(out.shape)}: expected FP32 {(a.shape[0], b.shape[1])}"
+            f"out is {out.dtype} of {tuple(out.shape)}: expected FP32 or BF16 "
+            f"{(a.shape[0], b.shape[1])}"
         )
     if out.numel() and (out.stride(1) != 1 or out.stride(0) < out.shape[1]):
         raise ValueError(f"out has strides {out.stride()}: expected contiguous rows")

@@ -93,6 +93,8 @@ class Mixture(ctypes.Structure):
         ("threshold", c_float),
         ("threads", c_int32),
         ("isa", c_int32),
+        ("to_dtype", c_int32),
+        ("reserved", c_int32),
     )
 
 
@@ -131,6 +133,7 @@ class Product(ctypes.Structure):
         ("a", c_void_p),
         ("b", c_void_p),
         ("c", c_void_p),
+        ("bias", c_void_p),
         ("m", c_int64),
         ("n", c_int64),
         ("k", c_int64),
@@ -143,6 +146,8 @@ class Product(ctypes.Structure):
         ("b_k_inner", c_int32),
         ("a_scale", c_float),
         ("b_scale", c_float),
+        ("c_dtype", c_int32),
+        ("c_scale", c_float),
         ("threads", c_int32),
         ("isa", c_int32),
     )

@@ -18,6 +18,7 @@ from ...numerics.mixture import TENSOR, THREE_WAY, TWO_WAY, Mixture, Recipe, val
 from ...numerics.partition import grid_of, sizes_of_blocks
 from .. import facts, native
 from ..pointers import data_ptr
+from ..rows import encode as encode_values
 from . import passes
 from .job import DecodeJob, EncodeJob, Job
 
@@ -107,9 +108,12 @@ def _decode(job: DecodeJob) -> Tensor:
         torch.get_num_threads(),
         native.isa(),
     )
-    native.library().subulp_mixture_decode(
-        ctypes.byref(call), lower or None, data_ptr("out", out, torch.float32)
+    call.to_dtype = facts.DTYPES[out.dtype]
+    failed = native.library().subulp_mixture_decode(
+        ctypes.byref(call), lower or None, data_ptr("out", out, out.dtype, m.shape)
     )
+    if failed:
+        raise ValueError(f"room has dtype {out.dtype}: expected FP32 or BF16")
     return out
 
 
@@ -176,7 +180,9 @@ class _Passes:
 
 def _decode_any(job: DecodeJob) -> Tensor:
     m = job.mixture
-    out = job.result()
+    result = job.result()
+    # These passes write FP32.
+    out = torch.empty(m.shape, dtype=torch.float32, device=CPU) if _is_narrow(result) else result
     types = m.block_types().contiguous()
     offsets, count = passes.wide_offsets(types, len(m.formats), m.shape, m.block)
     assert count == m.wide.numel()
@@ -198,7 +204,11 @@ def _decode_any(job: DecodeJob) -> Tensor:
         data_ptr("out", out, torch.float32),
     )
     del kept
-    return out
+    return encode_values(out, result) if _is_narrow(result) else result
+
+
+def _is_narrow(result: Tensor) -> bool:
+    return result.dtype == torch.bfloat16
 
 
 @functools.cache

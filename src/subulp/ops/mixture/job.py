@@ -54,8 +54,8 @@ class DecodeJob:
 
     Attributes:
         mixture: The mixture.
-        room: FP32 of the matrix's shape, contiguous, which the result may lie in; ``None`` for
-            memory of its own.
+        room: FP32 or, for C++, BF16 of the matrix's shape, contiguous, which the result lies in;
+            ``None`` for memory of its own.
     """
 
     mixture: Mixture
@@ -67,7 +67,7 @@ class DecodeJob:
         return self.mixture.codes.device
 
     def result(self) -> Tensor:
-        """Memory for the matrix, FP32."""
+        """Memory for the matrix."""
         if self.room is not None:
             return self.room
         return torch.empty(self.mixture.shape, dtype=torch.float32, device=self.device)

@@ -6,7 +6,6 @@ the narrow values and the inverse scales apart, which rounds at other places.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +25,8 @@ _FP8 = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 # FP32 of an operand that are decoded at a time. Of a weight of 4096 x 4096, 2 MiB at a time take
 # twice as long, because each call takes a third of a millisecond; 16 MiB take as long as 8.
 TILE_BYTES = 8 * 1024 * 1024
+# The most and the least exponent of a factor that is a normal number, as its inverse is.
+_EXPONENTS = range(-126, 127)
 # What cuBLAS wants of the contracted size and of the columns.
 _MULTIPLE = 16
 # Values along the contraction that share a scale, in cuBLAS's finest scaling by FP32.
@@ -83,8 +84,8 @@ class Operand:
         return (second, first) if self.transposed else (first, second)
 
 
-def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
-    """``a @ b.T``.
+def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """``a @ b.T + bias``.
 
     Args:
         a: (rows, k).
@@ -92,46 +93,109 @@ def product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
         dtype: Dtype of the activations. Decoded values are rounded to it before they are multiplied
             if it is BF16 or FP16 on a GPU. If it is BF16 on a CPU with units of BF16, they are
             unless a mantissa that all scales share can be left to the result.
+        bias: (columns,), added in the dtype of the result where that is ``dtype``, else in FP32
+            (default: nothing).
 
     Returns:
         (rows, columns), FP32 or ``dtype``.
     """
+    device = a.mixture.codes.device
+    if device.type == "cpu" and dtype == torch.bfloat16 and bf16_product.units_at(device):
+        return _bf16_product(a, b, bias)
+    found = _product(a, b, dtype)
+    return found if bias is None else found + bias.to(found.dtype)
+
+
+def _product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     device = a.mixture.codes.device
     if fp8.units_at(device):
         scaling = scaling_of(a, b, dtype, tiles=has_tiles(device))
         if scaling is not None:
             return unit_product(a, b, dtype, scaling)
     if device.type == "cpu":
-        if dtype == torch.bfloat16 and bf16_product.units_at(device):
-            return _bf16_product(a, b)
-        return _tiled_product(a.values(), b, torch.mm)
+        return _tiled_product(a.values(), b)
     left, right = a.values(), b.values()
     if left.is_cuda and dtype != torch.float32:
         return left.to(dtype) @ right.to(dtype).t()
     return left @ right.t()
 
 
-def _bf16_product(a: Operand, b: Operand) -> Tensor:
-    """``a @ b.T`` of operands that are BF16 numbers where they can be, else rounded."""
+def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
+    """``a @ b.T + bias`` in BF16, from operands that are BF16 numbers or rounded to them."""
     (left, of_left), (right, of_right) = _in_bf16(a), _in_bf16(b)
-    return _tiled_product(left.values(), right, bf16_product.bf16_mm).mul_(of_left * of_right)
+    scale, added = of_left * of_right, None if bias is None else bias.float()
+    rows, a_scale = _stored_values(left) or (_bf16_values(left), 1.0)
+    out = rows.new_empty(rows.shape[0], b.shape[0], dtype=torch.bfloat16)
+    columns = _stored_values(right)
+    if columns is not None:
+        return bf16_product.bf16_mm(
+            *(rows, columns[0].t(), out),
+            a_scale=a_scale,
+            b_scale=columns[1],
+            out_scale=scale,
+            bias=added,
+        )
+    # Not more than a tile of it is decoded at a time.
+    tiles = list(row_tiles(right.mixture, max(1, TILE_BYTES // (2 * right.mixture.shape[1]))))
+    if not b.transposed:
+        for tile, part in tiles:
+            values = _bf16_values(replace(right, mixture=part))
+            bf16_product.bf16_mm(
+                *(rows, values.t(), out[:, tile]),
+                a_scale=a_scale,
+                out_scale=scale,
+                bias=None if added is None else added[tile],
+            )
+        return out
+    if len(tiles) == 1:
+        values = _bf16_values(right).t()
+        return bf16_product.bf16_mm(rows, values, out, a_scale=a_scale, out_scale=scale, bias=added)
+    # The contraction runs over the tiles.
+    sums = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    for tile, part in tiles:
+        values = _bf16_values(replace(right, mixture=part)).t()
+        sums.add_(bf16_product.bf16_mm(rows[:, tile], values, a_scale=a_scale))
+    sums.mul_(scale)
+    return out.copy_(sums if added is None else sums.add_(added))
 
 
-def _in_bf16(operand: Operand) -> tuple[Operand, Tensor]:
-    """An operand and its factor, FP32 (): a mantissa that all scales share is no part of it, and so
-    all its numbers are narrow values times powers of two. Those of several groups of blocks, or
-    beside wide blocks, are none of BF16's: they stay as they are.
+def _in_bf16(operand: Operand) -> tuple[Operand, float]:
+    """An operand and its factor: a mantissa that all scales share is no part of it, and so all its
+    numbers are narrow values times powers of two. Those of several groups of blocks, or beside wide
+    blocks, are none of BF16's: they stay as they are.
     """
     mixture = operand.mixture
-    one = torch.ones_like(mixture.mantissa)
     if mixture.mantissa.numel() > 1 or mixture.wide.numel():
-        return operand, one.reshape(-1)[0]
-    factor = (one / mixture.mantissa).reshape(())
+        return operand, 1.0
+    one = torch.ones_like(mixture.mantissa)
+    factor = float(one / mixture.mantissa) if mixture.mantissa.numel() else 1.0
     return replace(operand, mixture=replace(mixture, mantissa=one)), factor
 
 
-def _tiled_product(left: Tensor, b: Operand, mm: Callable[..., Tensor]) -> Tensor:
-    """``left @ b.T`` in FP32, where ``b`` is never decoded as a whole: ``mm`` multiplies."""
+def _stored_values(operand: Operand) -> tuple[Tensor, float] | None:
+    """(rows, k) of a storage dtype, and the power of two that makes them the operand's values;
+    ``None`` unless they are of one format and one scale, whose mantissa is 1.
+    """
+    mixture, fmt = operand.mixture, operand.format
+    if fmt not in _FP8 or mixture.exponents.numel() != 1 or mixture.mantissa.item() != 1.0:
+        return None
+    exponent = int(mixture.exponents)
+    if exponent not in _EXPONENTS:
+        return None
+    codes = mixture.codes.view(_FP8[fmt])
+    return codes.t() if operand.transposed else codes, 2.0**-exponent
+
+
+def _bf16_values(operand: Operand) -> Tensor:
+    """BF16 (rows, k)."""
+    mixture = operand.mixture
+    room = torch.empty(mixture.shape, dtype=torch.bfloat16, device=mixture.codes.device)
+    found: Tensor = backend.run("mixture", DecodeJob(mixture, room))
+    return found.t() if operand.transposed else found
+
+
+def _tiled_product(left: Tensor, b: Operand) -> Tensor:
+    """``left @ b.T`` in FP32, where ``b`` is never decoded as a whole."""
     width = b.mixture.shape[1]
     tiles = list(row_tiles(b.mixture, max(1, TILE_BYTES // (4 * width))))
     # The same memory for all: new pages would cost more than decoding into them does.
@@ -142,11 +206,11 @@ def _tiled_product(left: Tensor, b: Operand, mm: Callable[..., Tensor]) -> Tenso
     for tile, part in tiles:
         decoded = backend.run("mixture", DecodeJob(part, room[: tile.stop - tile.start]))
         if not b.transposed:
-            mm(left, decoded.t(), out=out[:, tile])
+            torch.mm(left, decoded.t(), out=out[:, tile])
         elif tile.start == 0:
-            mm(left[:, tile], decoded, out=out)
+            torch.mm(left[:, tile], decoded, out=out)
         else:
-            out.add_(mm(left[:, tile], decoded, out=term))
+            out.add_(torch.mm(left[:, tile], decoded, out=term))
     return out
 
 
