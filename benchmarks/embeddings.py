@@ -7,8 +7,11 @@
 numbers, 48 % of them different; forward pass, backward pass and update. All ways take turns in
 one process; medians over rounds, ratios of times within a round. Peers: torch's ``EmbeddingBag``
 with sparse gradients and Adagrad, and FBGEMM's tables on the CPU (``pip install --no-deps
-fbgemm-gpu-cpu``). The bound is the memory traffic of FP32 rows: each different row is read by the
-lookups, and read and written by the update, at the bandwidth of a copy in the same rounds.
+fbgemm-gpu-cpu``). A table's bound counts bytes and random bits. Each different row is read by the
+lookups, and read and written by the update, where it lies, at the bandwidth of a copy in the same
+rounds; so are its count and the optimizer's state, and row numbers, sums and gradients move once a
+pass. Rows that do not lie in the cache are rounded stochastically, at the rate of a block in the
+processor's cache.
 
 ``rows``: INT4 rows of 64 numbers with a cache of 5 %, from a hundred thousand rows to a hundred
 million, each size in a process of its own. By Zipf's law, larger tables have more different rows in
@@ -22,6 +25,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,9 @@ from rich.table import Table
 from torch import Tensor
 
 from subulp import nn, optim
+from subulp.numerics.int_rows import row_bytes
+from subulp.ops.head import RandomAddress
+from subulp.ops.rows import encode_rows
 
 BATCHES = 16
 WARM_UP = 48
@@ -94,6 +101,8 @@ class Ours:
         optimizer: str = "row-wise",
         rounding: str = "stochastic",
     ) -> None:
+        self.optimizer = optimizer
+        self.stochastic = rounding == "stochastic" and storage != "fp32"
         self.bag = nn.CachedEmbeddingBag(
             rows,
             dim,
@@ -169,29 +178,59 @@ class Torch:
 
 
 class Copy:
-    """A copy of as many bytes as a step of FP32 rows moves at the least."""
+    """A copy of more than a processor's cache holds."""
 
-    def __init__(self, nbytes: int) -> None:
-        # Its source is read and its target written; both are larger than a processor's cache.
-        self.count = nbytes // 2 // 4
-        self.source = torch.randn(max(self.count, 1 << 26))
-        self.target = torch.empty(self.count)
-        self.at = 0
+    NBYTES = 2 * (1 << 28)
+    """Read and written."""
+
+    def __init__(self) -> None:
+        self.source = torch.randn(self.NBYTES // 2 // 4)
+        self.target = torch.empty_like(self.source)
 
     def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
-        end = self.at + self.count
-        if end > len(self.source):
-            self.at, end = 0, self.count
-        self.target.copy_(self.source[self.at : end])
-        self.at = end
+        self.target.copy_(self.source)
 
 
-def moved(dim: int, different: float) -> int:
-    """Bytes that a step of FP32 rows must move: each different row is read, and updated.
+class Rounding:
+    """Rows in a processor's cache to integers, with random bits or without."""
 
-    Rows that are looked up again come from the processor's cache.
-    """
-    return int(3 * different * dim * 4)
+    NUMBERS = 1 << 18
+
+    def __init__(self, dim: int, *, stochastic: bool) -> None:
+        self.wide = torch.randn(self.NUMBERS // dim, dim)
+        self.rows = torch.empty(len(self.wide), row_bytes(dim, 8), dtype=torch.uint8)
+        self.random = RandomAddress(seed=0, stream=0, step=1, offset=0) if stochastic else None
+
+    def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
+        encode_rows(self.wide, self.rows, 8, self.random)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step of one of our tables must do."""
+
+    nbytes: float
+    random_numbers: float
+
+    @classmethod
+    def of(cls, method: Ours, batches: list[Tensor], bags: int) -> Work:
+        """The mean over batches; which rows lie in the cache is as the last step left it."""
+        (table,) = method.bag.tables
+        codes = table.table.codes
+        dim, stored = method.bag.embedding_dim, codes.nbytes / len(codes)
+        state = 4 if method.optimizer == "row-wise" else 0
+        nbytes = numbers = 0.0
+        for values in batches:
+            different = values.unique()
+            cached = int(torch.isin(different, table.tags).sum())
+            others = len(different) - cached
+            # Read; read and written, with the optimizer's state and, in a cache, a count and a tag.
+            nbytes += 3 * (cached * dim * 4 + others * stored) + 2 * state * len(different)
+            nbytes += (2 * 4 + 2 * 4) * len(different) if table.sets else 0
+            # Row numbers of both passes, sums written, gradients read.
+            nbytes += 2 * values.nbytes + 2 * bags * dim * 4
+            numbers += others * dim if method.stochastic else 0
+        return cls(nbytes / len(batches), numbers / len(batches))
 
 
 app = App(help=__doc__)
@@ -233,7 +272,13 @@ def speed(
             f"{storage}+5%, nearest": Ours(rows, dim, storage, 0.05, rounding="nearest")
             for storage in ("int8", "int4")
         },
-        "bound": Copy(moved(dim, unique * batch * lookups)),
+        **(
+            scales := {
+                "copy": Copy(),
+                "stochastic": Rounding(dim, stochastic=True),
+                "nearest": Rounding(dim, stochastic=False),
+            }
+        ),
     }
     for i in range(WARM_UP):
         for method in methods.values():
@@ -247,20 +292,30 @@ def speed(
         pairs = zip(times[other], times[name], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
+    # What a byte and a random number cost at the least.
+    of_byte = statistics.median(times["copy"]) / Copy.NBYTES
+    random_bits = statistics.median(
+        a - b for a, b in zip(times["stochastic"], times["nearest"], strict=True)
+    )
+    of_number = random_bits / Rounding.NUMBERS
     results = []
     for name, method in methods.items():
-        if name == "bound":
+        if name in scales:
             continue
-        hits = method.bag.hit_rate if isinstance(method, Ours) else None
+        ours = isinstance(method, Ours)
+        work = Work.of(method, batches, batch) if ours else None
+        least = None if work is None else work.nbytes * of_byte + work.random_numbers * of_number
         results.append(
             {
                 "name": name,
                 "lookups_per_second": batch * lookups / statistics.median(times[name]),
                 "times_fbgemm_fp32": faster(name, "fbgemm fp32"),
                 "times_torch": faster(name, "torch"),
-                "share_of_fp32_bound": faster(name, "bound"),
+                "share_of_bound": least and least / statistics.median(times[name]),
+                "bytes_moved": work and work.nbytes,
+                "random_numbers": work and work.random_numbers,
                 "bytes": method.nbytes(),
-                "hit_rate": hits,
+                "hit_rate": method.bag.hit_rate if ours else None,
             }
         )
     found = {row["name"]: row for row in results}
@@ -280,13 +335,14 @@ def speed(
         "memory of int8+5% / fbgemm fp32": found["int8+5%"]["bytes"] / memory,
         "memory of int4+5% / fbgemm fp32": found["int4+5%"]["bytes"] / memory,
     }
-    table = Table("", "M lookups/s", "x fbgemm fp32", "x torch", "GiB", "hit rate")
+    table = Table("", "M lookups/s", "x fbgemm fp32", "x torch", "of bound", "GiB", "hit rate")
     for row in results:
         table.add_row(
             row["name"],
             f"{row['lookups_per_second'] / 1e6:.2f}",
             f"{row['times_fbgemm_fp32']:.2f}",
             f"{row['times_torch']:.2f}",
+            f"{row['share_of_bound']:.0%}" if row["share_of_bound"] else "",
             f"{row['bytes'] / 2**30:.2f}",
             f"{row['hit_rate']:.1%}" if row["hit_rate"] else "",
         )
@@ -308,6 +364,8 @@ def speed(
             "lookups": lookups,
             "unique": unique,
             "rounds": rounds,
+            "copy_bytes_per_second": 1 / of_byte,
+            "random_numbers_per_second": 1 / of_number,
             "aims": AIMS,
             "ratios": ratios,
             "methods": results,
