@@ -78,6 +78,11 @@ def make(
         EmbeddingTable(rows, dim, storage, 0.1, "lru", 1, rounding=rounding),
         EmbeddingTable(rows, dim, storage, 0.1, "lfu", 1, rounding, "mixed"),
     ]
+    return of(configs, rule, [0, 1, 2, 3, 4, 1])
+
+
+def of(configs: list[EmbeddingTable], rule: str, features: list[int]) -> Tables:
+    """Tables with random rows, before their first step."""
     tables = []
     for i, config in enumerate(configs):
         table = CachedTable(config)
@@ -91,7 +96,7 @@ def make(
         "rowwise": lambda: [torch.zeros(shape[0]) for shape in shapes],
     }[rule]()
     evictions = torch.zeros(len(tables), dtype=torch.int64)
-    return Tables(tables, accumulators, [0, 1, 2, 3, 4, 1], evictions)
+    return Tables(tables, accumulators, features, evictions)
 
 
 def batch(

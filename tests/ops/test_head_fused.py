@@ -159,11 +159,20 @@ def test_positives_outside_are_refused_before_anything_changes(labels, instances
     same(made, other)
 
 
+def test_gradients_of_inputs_in_any_layout():
+    plain = job(products="bf16")
+    turned = copy(plain)
+    turned = replace(turned, grad_x=turned.grad_x.t().contiguous().t())
+    with threads(2):
+        assert fused.run(plain, 50)
+        assert fused.run(turned, 50)
+    assert torch.equal(turned.grad_x, plain.grad_x)
+
+
 def test_what_is_no_run_of_memory_is_refused():
     made = job(products="bf16")
     for changes, message in (
         ({"rows": made.rows[:, ::2], "x": made.x[:, ::2].contiguous()}, "rows has strides"),
-        ({"grad_x": made.grad_x.t().contiguous().t()}, "grad_x has strides"),
         ({"grad_x": made.grad_x.double()}, "grad_x has dtype torch.float64"),
         ({"grad_x": made.grad_x[:3]}, "grad_x has shape"),
         ({"positive_instances": made.positive_instances[:-1]}, "positive_instances has shape"),

@@ -9,9 +9,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
-    LlamaForCausalLM,
     Trainer,
     TrainingArguments,
 )
@@ -27,18 +25,19 @@ IDS = torch.arange(8)[None]
 MOR = nn.MoR("subtensor-2way", partition=(16, 16))
 
 
-def llama():
+def llama(dtype=torch.float32):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **heads)).eval()
+    config = LlamaConfig(vocab_size=64, **sizes, **heads)
+    # Not model.to(dtype), which casts the frequencies of the positions too: they are not saved.
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
-def gpt2():
+def gpt2(dtype=torch.float32):
     torch.manual_seed(0)
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32)
-    ).eval()
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def layers(model):
@@ -48,7 +47,7 @@ def layers(model):
 @pytest.mark.parametrize("new", [llama, gpt2])
 @pytest.mark.parametrize("options", [{}, {"heads": True, "first": 1}])
 def test_saved_and_loaded(tmp_path, new, options):
-    model = new().bfloat16()
+    model = new(torch.bfloat16)
     report = convert_to_mor(model, MOR, quiet=True, **options)
     model.save_pretrained(tmp_path)
     kept = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
@@ -85,7 +84,7 @@ def test_converted_while_it_is_loaded(tmp_path):
 
 
 def test_loaded_models_train(tmp_path):
-    model = gpt2().bfloat16()
+    model = gpt2(torch.bfloat16)
     convert_to_mor(model, MOR, quiet=True)
     model.save_pretrained(tmp_path / "model")
     values = []

@@ -77,8 +77,10 @@ def _call(job: HeadJob, x_logits: Tensor, tile_rows: int, threads: int) -> None:
         threads=threads,
         isa=native.isa(),
     )
+    # Like inputs of any layout, their gradient need not be one run of memory.
+    grad_x = job.grad_x.contiguous()
     if job.train or job.gradient:
-        call.grad_x = data_ptr("grad_x", job.grad_x, torch.float32, (batch, dim))
+        call.grad_x = data_ptr("grad_x", grad_x, torch.float32, (batch, dim))
     if job.train:
         # The addresses of rows and gradients are the kernel's to fill in.
         step = tiles.sgd_job(job, job.rows, torch.empty(0, dtype=torch.float32, device="cpu"), 0)
@@ -95,6 +97,8 @@ def _call(job: HeadJob, x_logits: Tensor, tile_rows: int, threads: int) -> None:
         )
     if failed:
         raise RuntimeError(f"subulp_head_step has no kernel for {job.rows.dtype}")
+    if grad_x is not job.grad_x:
+        job.grad_x.copy_(grad_x)
     if sums is not None:
         loss = tiles.exact_loss(job)
         assert loss is not None

@@ -1,0 +1,161 @@
+"""Steps on a GPU that is not there; ``python -m tests.pretended_gpu.cases`` prints what they cost.
+
+One process for all of them, and none after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subulp import nn, optim
+from subulp.nn.cached_table import EmbeddingTable
+from subulp.ops.embedding import embedding_pool, embedding_update
+from subulp.ops.head import head_step
+from tests.ops import embedding_jobs, head_jobs
+
+from .device import Count, GpuTensor, pretended_gpu
+
+BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+Place = Callable[[Tensor], Tensor]
+Case = Callable[[Place], tuple[Callable[[], Any], Callable[[], Sequence[Tensor]]]]
+"""From where tensors are put: a step, and what it has computed."""
+
+CASES: dict[str, Case] = {}
+EXACT: set[str] = set()
+"""Cases whose bits are those of the CPU; others multiply matrices, in another order of the sums."""
+
+
+def case(name: str, *arguments: Any, exact: bool = True) -> Callable[[Any], Any]:
+    """Register a function of a place and of ``arguments``."""
+
+    def register(function: Any) -> Any:
+        CASES[name] = lambda place: function(place, *arguments)
+        if exact:
+            EXACT.add(name)
+        return function
+
+    return register
+
+
+@case("AdamW, BF16, whole blocks", optim.AdamW, BF16, (1024, 4096))
+@case("AdamW, BF16", optim.AdamW, BF16, (1024, 37, 4096))
+@case("AdamW, FP16", optim.AdamW, FP16, (1024, 37, 4096))
+@case("SGD, BF16", optim.SGD, BF16, (1024, 37, 4096))
+@case("AdamW, E4M3", optim.AdamW, E4M3, (1024, 37, 4096))
+def optimizer(place: Place, kind: Any, dtype: torch.dtype, sizes: tuple[int, ...]) -> Any:
+    params = [place(torch.randn(size).to(dtype)) for size in sizes]
+    for p in params:
+        p.grad = place(torch.randn(p.shape).to(dtype))
+    return kind(params, lr=1e-3, precision="collage-plus", seed=0).step, lambda: params
+
+
+@case("E4M3 linear, forward", exact=False)
+def linear(place: Place) -> Any:
+    layer = on(place, nn.Linear(512, 1024).to(E4M3))
+    x, results = place(torch.randn(8, 512).to(BF16)), []
+    return lambda: results.append(layer(x)), lambda: results
+
+
+@case("mixture, forward, tensor", "tensor", exact=False)
+@case("mixture, forward, blocks", "block-128x128", exact=False)
+def mixture(place: Place, partition: str) -> Any:
+    layer = on(place, nn.MoRLinear(256, 128, mor=nn.MoR("tensor", partition)).to(BF16))
+    x, results = place(torch.randn(128, 256).to(BF16)), []
+    return lambda: results.append(layer(x)), lambda: results
+
+
+@case("26 tables, forward", True)
+@case("26 tables, backward", False)
+def tables(place: Place, forward: bool) -> Any:
+    configs = [EmbeddingTable(300, 16, "int8", 0.1) for _ in range(26)]
+    made = embedding_jobs.of(configs, "rowwise", list(range(26)))
+    values = torch.arange(26 * 8) % 300
+    offsets = torch.arange(0, 26 * 8 + 1, 2)
+    if forward:
+        pooled = there(place, made.pool(values, offsets, None))
+        results: list[Tensor] = []
+        return lambda: results.extend(embedding_pool(*pooled)), lambda: results
+    grad = torch.randn(4, 26 * 16)
+    update = there(place, made.update(values, offsets, None, grad, 1))
+    return lambda: embedding_update(*update), lambda: [*update[0], *update[1], *update[2]]
+
+
+@case("head, 8 chunks, FP32", "fp32", exact=False)
+@case("head, 8 chunks, BF16", "bf16", exact=False)
+def head(place: Place, products: str) -> Any:
+    made = head_jobs.job(products=products, rounding="nearest")
+    tensors = {
+        name: place(value) for name, value in vars(made).items() if isinstance(value, Tensor)
+    }
+    job = replace(made, **tensors)
+    return lambda: [head_step(job) for _ in range(8)], lambda: [job.grad_x, job.loss]
+
+
+def on(place: Place, module: torch.nn.Module) -> torch.nn.Module:
+    """A module whose tensors lie in a place."""
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = place(tensor.detach())
+    return module
+
+
+def there(place: Place, arguments: Any) -> Any:
+    """The arguments of a call, their tensors in a place."""
+    if isinstance(arguments, Tensor):
+        return place(arguments)
+    if isinstance(arguments, list | tuple):
+        return type(arguments)(there(place, each) for each in arguments)
+    return arguments
+
+
+def measure(name: str) -> dict[str, Any]:
+    """What the second step of a case costs, and whether it computes what the CPU does."""
+    torch.manual_seed(0)
+    step, results = CASES[name](torch.clone)
+    step(), step()
+    expected = list(results())
+    torch.manual_seed(0)
+    with pretended_gpu() as gpu:
+        step, results = CASES[name](gpu.tensor)
+        step()
+        gpu.count = count = Count()
+        step()
+        found = [t.inner if isinstance(t, GpuTensor) else t for t in results()]
+    return {
+        "kernels": dict(count.kernels),
+        "ops": dict(count.ops),
+        "uploads": count.uploads,
+        "waits": dict(count.waits),
+        "far": [
+            [str(a.dtype), float((a.float() - b.float()).abs().max())]
+            for a, b in zip(expected, found, strict=True)
+            if not is_near(a, b, exact=name in EXACT)
+        ],
+    }
+
+
+def is_near(a: Tensor, b: Tensor, *, exact: bool) -> bool:
+    """Whether a result is that of the CPU."""
+    if exact:
+        return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return torch.allclose(
+        a.double(), b.double(), rtol=0.02, atol=0.02 * float(a.double().abs().max())
+    )
+
+
+def main() -> None:
+    """Print what all cases cost, as one line of JSON."""
+    with torch.no_grad():
+        print(json.dumps({name: measure(name) for name in CASES}))
+
+
+if __name__ == "__main__":
+    main()
