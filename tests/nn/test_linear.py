@@ -84,6 +84,30 @@ def test_units_of_bf16_multiply_as_tiles_do(dtype, bias, tile_rows, monkeypatch)
     assert grad_b is None or torch.equal(grad_b, grad_b2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_units_of_bf16_take_any_layout(dtype, monkeypatch):
+    monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
+    layer = nn.Linear(24, 16).to(dtype)
+    numbers = torch.randn(2, 6, 48).to(torch.bfloat16)
+    turned = numbers[0, :, :24].t().contiguous().t()
+    for x in (turned, numbers[..., ::2], numbers[:1, :, :24].expand(3, 6, 24), numbers[0, 0, :24]):
+        found = []
+        for each in (x, x.contiguous()):
+            leaf = each.detach().requires_grad_()
+            layer.zero_grad()
+            y = layer(leaf)
+            y.backward(torch.ones_like(y))
+            found.append((y, leaf.grad, layer.weight.grad))
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one.float(), other.float())
+    # A weight in another layout, too.
+    weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
+    narrow_linear(turned, weight, layer.bias).float().sum().backward()
+    layer.zero_grad()
+    layer(turned).float().sum().backward()
+    assert torch.equal(weight.grad.float(), layer.weight.grad.float())
+
+
 def test_units_of_bf16_multiply_no_wider_numbers(monkeypatch):
     """FP32 and FP16 are never rounded to BF16, and what wraps tensors stays with torch."""
     monkeypatch.setattr(bf16_product, "units_at", lambda device: True)

@@ -129,7 +129,7 @@ class _UnitLinear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         grad_x = grad_weight = grad_bias = None
         if needs_x:
-            grad_x = bf16_mm(grad_rows, weight, torch.empty_like(rows)).view(x.shape)
+            grad_x = bf16_mm(grad_rows, weight, rows.new_empty(rows.shape)).view(x.shape)
         if needs_weight:
             grad_weight = torch.empty_like(weight, dtype=ctx.weight_grad_dtype)
             if grad_weight.dtype in bf16_product.RESULTS and grad_weight.is_contiguous():
