@@ -102,6 +102,7 @@ def test_units_of_bf16_take_any_layout(dtype, monkeypatch):
             assert torch.equal(one.float(), other.float())
     # A weight in another layout, too.
     weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
+    layer.zero_grad()
     narrow_linear(turned, weight, layer.bias).float().sum().backward()
     layer.zero_grad()
     layer(turned).float().sum().backward()
