@@ -126,6 +126,14 @@ def test_head(compiler, dtype, capability, aligned):
     check_registers(compiled)
 
 
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_logistic(compiler, capability, loss, narrow):
+    for compiled in compiler.submit(aot_worker.compile_logistic, capability, loss, narrow).result():
+        check(compiled)
+
+
 TABLES = (
     ("fp32", "sgd", "lfu", 64),
     ("bf16", "adagrad", "lru", 128),

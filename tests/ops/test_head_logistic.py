@@ -10,7 +10,7 @@ import torch
 from subulp.numerics.logistic import sigmoid, softplus
 from subulp.ops.head.logistic import Positives, logistic_
 
-from .support import environment, isas
+from .support import environment, interpreted, isas
 
 NONE = Positives(*torch.zeros(2, 0, dtype=torch.int64))
 
@@ -92,6 +92,48 @@ def test_the_kernel_is_the_reference(narrow, isa, columns, gain):
                 assert torch.equal(total.nan_to_num(), other.nan_to_num())
             expected = (exact.bfloat16().float() if narrow else exact) if gradient else z
             assert torch.equal(a.nan_to_num(), expected.nan_to_num())
+
+
+@interpreted
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (130, 7), (3, 200), (300, 16)], ids=str)
+def test_the_triton_kernels_are_the_reference(narrow, shape):
+    z = logits()
+    if not narrow:
+        z[5] = math.nan
+    z = z[: shape[0] * shape[1]].view(shape)
+    generator = torch.Generator().manual_seed(1)
+    pairs = torch.randperm(z.numel(), generator=generator)[: z.numel() // 3 + 1].sort().values
+    rows, columns = pairs // shape[1], pairs % shape[1]
+    for gradient in (True, False):
+        for loss in (True, False):
+            options = {"gradient": gradient, "loss": loss, "narrow": narrow}
+            results = []
+            for backend in ("reference", "triton"):
+                with environment(SUBULP_BACKEND=backend):
+                    out = z.clone()
+                    results.append((out, logistic_(out, Positives(rows, columns), 0.3, **options)))
+            (a, total), (b, other) = results
+            assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+            assert (total is None) == (other is None) == (not loss)
+            assert total is None or torch.equal(total.nan_to_num(), other.nan_to_num())
+
+
+@interpreted
+def test_triton_leaves_out_what_is_outside():
+    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    rows = torch.tensor([7, 8, 9, 11, 12, 13, 2**40, 10, 10])
+    columns = torch.tensor([0, 1, 2, 3, 0, 1, 1, 4, -1])
+    here = slice(1, 5)
+    with environment(SUBULP_BACKEND="triton"):
+        found, inside = z.clone(), z.clone()
+        terms = logistic_(found, Positives(rows, columns, 8), 0.5, gradient=True, loss=True)
+        alone = Positives(rows[here], columns[here], 8)
+        expected = logistic_(inside, alone, 0.5, gradient=True, loss=True)
+    assert torch.equal(found, inside)
+    assert torch.equal(terms[5:][here], expected[5:])
+    assert terms.sum() == expected.sum()
+    assert terms[5:].count_nonzero() == 4
 
 
 def test_the_loss_is_that_of_torch():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from subulp import nn, optim
 from subulp.nn.cached_table import EmbeddingTable
+from subulp.nn.linear import _DecodedLinear, _NarrowLinear
 from subulp.ops.embedding import embedding_pool, embedding_update
 from subulp.ops.head import head_step
 from tests.ops import embedding_jobs, head_jobs
@@ -60,6 +62,26 @@ def linear(place: Place) -> Any:
     layer = on(place, nn.Linear(512, 1024).to(E4M3))
     x, results = place(torch.randn(8, 512).to(BF16)), []
     return lambda: results.append(layer(x)), lambda: results
+
+
+@case("E4M3 linear, backward", exact=False)
+def linear_backward(place: Place) -> Any:
+    weight = place(torch.randn(1024, 512).to(E4M3))
+    x, grad = place(torch.randn(8, 512).to(BF16)), place(torch.randn(8, 1024).to(BF16))
+    results: list[Tensor] = []
+
+    def backward() -> None:
+        # Below autograd's engine: what it would hand to the function.
+        ctx = SimpleNamespace(
+            saved_tensors=(x, weight),
+            needs_input_grad=(True, True, True),
+            weight_grad_dtype=E4M3,
+            bias_grad_dtype=BF16,
+        )
+        function = _DecodedLinear if x.is_cuda else _NarrowLinear
+        results.extend(function.backward.__wrapped__(ctx, grad))
+
+    return backward, lambda: results
 
 
 @case("mixture, forward, tensor", "tensor", exact=False)

@@ -141,7 +141,10 @@ class PretendedGpu(TorchDispatchMode):
         pinned = kwargs.pop("pin_memory", False)
         self._note(func, name, args, kwargs, there, to_gpu)
         plain = tree_map_only(GpuTensor, lambda t: t.inner, (args, kwargs))
-        if to_gpu and not there and name == "_to_copy":
+        if func is torch.ops.aten.mm.dtype:
+            # CPUs have no product with sums wider than its factors.
+            result = plain[0][0].to(plain[0][2]) @ plain[0][1].to(plain[0][2])
+        elif to_gpu and not there and name == "_to_copy":
             result = plain[0][0].clone().to(plain[1].get("dtype") or plain[0][0].dtype)
         else:
             result = func(*plain[0], **plain[1])
@@ -181,6 +184,9 @@ class PretendedGpu(TorchDispatchMode):
             self.count.waits["index by a mask"] += 1
         elif name == "repeat_interleave" and kwargs.get("output_size") is None and there:
             self.count.waits["repeat_interleave without output_size"] += 1
+        elif there and not there[0].numel():
+            # Nothing to compute.
+            pass
         elif (there or to_gpu) and not func.is_view and name not in _FREE:
             self.count.ops[name] += 1
 

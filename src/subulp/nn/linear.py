@@ -46,7 +46,8 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     untiled product up to FP32 rounding. On a CPU with units of BF16, those multiply BF16
     activations and weights in BF16, E4M3 or E5M2 as they are, outside of compiled graphs. Under
     ``torch.autocast``, FP32 operands are first cast to its dtype, as in ``F.linear``. On a GPU,
-    BF16 and FP16 weights multiply natively in their own dtype.
+    BF16 and FP16 weights multiply natively in their own dtype, FP8 ones in that of ``x``, in one
+    product whose copy of the weight in that dtype is gone after it.
 
     Args:
         x: ``(..., in_features)``, FP32, BF16 or FP16.
@@ -71,7 +72,11 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         # One product in the graph: its runtime tiles it, or not.
         wide_bias = None if bias is None else bias.float()
         return F.linear(x.float(), weight.float(), wide_bias).to(x.dtype)
-    function = _UnitLinear if _have_units(x, weight) else _NarrowLinear
+    function: type[torch.autograd.Function] = _NarrowLinear
+    if x.is_cuda:
+        function = _DecodedLinear
+    elif _have_units(x, weight):
+        function = _UnitLinear
     y: Tensor = function.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 
@@ -140,6 +145,49 @@ class _UnitLinear(torch.autograd.Function):
         if needs_bias:
             grad_bias = grad_rows.float().sum(0).to(ctx.bias_grad_dtype)
         return grad_x, grad_weight, grad_bias
+
+
+class _DecodedLinear(torch.autograd.Function):
+    """One product a pass: on a GPU tiles that fit a cache would be a launch each.
+
+    The weight in the dtype of the activations lives as long as its product.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        with without_autocast(x):
+            return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _NarrowLinear.setup_context(ctx, inputs, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_y is None:
+            return None, None, None
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        grad_x = grad_weight = grad_bias = None
+        with without_autocast(x):
+            if needs_x:
+                grad_x = grad_y @ weight.to(x.dtype)
+            rows = grad_y.reshape(-1, weight.shape[0])
+            if needs_weight:
+                grad_weight = _rounded_once(
+                    rows.t(), x.reshape(-1, x.shape[-1]), ctx.weight_grad_dtype
+                )
+            if needs_bias:
+                grad_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_grad_dtype)
+        return grad_x, grad_weight, grad_bias
+
+
+def _rounded_once(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """``a @ b`` in ``dtype`` on a GPU, whose sums are FP32."""
+    if a.dtype in (dtype, torch.float32):
+        return (a @ b).to(dtype)
+    return torch.mm(a, b, out_dtype=torch.float32).to(dtype)
 
 
 class _NarrowLinear(torch.autograd.Function):

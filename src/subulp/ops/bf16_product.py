@@ -2,8 +2,9 @@
 
 C++ on a CPU (csrc/product.h): operands are decoded from their storage while they are packed, so no
 wide copy of them exists, and results do not depend on the instruction set, on blocks or on threads.
-PyTorch's own BF16 product on a CPU rounds its sums to BF16. Elsewhere a product in FP32 of the
-rounded operands, which differs in the order of the sums.
+PyTorch's own BF16 product on a CPU rounds its sums to BF16. On a GPU PyTorch's product, which can
+leave them in FP32; elsewhere one in FP32 of the rounded operands. Both differ in the order of the
+sums.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def bf16_mm(
 
     Args:
         a: ``(m, k)`` of a storage dtype: FP32, BF16, FP16, E4M3 or E5M2. Rounded to nearest even;
-            what is too large saturates. Subnormal numbers of BF16 count as zero.
+            what is too large saturates. Subnormal numbers of BF16 count as zero. On a GPU what is
+            too large becomes infinite, and subnormal numbers stay.
         b: ``(k, n)``, likewise.
         out: FP32 or BF16 ``(m, n)``, contiguous along its rows; overwritten (default: a new one in
             FP32). Rounded to BF16 as by ``Tensor.to``.
@@ -66,8 +68,9 @@ def bf16_mm(
     if out is None:
         out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
     if backend.choose(a.device).backend != "cpu":
-        # A sum that begins at zero is no negative zero.
-        sums = torch.mm(_rounded(a, a_scale), _rounded(b, b_scale)).add_(0.0).mul_(out_scale)
+        sums = _sums(a, b, a_scale * b_scale)
+        if out_scale != 1.0:
+            sums.mul_(out_scale)
         return out.copy_(sums if bias is None else sums.add_(bias))
     if out.numel() == 0:
         return out
@@ -92,9 +95,19 @@ def bf16_mm(
     return out
 
 
-def _rounded(x: Tensor, scale: float) -> Tensor:
+def _sums(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """The product in FP32, new. Powers of two may as well be multiplied to the sums."""
+    if a.is_cuda:
+        sums = torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
+    else:
+        # A sum that begins at zero is no negative zero.
+        sums = torch.mm(_rounded(a), _rounded(b)).add_(0.0)
+    return sums if scale == 1.0 else sums.mul_(scale)
+
+
+def _rounded(x: Tensor) -> Tensor:
     """FP32 numbers of BF16."""
-    return round_to(x.float() * scale, BF16)
+    return round_to(x.float(), BF16)
 
 
 def _dense(matrix: Tensor) -> Tensor:

@@ -54,14 +54,26 @@ def logistic_(
         ``loss``.
 
     Raises:
-        ValueError: A positive is outside of the matrix.
+        ValueError: A positive is outside of the matrix; Triton's kernels leave it out, and the host
+            does not wait for them to say so.
     """
+    choice = backend.choose(logits.device).backend
+    if choice == "triton":
+        # Triton may not be installed.
+        from . import triton_logistic  # noqa: PLC0415
+
+        return triton_logistic.run(
+            *(logits, positives.rows, positives.columns, positives.first, gain),
+            gradient=gradient,
+            loss=loss,
+            narrow=narrow,
+        )
     positive = None
     if loss:
         positive = logits[positives.rows - positives.first, positives.columns]
         if narrow:
             to_bf16_(positive)
-    if backend.choose(logits.device).backend == "cpu":
+    if choice == "cpu":
         sums = _call(logits, positives, gain, gradient=gradient, loss=loss, narrow=narrow)
     else:
         sums = _compute(logits, positives, gain, gradient=gradient, loss=loss, narrow=narrow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -138,7 +139,7 @@ def run(
         fused_update: Gradient product and update in one, where the backend has it.
         fp8_units: Whether logits of FP8 operands come from FP8 units.
     """
-    labels, dim = job.rows.shape[0], job.dim
+    dim = job.dim
     size = min(tile_rows, job.chunk_rows)
     weights = torch.empty(size, dim, dtype=torch.float32, device=job.device)
     own = job.train and fused_update is None
@@ -151,11 +152,7 @@ def run(
     scale = job.scale if products.stored else 1.0
     loss = exact_loss(job)
     places = _Place.all_of(job, size)
-    # Positives are sorted by label: those of a tile are a run of them.
-    starts = [place.start for place in places] + [labels]
-    bounds = torch.searchsorted(
-        job.positive_labels, torch.tensor(starts, dtype=torch.int64, device=job.device)
-    ).tolist()
+    pairs_of = _pairs(job, places)
     for i, place in enumerate(places):
         weight, gradient, all_g = (m[: place.size] for m in (weights, gradients, logits))
         tile = _Tile(place.start, place.stop, weight[place.own], gradient[place.own])
@@ -170,7 +167,7 @@ def run(
         else:
             x = products.x if products.bf16 else products.x.float()
             products.mm(factor, x.t(), all_g, scale, 1.0)
-        pairs = slice(bounds[i], bounds[i + 1])
+        pairs = pairs_of[i]
         terms = logistic_(
             g,
             Positives(job.positive_labels[pairs], job.positive_instances[pairs], place.start),
@@ -196,6 +193,20 @@ def run(
         _update(job, tile, step_sgd)
     if loss is not None and loss is not job.loss:
         loss.flush()
+
+
+def _pairs(job: HeadJob, places: list[_Place]) -> list[slice]:
+    """Each tile's run of the positives, which are sorted by label.
+
+    Of a device that the host would have to wait for, all of them for each tile: its kernels leave
+    out those that are not the tile's.
+    """
+    if job.device.type != "cpu":
+        return [slice(None)] * len(places)
+    starts = [place.start for place in places] + [job.rows.shape[0]]
+    starting = torch.tensor(starts, dtype=torch.int64, device="cpu")
+    bounds = torch.searchsorted(job.positive_labels, starting).tolist()
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def exact_loss(job: HeadJob) -> ExactSum | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -56,7 +57,7 @@ def fused_update(job: HeadJob, first: int, rows: Tensor, g: Tensor) -> None:
     grid = (triton.cdiv(labels, BLOCKS["BLOCK_LABELS"]), triton.cdiv(dim, BLOCKS["BLOCK_DIM"]))
     # In memory: the width of a scalar argument depends on its value.
     numbers = [job.random.stream << 32 | job.random.seed, job.random.step, offset]
-    address = torch.tensor(numbers, dtype=torch.int64, device=job.device)
+    (address,) = launch.upload(job.device, np.array(numbers, dtype=np.int64))
     scope = torch.cuda.device(job.device) if job.device.type == "cuda" else contextlib.nullcontext()
     with scope:
         update_kernel[grid](
