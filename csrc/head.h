@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -38,7 +37,11 @@ class HeadScratch {
   };
   Own of(int thread) const {
     uint32_t* at = memory_ + inputs_ + turned_ + thread * own();
-    const auto next = [&at](int64_t count) { return std::exchange(at, at + count); };
+    const auto next = [&at](int64_t count) {
+      uint32_t* const from = at;
+      at += count;
+      return from;
+    };
     Own own;
     own.packed_a = next(STEPS * HEIGHT);
     own.packed_rows = next(Packed::size(dim_, HEAD_ROWS));
@@ -146,13 +149,24 @@ class Head {
     return {static_cast<char*>(h_.rows) + row * h_.dim * number_bytes_, h_.dtype, h_.dim, k_is_inner, h_.scale, of_a};
   }
 
+  // By halves. Not the standard library's: see buffer.h.
+  int64_t positives_before(int64_t row) const {
+    int64_t low = 0, high = h_.positives.count;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (h_.positives.rows[middle] < row) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
   int logistic(int64_t row, int64_t rows, float* logits) const {
-    const int64_t *const begin = h_.positives.rows, *const end = begin + h_.positives.count;
-    const int64_t from = std::lower_bound(begin, end, row) - begin, to = std::lower_bound(begin, end, row + rows) - begin;
-    const subulp_positives here{to - from, begin + from, h_.positives.columns + from, row};
+    const int64_t* const labels = h_.positives.rows;
+    const int64_t from = positives_before(row), to = positives_before(row + rows);
+    const subulp_positives here{to - from, labels + from, h_.positives.columns + from, row};
     if (h_.sums)
       for (int64_t i = from; i < to; ++i)
-        h_.positive_logits[i] = logits[(begin[i] - row) * h_.batch + h_.positives.columns[i]];
+        h_.positive_logits[i] = logits[(labels[i] - row) * h_.batch + h_.positives.columns[i]];
     return kernels_.logistic(logits, rows, h_.batch, h_.gain, h_.grad_x || h_.step, 1, here,
                              h_.sums ? h_.sums + row : nullptr, 1);
   }
