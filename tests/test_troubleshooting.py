@@ -142,6 +142,13 @@ def _(patch: pytest.MonkeyPatch) -> object:
     return native.library.__wrapped__()
 
 
+@raises("a CUDA graph is being captured")
+def _(patch: pytest.MonkeyPatch) -> object:
+    launch = pytest.importorskip("subulp.ops.triton.launch", reason="Triton is not installed")
+    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    return launch.upload(torch.device("cuda"))
+
+
 @raises("the subulp command needs")
 def _(patch: pytest.MonkeyPatch) -> object:
     program = "import sys; sys.modules['cyclopts'] = None; import subulp.__main__ as m; m.main()"

@@ -112,6 +112,7 @@ class PretendedGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.count = Count()
+        self.is_captured = False
         self._pins: set[int] = set()
 
     def tensor(self, there: Tensor) -> GpuTensor:
@@ -233,6 +234,9 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
         stack.enter_context(_attribute(torch.cuda, "device", lambda d: contextlib.nullcontext()))
         stack.enter_context(_attribute(torch.cuda, "get_device_capability", lambda d=None: (9, 0)))
         stack.enter_context(_attribute(torch.cuda, "_lazy_init", lambda: None))
+        stack.enter_context(
+            _attribute(torch.cuda, "is_current_stream_capturing", lambda: gpu.is_captured)
+        )
         # torch.tensor(numbers, device=) makes them on the CPU and then copies, by way of the mode.
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, False)

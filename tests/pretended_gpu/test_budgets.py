@@ -30,11 +30,18 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    """What each case cost, in a process of its own."""
+def printed() -> dict[str, Any]:
+    """What all cases say, in a process of their own."""
     command = [sys.executable, "-m", "tests.pretended_gpu.cases"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    counts: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(printed) -> dict[str, Any]:
+    """What each case cost."""
+    counts: dict[str, Any] = printed["counts"]
     return counts
 
 
@@ -66,3 +73,9 @@ def test_tables_of_pointers_come_from_pinned_memory(found):
 def test_numbers_are_those_of_the_cpu(found):
     """What is counted is what is computed, to the bit where no matrices are multiplied."""
     assert [name for name, count in found.items() if count["far"]] == []
+
+
+def test_a_step_in_a_cuda_graph_is_refused_before_it_is_taken(printed):
+    for message in printed["captured"].values():
+        assert "a CUDA graph is being captured" in message
+        assert "outside of the graph" in message

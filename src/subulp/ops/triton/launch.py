@@ -83,7 +83,17 @@ def _programs(first: np.ndarray, end: np.ndarray, share: int) -> np.ndarray:
 
 
 def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
-    """Copies of tables on ``device``, flattened, each aligned, in one transfer."""
+    """Copies of tables on ``device``, flattened, each aligned, in one transfer.
+
+    Raises:
+        RuntimeError: A CUDA graph is being captured: it would replay this call's numbers.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured, and would replay this step with the numbers that it "
+            "has now, its count, learning rate and random bits: capture the model's passes, and "
+            "take steps of subulp outside of the graph"
+        )
     ends = np.cumsum([-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tables])
     starts = [0, *ends[:-1].tolist()]
     buffer = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
