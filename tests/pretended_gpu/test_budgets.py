@@ -16,7 +16,7 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "AdamW, BF16": ((2, 0), (1, 0)),
     "AdamW, FP16": ((2, 0), (1, 0)),
     "SGD, BF16": ((2, 0), (1, 0)),
-    "AdamW, E4M3": ((23, 2), (2, 0)),
+    "AdamW, E4M3": ((46, 0), (2, 0)),
     # Weight and bias decoded, and the product; two of these, the weight and the roundings.
     "E4M3 linear, forward": ((3, 0), None),
     "E4M3 linear, backward": ((6, 0), None),

@@ -156,7 +156,8 @@ class Optimizer(SavedGroups):
         steps, amaxes = arguments["steps"], arguments["amaxes"]
         # In one piece: of two hundred tensors, one by one takes longer than their step.
         arguments["steps"] = torch.stack(steps) + 1.0
-        arguments["amaxes"] = after = [amax.clone() for amax in amaxes]
+        after = list(torch.stack(amaxes).unbind()) if amaxes else []
+        arguments["amaxes"] = after
         job = self._make_job(**arguments)
         return Pending(self._op, bucket, job, steps, list(zip(amaxes, after, strict=True)))
 

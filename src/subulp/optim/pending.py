@@ -51,7 +51,8 @@ class Pending:
         with torch.no_grad():
             backend.run(self.op, self.job)
         torch._foreach_add_(self.steps, [_ONE] * len(self.steps))
-        for amax, after in self.amaxes:
-            amax.copy_(after)
+        if self.amaxes:
+            running, after = zip(*self.amaxes, strict=True)
+            torch._foreach_copy_(running, after)
         # A backward pass that still needs an old value must notice.
         torch.autograd.graph.increment_version(self.bucket.params)

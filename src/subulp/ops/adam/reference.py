@@ -12,6 +12,7 @@ from ..step.job import StepJob
 
 def run(job: StepJob) -> None:
     """Update the tensors of a job in place."""
+    job.settle()
     for i in range(len(job.params)):
         _step(job, i)
 

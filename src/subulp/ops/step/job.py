@@ -47,11 +47,16 @@ SCALARS = np.dtype(
 """The scalars of one tensor. ``subulp_scalars`` of csrc/subulp.h is compared with them when the
 library is loaded; Triton's kernels look their places up here."""
 
+SCALES = ("fast_decode", "fast_encode", "slow_decode", "slow_encode", "slow_floor")
+"""The scalars that belong to FP8 states."""
+
 # FP8 states are stored relative to the largest recent gradient A (a power of two): the first moment
 # as m / A * 2**7, the second as v / A**2 * 2**13. Both then reach down to about 2**-16 A.
 _FAST_HEADROOM = 2.0**7
 _SLOW_HEADROOM = 2.0**13
 _AMAX_MEMORY = 0.99
+# The largest exponent of a unit: its square stays in FP32's range.
+_MOST = 50
 
 _dtype, _device, _shape = map(attrgetter, ("dtype", "device", "shape"))
 
@@ -88,6 +93,8 @@ class StepJob:
     strict: bool = False
     exact: dict[str, float] = field(default_factory=dict)
     """Hyperparameters before they were rounded, for strict arithmetic."""
+    scales: Tensor | None = None
+    """FP32 ``(count, 5)``, what :data:`SCALES` of the scalars are where a GPU has computed them."""
 
     def __post_init__(self) -> None:
         if len(self.scalars) != len(self.params):
@@ -105,6 +112,13 @@ class StepJob:
     def scaled_states(self) -> bool:
         """Whether stored states are scaled by powers of two (FP8)."""
         return not self.strategy.wide_states and self.params[0].dtype == E4M3.dtype
+
+    def settle(self) -> None:
+        """Have the host know all scalars: it waits for those that a GPU has computed."""
+        if self.scales is None:
+            return
+        for name, column in zip(SCALES, self.scales.t().cpu().numpy(), strict=True):
+            self.scalars[name] = column
 
     def roles(self) -> dict[str, Sequence[Tensor]]:
         """All lists, by what errors call them."""
@@ -332,8 +346,15 @@ def scale_states(
         )
     if not job.slow:
         return
-    # One transfer for all, also where they lie on a GPU.
     now = gradient_amaxes if gradient_amaxes is not None else largest(job.grads)
+    if job.device.type != "cpu":
+        # The host does not wait for a number.
+        least = job.strategy.slow_format(job.params[0].dtype).smallest_subnormal
+        before, now = torch.stack(tuple(amaxes)), now.to(job.device)
+        job.scales, after = device_scales(before, now, slow_power, least)
+        torch._foreach_copy_(list(amaxes), list(after.unbind()))
+        return
+    # One transfer for all.
     found = torch.cat([torch.stack(tuple(amaxes)), now.to(job.device)]).cpu().double()
     before, now = found.chunk(2)
     after = torch.where(now.isfinite(), torch.maximum(before * _AMAX_MEMORY, now), before).float()
@@ -347,6 +368,41 @@ def scale_states(
         if slow_power == 2:
             least = job.strategy.slow_format(job.params[i].dtype).smallest_subnormal
             scalars["slow_floor"] = least / new[1]
+
+
+def device_scales(
+    before: Tensor, now: Tensor, slow_power: int, least: float
+) -> tuple[Tensor, Tensor]:
+    """The scales of FP8 states where the largest gradients lie; the numbers of the host.
+
+    Args:
+        before: FP32 ``(count,)``, the running maximum after the previous step.
+        now: FP32 ``(count,)``, the largest gradient.
+        slow_power: See :func:`scale_states`.
+        least: The slow state's smallest number, a power of two.
+
+    Returns:
+        FP32 ``(count, 5)``, what :data:`SCALES` name, and the running maximum.
+    """
+    wide = torch.maximum(before.double() * _AMAX_MEMORY, now.double())
+    after = torch.where(now.isfinite(), wide, before.double()).float()
+    amaxes = torch.stack([before, after])
+    unit = (amaxes.frexp().exponent.long() - 1).clamp(-_MOST, _MOST)
+    unit = torch.where(amaxes == 0.0, 0, unit)
+    # Exponents of two, from here on.
+    fast = _log2(_FAST_HEADROOM) - unit
+    slow = _log2(_SLOW_HEADROOM if slow_power == 2 else _FAST_HEADROOM) - slow_power * unit
+    floor = _log2(least) - slow[1]
+    powers = torch.stack([-fast[0], fast[1], -slow[0], slow[1], floor], 1)
+    # FP64 has all of them as normal numbers, FP32 the floor as a subnormal one.
+    scales = ((powers + 1023) << 52).view(torch.float64).float()
+    if slow_power != 2:
+        scales[:, -1] = 0.0
+    return scales, after
+
+
+def _log2(power: float) -> int:
+    return math.frexp(power)[1] - 1
 
 
 def state_scales(amax: float, slow_power: int) -> tuple[float, float]:
@@ -384,4 +440,4 @@ def _unit(amax: float) -> float:
     """The power of two at or below ``amax``; 1 for zero. Its square stays in FP32's range."""
     if amax == 0.0:
         return 1.0
-    return 2.0 ** min(max(math.frexp(amax)[1] - 1, -50), 50)
+    return 2.0 ** min(max(_log2(amax), -_MOST), _MOST)

@@ -135,6 +135,7 @@ def decode_state(state: Tensor, low: Tensor | None, scale: float) -> Tensor:
 
 def decode_moments(job: StepJob, i: int) -> list[Tensor]:
     """Wide values of the states of tensor ``i`` before a step, the fast one first."""
+    job.settle()
     s, moments = job.scalars[i], []
     if job.fast:
         moments.append(decode_state(job.fast[i], None, float(s["fast_decode"])))

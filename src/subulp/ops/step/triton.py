@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ...numerics import format_of
 from ..triton import codec, launch, random_bits
-from .job import RUNS, SCALARS, StepJob
+from .job import RUNS, SCALARS, SCALES, StepJob
 
 BLOCK = 1024
 """Elements per block: eight for each thread of a whole block's four warps."""
@@ -59,6 +59,9 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
         np.stack((numel, offset, *runs, key, step, *words, *roles), axis=1),
         np.stack([job.scalars[name] for name in _NUMBERS], axis=1),
     )
+    if job.scales is not None:
+        first = _NUMBER_COLUMNS[SCALES[0]]
+        scalars.view(count, -1)[:, first : first + len(SCALES)].copy_(job.scales)
     args = (tensors, scalars, *numbers)
     launch.launch(kernel, job.device, whole, *args, **_options(job, flags, whole=True))
     launch.launch(kernel, job.device, ragged, *args, **_options(job, flags, whole=False))
