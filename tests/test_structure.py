@@ -21,6 +21,7 @@ THIRD_PARTY = {
     "_exit": "os: ends a forked process without its parent's handlers",
     "_foreach_add": "torch: one call for many tensors, which its own optimizers use",
     "_foreach_add_": "the same, in place",
+    "_foreach_copy_": "the same, of copies",
     "_fsdp_param_group": "torch: which gradients FSDP2 has not reduced has no public name",
     "_get_fsdp_state": "the same",
     "_getframe": "sys: the caller's frames, without inspect's reading of source files",
