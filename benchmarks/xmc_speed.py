@@ -4,7 +4,8 @@ All ways take turns in one process; medians over the rounds, ratios of times wit
 bound is three bare FP32 products of the step's shapes: logits, the inputs' gradient and the
 weights' gradient, nothing else; on a CPU with units of BF16, also the same three of torch in BF16.
 ``e4m3`` and the others multiply as ``products="auto"`` does there. Peak memory is that of live
-tensors over one step.
+tensors over one step. Then the five best labels of each input, by the same rows and by
+``nn.Linear``.
 
     python benchmarks/xmc_speed.py --out benchmarks/results/xmc-speed-NAME.json
 """
@@ -89,6 +90,22 @@ class Ours:
         self.model(self.x, self.rows, self.cols).backward()
 
 
+def best_labels(methods: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Median seconds in which each method finds the five best labels of its inputs."""
+    ways: dict[str, Step] = {"torch": lambda: methods["torch"].model(methods["torch"].x).topk(5)}
+    for name in ("e4m3", "e4m3, fp32 products"):
+        head = methods[name]
+        ways[name] = lambda head=head: head.model.topk(head.x, 5)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    with torch.no_grad():
+        for made in range(rounds + 1):
+            for name, way in ways.items():
+                spent = seconds(way)
+                if made:
+                    times[name].append(spent)
+    return {name: statistics.median(spent) for name, spent in times.items()}
+
+
 def inputs(labels: int, dim: int, batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, dim, generator=generator).mul_(0.3).requires_grad_()
@@ -140,6 +157,7 @@ def main(
     for _ in range(rounds):
         for name, method in methods.items():
             times[name].append(seconds(method.step))
+    topk = best_labels(methods, rounds)
     rows = []
     for name, method in methods.items():
         ratios = [a / b for a, b in zip(times[name], times["bound"], strict=True)]
@@ -173,6 +191,8 @@ def main(
     console.print(table)
     for name, value in ratios.items():
         console.print(f"{name}: {value:.3f} (aim {aims[name]})", highlight=False)
+    for name, spent in topk.items():
+        console.print(f"five best labels, {name}: {spent * 1e3:.0f} ms", highlight=False)
     if out:
         record = {
             "benchmark": "xmc_speed",
@@ -184,6 +204,7 @@ def main(
             "aims": aims,
             "chosen_products": chosen,
             "ratios": ratios,
+            "topk_seconds": topk,
             "methods": rows,
         }
         out.write_text(json.dumps(record, indent=2) + "\n")
