@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, overload
 
@@ -19,6 +20,9 @@ from .components import beside, in_layout_of, storage_view
 from .parameters import Bucket, Buckets
 from .pending import Pending
 from .saved import SavedGroups
+
+_SLICE = 1 << 18
+"""Elements of a tensor that plain PyTorch works on at a time: its temporaries stay in a cache."""
 
 Role = Callable[[str | None], list[Tensor]]
 """The state tensors of a name, one for each parameter of a bucket; empty if there is none."""
@@ -354,8 +358,20 @@ class Optimizer(SavedGroups):
             if coupled:
                 extra = job.role(job.extras, i)
                 theta = storage.decode_parameter(job.strategy, job.params[i], extra)
-            moments = shadows.get(p) or storage.decode_moments(job, i)
-            shadows[p] = self._moved_moments(job, i, moments, theta)
+            if not shadows.get(p):
+                # States that are wide already are no copies.
+                shadows[p] = [m.clone() for m in storage.decode_moments(job, i)]
+            self._move(job, i, shadows[p], theta)
+
+    def _move(self, job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None) -> None:
+        """Move shadows on in place, slice by slice: whole temporaries cost more than the sums."""
+        flat = [t.view(-1).split(_SLICE) for t in (job.grads[i], *moments)]
+        decayed = [None] * len(flat[0]) if theta is None else theta.view(-1).split(_SLICE)
+        own = slice(i, i + 1)
+        for (grad, *before), part in zip(zip(*flat, strict=True), decayed, strict=True):
+            one = replace(job, params=job.params[own], grads=[grad], scalars=job.scalars[own])
+            for m, after in zip(before, self._moved_moments(one, 0, before, part), strict=True):
+                m.copy_(after)
 
     def _moved_moments(
         self, job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None
