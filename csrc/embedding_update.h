@@ -135,7 +135,7 @@ class TableUpdate {
     if (t_.rule == SUBULP_ADAGRAD) prefetch(t_.accumulator + row * t_.dim, t_.dim * 4);
   }
 
-  // The gradients of a row's lookups, summed in their order.
+  // The gradients of a row's lookups, summed in their order, span by span.
   void merge(const RowOrder& order, int64_t first, int64_t last) {
     for (int64_t e = first; e < last; ++e) {
       if (e + 2 * GRADIENTS_AHEAD >= order.size()) break;
@@ -149,18 +149,24 @@ class TableUpdate {
   template <int N, bool weighted>
   void merge_columns(int64_t i, const RowOrder& order, int64_t first, int64_t last) {
     for (; N == 1 ? i < t_.dim : i + N * W <= t_.dim; i += N * W) {
-      F sum[N];
-      for (int v = 0; v < N; ++v) sum[v] = f32(0.0f);
-      for (int64_t e = first; e < last; ++e) {
-        const int64_t k = order.position(e);
-        const float* const from = gradient(k) + i;
-        for (int v = 0; v < N; ++v) {
-          F g = N == 1 ? load_part(from, t_.dim - i) : load_f32(from + v * W);
-          if (weighted) g = mul(g, f32(call_.lookups.weights[k]));
-          sum[v] = simd::add(sum[v], g);
+      F total[N];
+      for (int v = 0; v < N; ++v) total[v] = f32(0.0f);
+      for (int64_t begin = first; begin < last; begin += SUBULP_GRADIENT_SPAN) {
+        F sum[N];
+        for (int v = 0; v < N; ++v) sum[v] = f32(0.0f);
+        const int64_t end = std::min<int64_t>(begin + SUBULP_GRADIENT_SPAN, last);
+        for (int64_t e = begin; e < end; ++e) {
+          const int64_t k = order.position(e);
+          const float* const from = gradient(k) + i;
+          for (int v = 0; v < N; ++v) {
+            F g = N == 1 ? load_part(from, t_.dim - i) : load_f32(from + v * W);
+            if (weighted) g = mul(g, f32(call_.lookups.weights[k]));
+            sum[v] = simd::add(sum[v], g);
+          }
         }
+        for (int v = 0; v < N; ++v) total[v] = simd::add(total[v], sum[v]);
       }
-      for (int v = 0; v < N; ++v) store_f32(g_ + i + v * W, sum[v]);
+      for (int v = 0; v < N; ++v) store_f32(g_ + i + v * W, total[v]);
     }
     if constexpr (N > 1) merge_columns<N / 2, weighted>(i, order, first, last);
   }

@@ -70,8 +70,8 @@ enum subulp_strategy { SUBULP_STRATEGIES(SUBULP_CODE) };
   X(E4M3_LOW_SCALE, 16)         /* of a parameter's second component, strategy.low_scale */        \
   X(LANES, 16)                  /* of a sum in its fixed order, numerics/metrics.py */             \
   X(PARAMETER_BYTES, 8)         /* scale and bias of a row of integers, numerics/int_rows.py */    \
-  X(COUNT_LIMIT, 0x7FFFFFFF)    /* and the next three: ops/embedding/job.py */                     \
-  X(EMPTY, -1) X(BYPASS_SLOT, 0) X(EVICT_SLOT, 1)
+  X(COUNT_LIMIT, 0x7FFFFFFF)    /* and the next four: ops/embedding/job.py */                      \
+  X(EMPTY, -1) X(BYPASS_SLOT, 0) X(EVICT_SLOT, 1) X(GRADIENT_SPAN, 64)
 #define SUBULP_VALUE(name, value) SUBULP_##name = value,
 enum subulp_constant { SUBULP_CONSTANTS(SUBULP_VALUE) };
 

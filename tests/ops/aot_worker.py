@@ -17,7 +17,7 @@ from subulp.numerics.random_bits import WHOLE, Region
 from subulp.ops import adam, sgd
 from subulp.ops.adam import triton as adam_triton
 from subulp.ops.all_finite import triton as all_finite_triton
-from subulp.ops.embedding import TableUpdate
+from subulp.ops.embedding import Job, Lookups, TableUpdate
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic
@@ -72,12 +72,17 @@ def compile_embedding(
     roles = [none if t is None else t for t in (cached.counts, cached.stamps, cached.floors)]
     shapes = {"sgd": (0,), "adagrad": (640, dim), "rowwise": (640,)}
     update = TableUpdate(*roles, torch.zeros(shapes[rule]), True, 0, 0.1, 0.1, 1e-6)
-    table = cached.as_op()
-    return {
-        "pool": _inspect(embedding_triton.compile_lookup(capability, table, pool=True)),
-        "weight-grad": _inspect(embedding_triton.compile_lookup(capability, table, pool=False)),
-        "update": _inspect(embedding_triton.compile_update(capability, table, update)),
+    # As models have them, beside a small table of another kind.
+    small = TableUpdate(none, none, none, update.accumulator[:9], False, 1, 0.1, 0.1, 1e-6)
+    tables = [cached.as_op(), CachedTable(EmbeddingTable(9, dim, "fp32")).as_op()]
+    lookups = Lookups([0, 1], none.long(), none.long(), None)
+    job = Job("update", tables, lookups, updates=[update, small])
+    compiled = {
+        "pool": embedding_triton.compile_lookup(capability, job, pool=True),
+        "weight-grad": embedding_triton.compile_lookup(capability, job, pool=False),
+        **embedding_triton.compile_update(capability, job),
     }
+    return {name: _inspect(kernel) for name, kernel in compiled.items()}
 
 
 def compile_mixture(

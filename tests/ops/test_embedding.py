@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from subulp.nn.cached_table import EmbeddingTable
 from subulp.numerics import int_rows as numerics
 from subulp.ops import big_memory, rows
 from subulp.ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
+from subulp.ops.embedding.job import GRADIENT_SPAN
 from subulp.ops.embedding.rows import row_sum
 
+from . import embedding_jobs
 from .embedding_jobs import STORAGES, batch, make, train
 from .support import environment, interpreted, isas, patterns, threads
 
@@ -54,6 +57,32 @@ def test_long_bags_of_wide_rows(storage, weighted):
             same(run("cpu", storage, "rowwise", weighted=weighted, **sizes), expected)
 
 
+HOT = {"rows": 12, "ways": 2, "bags": 4, "longest": 150, "steps": 2}
+
+
+@pytest.mark.parametrize("dim", [1, 35, 200])
+def test_rows_that_many_lookups_share(dim):
+    """Their gradients are summed in spans."""
+    expected = run("reference", "int8", "rowwise", dim=dim, **HOT)
+    for isa in isas():
+        with environment(SUBULP_ISA=isa), threads(2):
+            same(run("cpu", "int8", "rowwise", dim=dim, **HOT), expected)
+
+
+def test_a_gradient_is_summed_in_spans():
+    """What an order of sums is shows where a span's sum is rounded to what a row's is not."""
+    terms = torch.full((GRADIENT_SPAN * 2,), 2.0**-24)
+    terms[0] = 1.0
+    one, ahead = torch.ones(()), torch.full((), GRADIENT_SPAN * 2.0**-24)
+    tables = embedding_jobs.of([EmbeddingTable(3, 1, "fp32", 0.0)], "sgd", [0])
+    before = tables.tables[0].table.stored[1].clone()
+    values, offsets = torch.ones(len(terms), dtype=torch.int64), torch.arange(len(terms) + 1)
+    embedding_update(*tables.update(values, offsets, None, terms.view(-1, 1), 1))
+    # One after the other, each of them is lost.
+    assert one + ahead > one
+    assert torch.equal(tables.tables[0].table.stored[1], before - (one + ahead) * 0.1)
+
+
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("storage", ["int4", "fp16"])
 def test_threads_do_not_show(storage, weighted):
@@ -85,6 +114,62 @@ def test_triton_is_the_reference(storage, rule, rounding):
     expected = run("reference", storage, rule, rounding=rounding, **SMALL)
     assert int(expected["evictions"].sum()) > 0
     same(run("triton", storage, rule, rounding=rounding, **SMALL), expected)
+
+
+@interpreted
+@pytest.mark.parametrize("weighted", [True, False])
+def test_triton_sums_rows_that_many_lookups_share(weighted):
+    configs = [EmbeddingTable(2, 3, "fp32", 0.0), EmbeddingTable(3, 3, "int8", 0.5, "lfu", 1)]
+    results = []
+    for backend in ("reference", "triton"):
+        tables = embedding_jobs.of(configs, "adagrad", [0, 1])
+        with environment(SUBULP_BACKEND=backend), np.errstate(all="ignore"):
+            results.append(train(tables, 1, 1, weighted, 400))
+    same(*results)
+
+
+@interpreted
+def test_triton_says_what_is_wrong():
+    tables = make("int8", "sgd")
+    values, offsets, weights, grad = batch(tables, 1)
+
+    def changed(tensor, at, value):
+        other = tensor.clone()
+        other.view(-1)[at] = value
+        return other
+
+    inside = int(offsets[9]) + 1
+    calls = [
+        (IndexError, r"153 .*feature 1", (changed(values, inside, 153), offsets, weights, grad)),
+        (IndexError, "row number -1", (changed(values, inside, -1), offsets, weights, grad)),
+        (ValueError, "begin with 1", (values, changed(offsets, 0, 1), weights, grad)),
+        (ValueError, "decrease from", (values, changed(offsets, 9, 0), weights, grad)),
+        (ValueError, "reach", (values, changed(offsets, -1, len(values) + 1), weights, grad)),
+        (FloatingPointError, "gradient", (values, offsets, weights, changed(grad, 7, torch.nan))),
+        (
+            FloatingPointError,
+            "per_sample_weights",
+            (values, offsets, changed(weights, 3, torch.inf), grad),
+        ),
+    ]
+    before = {name: t.clone() for name, t in tables.state().items()}
+    for backend in ("reference", "triton"):
+        for error, message, call in calls:
+            with environment(SUBULP_BACKEND=backend), pytest.raises(error, match=message):
+                embedding_update(*tables.update(*call, 1))
+            if error is not FloatingPointError:
+                with environment(SUBULP_BACKEND=backend), pytest.raises(error, match=message):
+                    embedding_pool(*tables.pool(*call[:3]))
+    same(tables.state(), before)
+
+
+@interpreted
+def test_triton_finds_tags_of_no_row():
+    tables = embedding_jobs.of([EmbeddingTable(4, 3, "int8", 0.5, "lru", 1)], "sgd", [0])
+    tables.tables[0].tags.fill_(77)
+    values, offsets, grad = torch.arange(4), torch.arange(5), torch.ones(4, 3)
+    with environment(SUBULP_BACKEND="triton"), pytest.raises(ValueError, match="tags of a cache"):
+        embedding_update(*tables.update(values, offsets, None, grad, 1))
 
 
 def test_triton_is_tested_with_every_storage():

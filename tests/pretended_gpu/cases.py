@@ -17,7 +17,8 @@ from torch import Tensor
 from subulp import nn, optim
 from subulp.nn.cached_table import EmbeddingTable
 from subulp.nn.linear import _DecodedLinear, _NarrowLinear
-from subulp.ops.embedding import embedding_pool, embedding_update
+from subulp.ops.embedding import calls, embedding_pool, embedding_update, make_tables
+from subulp.ops.embedding.job import Lookups
 from subulp.ops.head import head_step
 from tests.ops import embedding_jobs, head_jobs
 
@@ -27,6 +28,10 @@ BF16, FP16, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 Place = Callable[[Tensor], Tensor]
 Case = Callable[[Place], tuple[Callable[[], Any], Callable[[], Sequence[Tensor]]]]
 """From where tensors are put: a step, and what it has computed."""
+
+NARROW = EmbeddingTable(300, 16, "int8", 0.1)
+VALUES = torch.arange(26 * 8) % 300
+OFFSETS = torch.arange(0, 26 * 8 + 1, 2)
 
 CASES: dict[str, Case] = {}
 EXACT: set[str] = set()
@@ -92,19 +97,25 @@ def mixture(place: Place, partition: str) -> Any:
     return lambda: results.append(layer(x)), lambda: results
 
 
-@case("26 tables, forward", True)
-@case("26 tables, backward", False)
-def tables(place: Place, forward: bool) -> Any:
-    configs = [EmbeddingTable(300, 16, "int8", 0.1) for _ in range(26)]
-    made = embedding_jobs.of(configs, "rowwise", list(range(26)))
-    values = torch.arange(26 * 8) % 300
-    offsets = torch.arange(0, 26 * 8 + 1, 2)
-    if forward:
-        pooled = there(place, made.pool(values, offsets, None))
-        results: list[Tensor] = []
-        return lambda: results.extend(embedding_pool(*pooled)), lambda: results
-    grad = torch.randn(4, 26 * 16)
-    update = there(place, made.update(values, offsets, None, grad, 1))
+@case("26 tables, forward")
+def tables(place: Place) -> Any:
+    made = embedding_jobs.of([NARROW] * 26, "rowwise", list(range(26)))
+    *operands, features, values, offsets, weights = there(place, made.pool(VALUES, OFFSETS, None))
+    lookups = Lookups(features, values, offsets, weights)
+    statistics, results = place(torch.zeros(26, 2, dtype=torch.int64)), []
+
+    def forward() -> None:
+        # As modules do, which count into numbers of their own.
+        results.append(calls.pool(make_tables(*operands), lookups, statistics))
+
+    return forward, lambda: [*results, statistics]
+
+
+@case("26 tables, backward")
+def tables_backward(place: Place) -> Any:
+    # Below autograd's engine: what it would have the tables do.
+    made = embedding_jobs.of([NARROW] * 26, "rowwise", list(range(26)))
+    update = there(place, made.update(VALUES, OFFSETS, None, torch.randn(4, 26 * 16), 1))
     return lambda: embedding_update(*update), lambda: [*update[0], *update[1], *update[2]]
 
 
@@ -182,6 +193,35 @@ def captured(name: str) -> str:
     return "captured"
 
 
+def late_fault() -> dict[str, Any]:
+    """What tables do about a row number that does not exist, which only the GPU sees."""
+    with pretended_gpu() as gpu:
+        made = embedding_jobs.of([NARROW] * 2, "rowwise", [0, 1])
+        values, offsets, grad = torch.tensor([0, 300, 2, 3]), torch.arange(5), torch.ones(2, 32)
+        pool = there(gpu.tensor, made.pool(values, offsets, None))
+        update = there(gpu.tensor, made.update(values, offsets, None, grad, 1))
+        good = there(gpu.tensor, made.pool(values.clamp(max=299), offsets, None))
+        rows = [*update[0], *update[1], *update[2]]
+        before = [gpu.numbers(t).clone() for t in rows]
+        gpu.count = Count()
+        out = gpu.numbers(embedding_pool(*pool)[0])
+        found = {"nan": out.isnan().any(1).tolist(), "waits": dict(gpu.count.waits), "raised": []}
+        for call, arguments in ((embedding_update, update), (embedding_update, update)):
+            try:
+                call(*arguments)
+            except IndexError as error:
+                found["raised"].append(str(error))
+        found["unchanged"] = all(map(torch.equal, before, map(gpu.numbers, rows)))
+        # Once for the lookup, and once for the update that was refused a row number of its own.
+        found["after"] = []
+        for _ in range(2):
+            try:
+                found["after"].append(gpu.numbers(embedding_pool(*good)[0]).isfinite().all().item())
+            except IndexError as error:
+                found["after"].append(str(error))
+    return found
+
+
 def is_near(a: Tensor, b: Tensor, *, exact: bool) -> bool:
     """Whether a result is that of the CPU."""
     if exact:
@@ -196,7 +236,8 @@ def main() -> None:
     with torch.no_grad():
         counts = {name: measure(name) for name in CASES}
         refusals = {name: captured(name) for name in ("AdamW, BF16", "SGD, BF16")}
-    print(json.dumps({"counts": counts, "captured": refusals}))
+        late = late_fault()
+    print(json.dumps({"counts": counts, "captured": refusals, "late fault": late}))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -119,6 +120,10 @@ class PretendedGpu(TorchDispatchMode):
         """A copy of a CPU tensor, which is not counted."""
         with torch.utils._python_dispatch._disable_current_modes():
             return GpuTensor(there.clone())
+
+    def synchronize(self) -> None:
+        """What waits for everything."""
+        self.count.waits["synchronize"] += 1
 
     def numbers(self, there: Tensor) -> Tensor:
         """The CPU tensor behind a tensor, which is not counted."""
@@ -232,6 +237,9 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
 
         stack.enter_context(_attribute(interpreter.InterpretedFunction, "run", counted))
         stack.enter_context(_attribute(torch.cuda, "device", lambda d: contextlib.nullcontext()))
+        stream = SimpleNamespace(cuda_stream=0)
+        stack.enter_context(_attribute(torch.cuda, "current_stream", lambda d=None: stream))
+        stack.enter_context(_attribute(torch.cuda, "synchronize", lambda d=None: gpu.synchronize()))
         stack.enter_context(_attribute(torch.cuda, "get_device_capability", lambda d=None: (9, 0)))
         stack.enter_context(_attribute(torch.cuda, "_lazy_init", lambda: None))
         stack.enter_context(

@@ -246,8 +246,9 @@ def bag_bounds(features: int, lengths: Tensor | None, offsets: Tensor | None) ->
             raise ValueError(
                 f"{lengths.numel()} lengths do not divide into the bags of {features} features"
             )
-        # The operator of an exported program checks the offsets when it runs.
-        if not torch.compiler.is_exporting() and bool((lengths < 0).any()):
+        # The operator of an exported program checks the offsets when it runs, and so do kernels of
+        # GPUs, for which the host would wait.
+        if not (torch.compiler.is_exporting() or lengths.is_cuda) and bool((lengths < 0).any()):
             raise ValueError(f"lengths have a negative entry: {int(lengths.min())}")
         return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
     assert offsets is not None

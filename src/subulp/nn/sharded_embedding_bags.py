@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..ops.embedding import calls
-from ..ops.embedding.job import check_offsets, index_error, not_finite
+from ..ops.embedding.faults import check_offsets, index_error, not_finite
 from ..ops.graph_breaks import between_graphs
 from .cached_embedding_bag import (
     CachedEmbeddingBags,
@@ -311,10 +311,10 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         if unscaled is None:
             return None
         if not bool(unscaled.isfinite().all()):
-            raise not_finite("gradient", unscaled)
+            raise not_finite("gradient", unscaled.shape)
         for part in exchange.parts:
             if part.weights is not None and not bool(part.weights.isfinite().all()):
-                raise not_finite("per_sample_weights", part.weights)
+                raise not_finite("per_sample_weights", part.weights.shape)
         return unscaled
 
     def _options(self, part: int) -> tuple[object, ...]:

@@ -45,6 +45,7 @@ _CONSTANTS = {
     "EMPTY": embedding.EMPTY,
     "BYPASS_SLOT": embedding.BYPASS_SLOT,
     "EVICT_SLOT": embedding.EVICT_SLOT,
+    "GRADIENT_SPAN": embedding.GRADIENT_SPAN,
 }
 _C_TYPES = {"float32": "float", "uint32": "uint32_t", "uint64": "uint64_t"}
 _HASHED = (0, 1, 0x12345678, 0x7FFFFFFF)

@@ -365,8 +365,8 @@ class Optimizer(SavedGroups):
 
     def _move(self, job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None) -> None:
         """Move shadows on in place, slice by slice: whole temporaries cost more than the sums."""
-        flat = [t.view(-1).split(_SLICE) for t in (job.grads[i], *moments)]
-        decayed = [None] * len(flat[0]) if theta is None else theta.view(-1).split(_SLICE)
+        flat = [torch.split(t.view(-1), _SLICE) for t in (job.grads[i], *moments)]
+        decayed = [None] * len(flat[0]) if theta is None else torch.split(theta.view(-1), _SLICE)
         own = slice(i, i + 1)
         for (grad, *before), part in zip(zip(*flat, strict=True), decayed, strict=True):
             one = replace(job, params=job.params[own], grads=[grad], scalars=job.scalars[own])

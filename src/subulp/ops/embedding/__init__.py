@@ -201,7 +201,7 @@ def embedding_update(
 
     In each set of a table, for every row ``i`` that was looked up, in ascending order::
 
-        g = sum(grad[bag of k] * weights[k] for k where values[k] == i)   # in the order of k
+        g = sum(grad[bag of k] * weights[k] for k where values[k] == i)   # see below
         count[i] += lookups of i                          # LFU; LRU: its stamp becomes the step
         x = fetch(i)
         g = g + x * weight_decay                          # unless that is 0
@@ -213,8 +213,9 @@ def embedding_update(
     let ``j`` be the resident with the lowest priority (count or stamp; the first way among equals).
     If the priority of ``i`` is higher (or the policy is LRU and the cache direct-mapped), ``j`` is
     evicted: it is rounded into the table, and ``x`` takes its way. Otherwise ``x`` bypasses the
-    cache and is rounded into the table. A mean sums in the order of :func:`.rows.row_sum`. Each
-    operation is rounded to FP32.
+    cache and is rounded into the table. A row's gradients are summed in the order of ``k``, in
+    spans of :data:`.job.GRADIENT_SPAN`, whose sums are summed in their order. A mean sums in the
+    order of :func:`.rows.row_sum`. Each operation is rounded to FP32.
 
     Args:
         codes: Stored rows of each table. ``caches``, ``tags``, ``bits``, ``ways``, ``mixed``,

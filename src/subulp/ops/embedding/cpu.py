@@ -13,7 +13,8 @@ from torch import Tensor
 from ...numerics.ieee import as_fp32
 from .. import facts, native
 from ..pointers import data_ptr, run_ptrs
-from .job import Job, check_offsets, index_error, not_finite, unknown_resident
+from .faults import check_offsets, index_error, not_finite, unknown_resident
+from .job import Job
 
 
 def run(job: Job) -> Tensor | None:
@@ -86,10 +87,10 @@ class _Call:
             check_offsets(self.offsets, self.values.numel())
         if result == facts.BAD_GRADIENT:
             assert self.job.grad is not None
-            raise not_finite("gradient", self.job.grad)
+            raise not_finite("gradient", self.job.grad.shape)
         if result == facts.BAD_WEIGHTS:
             assert self.weights is not None
-            raise not_finite("per_sample_weights", self.weights)
+            raise not_finite("per_sample_weights", self.weights.shape)
         if result == facts.BAD_TAGS:
             raise unknown_resident()
         if result < 0:

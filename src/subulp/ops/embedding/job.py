@@ -24,6 +24,12 @@ MAX_WAYS = 64
 COUNT_LIMIT = 2**31 - 1
 """Access counts saturate here."""
 
+GRADIENT_SPAN = 64
+"""Gradients of a row that are summed one after the other; spans of so many are summed then.
+
+A row that many lookups share is thus summed by many threads of a GPU, in one order everywhere.
+"""
+
 BYPASS_SLOT, EVICT_SLOT, FLUSH_SLOT = 0, 1, 2
 """Philox counter words of the reasons to round a row.
 
@@ -202,74 +208,3 @@ class Job:
     def device(self) -> torch.device:
         """Device of the lookups."""
         return self.lookups.values.device
-
-
-def index_error(position: int, value: int, feature: int, rows: int) -> IndexError:
-    """The error for a row number that does not exist."""
-    return IndexError(
-        f"row number {value} at position {position} (feature {feature}) is out of range: its table "
-        f"has the rows 0 to {rows - 1}"
-    )
-
-
-def check_offsets(offsets: Tensor, count: int) -> None:
-    """Raise ValueError unless offsets begin with 0, do not decrease and end within ``count``."""
-    first, last = offsets[[0, -1]].tolist()
-    if first != 0:
-        raise ValueError(f"offsets begin with {first}: the first bag begins at 0")
-    falls = offsets[1:] < offsets[:-1]
-    if bool(falls.any()):
-        at = int(falls.int().argmax())
-        raise ValueError(
-            f"offsets decrease from {int(offsets[at])} to {int(offsets[at + 1])} at position "
-            f"{at + 1}: a bag ends where the next one begins"
-        )
-    if last > count:
-        raise ValueError(f"offsets reach {last}, and there are {count} row numbers")
-
-
-def check_values(job: Job) -> None:
-    """Raise ValueError unless the offsets fit, and IndexError unless all row numbers exist."""
-    looked, batch = job.lookups, job.lookups.batch
-    check_offsets(looked.offsets, looked.values.numel())
-    bounds = looked.offsets[::batch] if batch else looked.offsets.repeat(len(looked.features) + 1)
-    lengths = bounds.diff()
-    sizes = [job.tables[t].rows for t in looked.features]
-    limits = torch.tensor(sizes, dtype=torch.int64, device=job.device)
-    values = looked.values[: int(bounds[-1])]
-    bad = (values < 0) | (values >= torch.repeat_interleave(limits, lengths))
-    if bool(bad.any()):
-        position = int(bad.int().argmax())
-        feature = int((bounds <= position).sum()) - 1
-        rows = job.tables[looked.features[feature]].rows
-        raise index_error(position, int(values[position]), feature, rows)
-
-
-def unknown_resident() -> ValueError:
-    """The error for a cache whose tags are no rows of its table."""
-    return ValueError(
-        "tags of a cache name rows that its table does not have: what the cache holds is lost; "
-        "load a state dict"
-    )
-
-
-def not_finite(name: str, tensor: Tensor) -> FloatingPointError:
-    """The error for an update that is refused before it begins."""
-    return FloatingPointError(
-        f"the {name} of shape {tuple(tensor.shape)} has NaN or infinite values; nothing was updated"
-    )
-
-
-def check_finite(job: Job) -> None:
-    """Raise FloatingPointError unless the gradient and the weights of an update are finite."""
-    weights = job.lookups.weights
-    for name, tensor in (("gradient", job.grad), ("per_sample_weights", weights)):
-        if tensor is not None and not bool(tensor.isfinite().all()):
-            raise not_finite(name, tensor)
-
-
-def check_tags(job: Job) -> None:
-    """Raise ValueError unless the caches hold rows of their tables."""
-    unknown = [(t.tags >= t.rows).any() | (t.tags < EMPTY).any() for t in job.tables]
-    if bool(torch.stack(unknown).any()):
-        raise unknown_resident()

@@ -10,17 +10,16 @@ from torch import Tensor
 from ...numerics import ieee
 from ...numerics.ieee import as_fp32
 from . import rows as stored
+from .faults import check_finite, check_tags, check_values
 from .job import (
     BYPASS_SLOT,
     COUNT_LIMIT,
     EMPTY,
     EVICT_SLOT,
+    GRADIENT_SPAN,
     Job,
     Table,
     TableUpdate,
-    check_finite,
-    check_tags,
-    check_values,
 )
 
 
@@ -74,6 +73,16 @@ def _sums(starts: Tensor, lengths: Tensor, terms: Callable[[Tensor], Tensor], di
     return total
 
 
+def _spans(starts: Tensor, lengths: Tensor, terms: Callable[[Tensor], Tensor], dim: int) -> Tensor:
+    """:func:`_sums` of spans of terms, and then of the spans."""
+    spans = (lengths + (GRADIENT_SPAN - 1)) // GRADIENT_SPAN
+    first = spans.cumsum(0) - spans
+    run = torch.repeat_interleave(spans)
+    before = (torch.arange(len(run), device=run.device) - first[run]) * GRADIENT_SPAN
+    sizes = (lengths[run] - before).clamp(max=GRADIENT_SPAN)
+    return _sums(first, spans, _sums(starts[run] + before, sizes, terms, dim).__getitem__, dim)
+
+
 def _gradients(job: Job, feature: int, at: slice) -> Tensor:
     """The gradient of each looked-up row of a feature, without its weight."""
     assert job.grad is not None
@@ -112,7 +121,7 @@ def _update_table(job: Job, t: int) -> None:
     order = torch.argsort(values, stable=True)
     unique, lengths = torch.unique_consecutive(values[order], return_counts=True)
     starts = lengths.cumsum(0) - lengths
-    merged = _sums(starts, lengths, lambda i: terms[order[i]], table.dim)
+    merged = _spans(starts, lengths, lambda i: terms[order[i]], table.dim)
     # Rows of one set go one after the other; rows of different sets are independent.
     turn = torch.zeros_like(unique)
     if table.sets:

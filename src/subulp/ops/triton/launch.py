@@ -82,18 +82,23 @@ def _programs(first: np.ndarray, end: np.ndarray, share: int) -> np.ndarray:
     return np.stack((tensor, start, np.minimum(start + share, end[tensor])), axis=1)
 
 
-def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
-    """Copies of tables on ``device``, flattened, each aligned, in one transfer.
-
-    Raises:
-        RuntimeError: A CUDA graph is being captured: it would replay this call's numbers.
-    """
+def refuse_capture(device: torch.device) -> None:
+    """Raise RuntimeError if a CUDA graph is being captured: it would replay a call's numbers."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a CUDA graph is being captured, and would replay this step with the numbers that it "
             "has now, its count, learning rate and random bits: capture the model's passes, and "
             "take steps of subulp outside of the graph"
         )
+
+
+def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
+    """Copies of tables on ``device``, flattened, each aligned, in one transfer.
+
+    Raises:
+        RuntimeError: A CUDA graph is being captured.
+    """
+    refuse_capture(device)
     ends = np.cumsum([-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tables])
     starts = [0, *ends[:-1].tolist()]
     buffer = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")

@@ -1,0 +1,421 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Rows of many tables in Triton: found, read and written by what one table of numbers says of each.
+
+A kernel gets ``tables``, int64 with a row for each table of the job: addresses, sizes and codes, by
+the names of :data:`COLUMNS`. Which of the job's formats a table has is known when the kernel runs;
+which formats there are, when it is compiled: their names, separated by commas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from ...numerics.int_rows import PARAMETER_BYTES
+from ...numerics.metrics import LANES
+from ...numerics.random_bits import MIX, MIX_LAST
+from ..triton import codec, random_bits
+from .faults import Fault
+from .job import BYPASS_SLOT, COUNT_LIMIT, EMPTY, EVICT_SLOT, GRADIENT_SPAN, Job, Update
+
+POLICIES = ("last", "lfu", "lru")
+"""Of a full set: the current row always wins, or the one with more accesses, or the later one."""
+
+_RULES = {name: code for code, name in enumerate(get_args(Update))}
+
+_ROLES = ("codes", "cache", "tags", "counts", "stamps", "accumulator")
+COLUMNS = (
+    *_ROLES,
+    *("base", "rows", "dim", "stride", "sets", "ways", "mixed", "format"),
+    *(
+        "policy",
+        "rule",
+        "stochastic",
+        "key",
+        "period",
+        "first",
+        "taken",
+        "whole_dim",
+        "whole_column",
+    ),
+)
+"""Of the table of numbers. ``base``: where the table's keys begin, see :func:`bases`."""
+
+_PLACES = {name: place for place, name in enumerate(COLUMNS)}
+_CONSTANTS = {
+    "LANES": LANES,
+    "PARAMETER_BYTES": PARAMETER_BYTES,
+    "COUNT_LIMIT": COUNT_LIMIT,
+    "BYPASS_SLOT": BYPASS_SLOT,
+    "EVICT_SLOT": EVICT_SLOT,
+    "EMPTY": EMPTY,
+    "SPAN": GRADIENT_SPAN,
+    "LFU": POLICIES.index("lfu"),
+    "LRU": POLICIES.index("lru"),
+    **{fault.name: fault.value for fault in Fault},
+}
+
+
+def numbers(job: Job, addresses: np.ndarray, formats: Sequence[str]) -> np.ndarray:
+    """The table of numbers.
+
+    Args:
+        job: Its tables, and their updates if it has any.
+        addresses: int64 ``(tables, 6)``: of codes, cache and tags, and of an update's counts,
+            stamps and accumulator; 0 for what is not there.
+        formats: The job's, see :func:`formats_of`.
+    """
+    rows = []
+    for t, (table, base) in enumerate(zip(job.tables, bases(job), strict=False)):
+        policy, rule, stochastic, key = "last", 0, False, 0
+        if job.updates:
+            update = job.updates[t]
+            policy = "lfu" if update.counts.numel() else "lru" if update.stamps.numel() else "last"
+            rule = _RULES[update.rule]
+            stochastic = update.stochastic and table.storage.name != "fp32"
+            key = update.stream << 32 | job.seed
+        # The key as a signed number: its bits count.
+        key -= (key >> 63) << 64
+        place = table.place
+        stride = table.codes.shape[1] * table.codes.itemsize
+        rows.append(
+            (
+                *(base, table.rows, table.dim, stride, table.sets, table.ways, table.mixed),
+                *(formats.index(table.storage.name), POLICIES.index(policy)),
+                *(rule, stochastic, key),
+                *(place.period, place.first, place.taken, place.dim, place.column),
+            )
+        )
+    return np.concatenate((addresses, np.array(rows, dtype=np.int64)), axis=1)
+
+
+def bases(job: Job) -> list[int]:
+    """Where the keys of each table begin, and the end of all.
+
+    A row's key is its set's number times the table's rows, plus its own: ascending keys are the
+    order in which rows of a set take their turns, set by set and table by table.
+    """
+    found = [0]
+    for table in job.tables:
+        found.append(found[-1] + max(table.sets, 1) * table.rows)
+    return found
+
+
+def formats_of(job: Job) -> list[str]:
+    """The names of the formats that tables have."""
+    return sorted({table.storage.name for table in job.tables})
+
+
+# -------------------------------------------------------------------------------- what is constant
+
+
+@triton.constexpr_function
+def count_of(names):
+    """How many names there are, which commas separate."""
+    return len(names.split(","))
+
+
+@triton.constexpr_function
+def name_at(names, i):
+    """The i-th."""
+    return names.split(",")[i]
+
+
+@triton.constexpr_function
+def rule_code(name):
+    """The number of an optimizer's rule in the table of numbers."""
+    return _RULES[name]
+
+
+@triton.constexpr_function
+def int_bits(fmt):
+    """Bits of an integer; 0 for a floating-point format."""
+    return int(fmt[3:]) if fmt.startswith("int") else 0
+
+
+@triton.constexpr_function
+def random_bits_of(fmt):
+    """Random bits that rounding an element draws."""
+    return 32 if int_bits(fmt) else codec.random_width(fmt)
+
+
+@triton.constexpr_function
+def mix_rounds():
+    """Multiplications of :func:`subulp.numerics.random_bits.mix`."""
+    return len(MIX)
+
+
+@triton.constexpr_function
+def mix_shift(i):
+    """Its i-th shift."""
+    return MIX[i][0] if i < len(MIX) else MIX_LAST
+
+
+@triton.constexpr_function
+def mix_factor(i):
+    """Its i-th factor."""
+    return MIX[i][1]
+
+
+@triton.constexpr_function
+def constant(name):
+    """A constant of the cache or of rows of integers, by its name."""
+    return _CONSTANTS[name]
+
+
+@triton.constexpr_function
+def columns():
+    """Columns of the table of numbers."""
+    return len(_PLACES)
+
+
+@triton.constexpr_function
+def column(name):
+    """A column of the table of numbers."""
+    return _PLACES[name]
+
+
+@triton.jit
+def entry_at(tables, table, NAME: tl.constexpr):
+    """Where a number of a table lies, or of each of several."""
+    return tables + table * columns() + column(NAME)
+
+
+@triton.jit
+def table_at(tables, table):
+    """All numbers of a table, for :func:`entry`."""
+    found = ()
+    for i in tl.static_range(columns()):
+        found = found + (tl.load(tables + table * columns() + i),)  # type: ignore[assignment] # noqa: RUF005
+    return found
+
+
+@triton.jit
+def entry(table, NAME: tl.constexpr):
+    """A number of a table."""
+    return table[column(NAME)]
+
+
+@triton.jit
+def reals_of(address):
+    """FP32 numbers at an address."""
+    return address.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def words_of(address):
+    """int32 numbers at an address."""
+    return address.to(tl.pointer_type(tl.int32))
+
+
+# ------------------------------------------------------------------------------------------- sets
+
+
+@triton.jit
+def set_of(row, sets, mixed):
+    """See :func:`.rows.set_of`; 0 for a table without a cache."""
+    h = row.to(tl.uint32)
+    for i in tl.static_range(mix_rounds()):
+        h = (h ^ (h >> mix_shift(i))) * mix_factor(i)
+    h = h ^ (h >> mix_shift(mix_rounds()))
+    return tl.where(mixed != 0, h.to(tl.int64), row) % tl.maximum(sets, 1)
+
+
+@triton.jit
+def find(table, row, WAYS: tl.constexpr):
+    """Where a row lies in its table's cache, int64, or -1."""
+    sets = entry(table, "sets")
+    place = row * 0 - 1
+    if sets > 0:
+        ways = entry(table, "ways")
+        first = set_of(row, sets, entry(table, "mixed")) * ways
+        way = tl.arange(0, WAYS)
+        tags = words_of(entry(table, "tags")) + first
+        tag = tl.load(tags + way, mask=way < ways, other=constant("EMPTY"))
+        found = tl.min(tl.where(tag.to(tl.int64) == row, way, WAYS), axis=0)
+        place = tl.where(found < WAYS, first + found, place)
+    return place
+
+
+# ------------------------------------------------------------------------------------------- rows
+
+
+@triton.jit
+def fetch(table, row, place, element, inside, FORMATS: tl.constexpr, BLOCK: tl.constexpr):
+    """FP32 row, zeros beyond its end: from a place in the cache, or from the table."""
+    x = tl.zeros((BLOCK,), tl.float32)
+    if place >= 0:
+        cached = reals_of(entry(table, "cache")) + place * entry(table, "dim")
+        x = tl.load(cached + element, mask=inside, other=0.0)
+    else:
+        at = entry(table, "codes") + row * entry(table, "stride")
+        fmt = entry(table, "format")
+        for i in tl.static_range(count_of(FORMATS)):
+            if fmt == i:
+                x = decode(at, element, inside, name_at(FORMATS, i))
+    return x
+
+
+@triton.jit
+def decode(at, element, inside, FORMAT: tl.constexpr):
+    """The FP32 row that is stored at an address."""
+    if int_bits(FORMAT):
+        bits: tl.constexpr = int_bits(FORMAT)
+        bytes_ = at.to(tl.pointer_type(tl.uint8))
+        byte = tl.load(
+            bytes_ + constant("PARAMETER_BYTES") + element * bits // 8, mask=inside, other=0
+        )
+        q = (byte.to(tl.int32) >> ((element * bits) % 8)) & ((1 << bits) - 1)
+        x = q.to(tl.float32) * unaligned(bytes_) + unaligned(bytes_ + 4)
+        x = tl.where(inside, x, 0.0)
+    else:
+        x = codec.value(
+            tl.load(codes_of(at, FORMAT) + element, mask=inside, other=0).to(tl.uint32), FORMAT
+        )
+    return x
+
+
+@triton.jit
+def codes_of(address, FORMAT: tl.constexpr):
+    """Codes of a floating-point format at an address."""
+    if codec.width(FORMAT) == 32:
+        typed = address.to(tl.pointer_type(tl.uint32))
+    elif codec.width(FORMAT) == 16:
+        typed = address.to(tl.pointer_type(tl.uint16))
+    else:
+        typed = address.to(tl.pointer_type(tl.uint8))
+    return typed
+
+
+@triton.jit
+def unaligned(at):
+    """FP32 number at any byte."""
+    byte = tl.arange(0, 4)
+    word = tl.sum(tl.load(at + byte).to(tl.uint32) << (byte * 8).to(tl.uint32), axis=0)
+    return word.to(tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_row(
+    table,
+    row,
+    x,
+    step,
+    slot,
+    element,
+    inside,
+    FORMATS: tl.constexpr,
+    RANDOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Round an FP32 row into its table; ``RANDOM``: some tables round stochastically."""
+    at = entry(table, "codes") + row * entry(table, "stride")
+    fmt = entry(table, "format")
+    for i in tl.static_range(count_of(FORMATS)):
+        if fmt == i:
+            if RANDOM:
+                if entry(table, "stochastic") != 0:
+                    index = first_element(table, row) + element
+                    key = entry(table, "key").to(tl.uint64)
+                    bits = random_bits.draw_at(
+                        index,
+                        key,
+                        step.to(tl.uint32),
+                        slot.to(tl.uint32),
+                        random_bits_of(name_at(FORMATS, i)),
+                    )
+                    encode(at, x, bits, element, inside, name_at(FORMATS, i), True, BLOCK)
+                else:
+                    encode(at, x, 0, element, inside, name_at(FORMATS, i), False, BLOCK)
+            else:
+                encode(at, x, 0, element, inside, name_at(FORMATS, i), False, BLOCK)
+
+
+@triton.jit
+def first_element(table, row):
+    """See :meth:`.job.Part.element`."""
+    period, taken = entry(table, "period"), entry(table, "taken")
+    whole = row // taken * period + entry(table, "first") + row % taken
+    return whole * entry(table, "whole_dim") + entry(table, "whole_column")
+
+
+@triton.jit
+def encode(
+    at,
+    x,
+    bits,
+    element,
+    inside,
+    FORMAT: tl.constexpr,
+    RANDOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Round an FP32 row to an address."""
+    if int_bits(FORMAT):
+        encode_integers(
+            at.to(tl.pointer_type(tl.uint8)), x, bits, inside, int_bits(FORMAT), RANDOM, BLOCK
+        )
+    else:
+        code = codec.stochastic(x, bits, FORMAT) if RANDOM else codec.nearest(x, FORMAT)
+        to = codes_of(at, FORMAT) + element
+        tl.store(to, code.to(to.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def encode_integers(
+    at, x, bits, inside, BITS: tl.constexpr, RANDOM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """See :func:`subulp.numerics.int_rows.encode`."""
+    top: tl.constexpr = (1 << BITS) - 1
+    per_byte: tl.constexpr = 8 // BITS
+    magnitude = tl.where(inside, codec.magnitude_of(x), 0)
+    bias = tl.min(tl.where(inside, x, float("inf")), axis=0) + 0.0
+    span = tl.max(tl.where(inside, x, float("-inf")), axis=0) - bias
+    valid = (tl.max(magnitude, axis=0) < 0x7F800000) & (span < float("inf"))
+    scale = tl.div_rn(span, top * 1.0)
+    used = valid & (scale > 0.0)
+    scale = tl.where(used, scale, 0.0)
+    t = tl.div_rn(x - bias, tl.where(used, scale, 1.0))
+    t = tl.where(inside & used & (t > 0.0), t, 0.0)
+    # Adding 1.5 * 2^23 leaves no fraction bits: rounded to nearest even, the integer lowest.
+    shifted = t + 12582912.0
+    q = (shifted.to(tl.uint32, bitcast=True) - 0x4B400000).to(tl.int32)
+    if RANDOM:
+        whole = shifted - 12582912.0
+        above = whole > t
+        below = tl.where(above, whole - 1.0, whole)
+        u = (bits >> 8).to(tl.float32) * 5.9604644775390625e-8
+        q = q - above.to(tl.int32) + (t - below > u).to(tl.int32)
+    q = tl.where(inside, tl.minimum(q, top), 0)
+    shift = (tl.arange(0, BLOCK) % per_byte) * BITS
+    packed = tl.sum(tl.reshape(q << shift, (BLOCK // per_byte, per_byte)), axis=1)
+    # A byte exists where its first number does.
+    some = tl.max(tl.reshape(inside.to(tl.int32), (BLOCK // per_byte, per_byte)), axis=1) > 0
+    byte = tl.arange(0, BLOCK // per_byte)
+    tl.store(at + constant("PARAMETER_BYTES") + byte, packed.to(tl.uint8), mask=some)
+    nan = tl.where(valid, 0, 0x7FC00000).to(tl.uint32)
+    scale_bits = tl.where(valid, scale.to(tl.uint32, bitcast=True), nan)
+    bias_bits = tl.where(valid, bias.to(tl.uint32, bitcast=True), nan)
+    which = tl.arange(0, 8)
+    word = tl.where(which < 4, scale_bits, bias_bits) >> ((which % 4) * 8).to(tl.uint32)
+    tl.store(at + which, (word & 255).to(tl.uint8))
+
+
+@triton.jit
+def row_sum(x, BLOCK: tl.constexpr):
+    """The sum of a row in the order of :func:`.rows.row_sum`."""
+    parts = tl.reshape(x, (BLOCK // constant("LANES"), constant("LANES")))
+    part = tl.arange(0, BLOCK // constant("LANES"))[:, None]
+    lanes = tl.zeros((constant("LANES"),), tl.float32)
+    for i in tl.static_range(BLOCK // constant("LANES")):
+        # One of the terms is not zero: no order shows.
+        lanes += tl.sum(tl.where(part == i, parts, 0.0), axis=0)
+    # A sum of two has one order.
+    eight = tl.sum(tl.reshape(lanes, (2, 8)), axis=0)
+    four = tl.sum(tl.reshape(eight, (2, 4)), axis=0)
+    two = tl.sum(tl.reshape(four, (2, 2)), axis=0)
+    return tl.sum(two, axis=0)
