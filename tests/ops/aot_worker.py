@@ -20,7 +20,7 @@ from subulp.ops.all_finite import triton as all_finite_triton
 from subulp.ops.embedding import Job, Lookups, TableUpdate
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
-from subulp.ops.head import triton_logistic
+from subulp.ops.head import triton_logistic, triton_sum
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
 
@@ -55,13 +55,18 @@ def compile_all_finite(dtype: torch.dtype, capability: int, whole: bool) -> Comp
     return _inspect(all_finite_triton.compile_for(capability, dtype, whole=whole))
 
 
-def compile_head(dtype: torch.dtype, capability: int, aligned: bool) -> Compiled:
-    job = head_job(format_of(dtype), weight_decay=0.1)
+def compile_head(
+    dtype: torch.dtype, capability: int, aligned: bool, products: str = "fp32"
+) -> Compiled:
+    job = head_job(format_of(dtype), weight_decay=0.1, products=products)
     return _inspect(head_triton.compile_for(capability, job, aligned=aligned))
 
 
 def compile_logistic(capability: int, loss: bool, narrow: bool) -> list[Compiled]:
-    return [_inspect(k) for k in triton_logistic.compile_for(capability, loss=loss, narrow=narrow)]
+    kernels = [triton_logistic.compile_for(capability, loss=loss, narrow=narrow)]
+    if loss:
+        kernels.append(triton_sum.compile_for(capability))
+    return [_inspect(kernel) for kernel in kernels]
 
 
 def compile_embedding(

@@ -127,6 +127,15 @@ def test_head(compiler, dtype, capability, aligned):
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+def test_head_of_bf16_operands(compiler, capability):
+    job = compiler.submit(aot_worker.compile_head, E4M3, capability, True, "bf16")
+    compiled = job.result()
+    check_registers(compiled)
+    # Blackwell's have one name for both formats of 16 bits.
+    assert re.search(r"mma\S*(\.bf16|kind::f16)", compiled.ptx), "not on the units of BF16"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("loss", [False, True])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_logistic(compiler, capability, loss, narrow):

@@ -122,7 +122,7 @@ def tables_backward(place: Place) -> Any:
 @case("head, 8 chunks, FP32", "fp32", exact=False)
 @case("head, 8 chunks, BF16", "bf16", exact=False)
 def head(place: Place, products: str) -> Any:
-    made = head_jobs.job(products=products, rounding="nearest")
+    made = head_jobs.job(products=products, rounding="nearest", operands={})
     tensors = {
         name: place(value) for name, value in vars(made).items() if isinstance(value, Tensor)
     }

@@ -147,9 +147,11 @@ class PretendedGpu(TorchDispatchMode):
         pinned = kwargs.pop("pin_memory", False)
         self._note(func, name, args, kwargs, there, to_gpu)
         plain = tree_map_only(GpuTensor, lambda t: t.inner, (args, kwargs))
-        if func is torch.ops.aten.mm.dtype:
+        if func in (torch.ops.aten.mm.dtype, torch.ops.aten.mm.dtype_out):
             # CPUs have no product with sums wider than its factors.
             result = plain[0][0].to(plain[0][2]) @ plain[0][1].to(plain[0][2])
+            if "out" in plain[1]:
+                result = plain[1]["out"].copy_(result)
         elif to_gpu and not there and name == "_to_copy":
             result = plain[0][0].clone().to(plain[1].get("dtype") or plain[0][0].dtype)
         else:

@@ -439,18 +439,18 @@ class ExtremeClassifier(FixedDtypes):
         grad_x = torch.zeros_like(x)
         gain = 1.0 / max(1, x.shape[0]) if self.reduction == "mean" else 1.0
         table, dim, products = self.table, self.table.dim, self.chosen_products
+        operands: dict[str, Tensor] = {}
         for run in table.runs():
             for start, stop in self._chunks():
                 own = run.cut(start, stop)
                 if not own.count:
                     continue
                 last = own.first + own.count
-                pairs = slice(
-                    *torch.searchsorted(
-                        labels,
-                        torch.tensor([own.first, last], dtype=torch.int64, device=labels.device),
-                    ).tolist()
-                )
+                pairs = slice(None)
+                if not labels.is_cuda:
+                    # Kernels of GPUs find them, for which the host would wait.
+                    bounds = torch.tensor([own.first, last], dtype=torch.int64, device=x.device)
+                    pairs = slice(*torch.searchsorted(labels, bounds).tolist())
                 places = slice(own.place, own.place + own.count)
                 head_step(
                     HeadJob(
@@ -476,6 +476,7 @@ class ExtremeClassifier(FixedDtypes):
                         products=products,
                         before=own.first - start,
                         after=stop - last,
+                        operands=operands,
                     )
                 )
         if loss is not None:

@@ -36,7 +36,7 @@ class HeadJob:
         grad_x: FP32 ``(batch, dim)``; the chunk's part is added.
         positive_instances: int64 ``(count,)``.
         positive_labels: int64 ``(count,)``, ascending, counted from the chunk's first row; no pair
-            is given twice.
+            is given twice. On a GPU others than the chunk's may be among them.
         gain: Factor on the gradient of the logits.
         lr: Learning rate.
         weight_decay: Weight decay of the rows.
@@ -54,6 +54,8 @@ class HeadJob:
             whole chunk, and rows that are not here count as zeros in products: how a product
             rounds depends on its shape.
         after: Rows of the chunk that lie after these.
+        operands: What products take of ``x``, for a backend to fill: the jobs of a step, which have
+            the same ``x``, share it. ``None`` makes it anew.
     """
 
     rows: Tensor
@@ -76,6 +78,7 @@ class HeadJob:
     products: Products = "fp32"
     before: int = 0
     after: int = 0
+    operands: dict[str, Tensor] | None = None
 
     @property
     def device(self) -> torch.device:

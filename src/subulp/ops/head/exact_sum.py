@@ -13,9 +13,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_WIDTH = 24
-_LOWEST = -60
-"""What lies below 2**-60 in a number is cut off."""
+from .. import backend
+
+WIDTH = 24
+"""Bits of a piece."""
+LOWEST = -60
+"""What lies below ``2**LOWEST`` in a number is cut off."""
 PARTS = 9
 """Places of a sum; the last one has no upper limit, and infinities and NaN go there."""
 
@@ -37,6 +40,12 @@ class ExactSum:
 
     def add(self, terms: Tensor) -> None:
         """Add FP64 numbers ``(count,)``, which :meth:`flush` makes good."""
+        if backend.choose(terms.device).backend == "triton":
+            # Triton may not be installed.
+            from . import triton_sum  # noqa: PLC0415
+
+            triton_sum.add(terms, self._parts)
+            return
         self._terms.append(terms)
         self._count += terms.shape[0]
         if self._count >= _AT_ONCE:
@@ -70,7 +79,7 @@ def _parts_of(terms: Tensor) -> Tensor:
     # number of at most 53 bits, so nothing here rounds.
     pieces = torch.where(finite, terms, 0.0) * (1.0 / units)[:, None]
     pieces.trunc_()
-    lower = torch.sub(pieces[:-1], pieces[1:], alpha=math.ldexp(1.0, _WIDTH))
+    lower = torch.sub(pieces[:-1], pieces[1:], alpha=math.ldexp(1.0, WIDTH))
     sums = torch.zeros(PARTS, dtype=torch.float64, device=terms.device)
     sums[:places] = torch.cat([lower.sum(1), pieces[-1:].sum(1)]).mul_(units)
     sums[-1] += torch.where(finite, 0.0, terms).sum()
@@ -84,12 +93,12 @@ def _places(terms: Tensor) -> int:
     highest = float(terms.abs().max())
     if not math.isfinite(highest):
         return PARTS
-    bits = math.frexp(highest)[1] - _LOWEST
-    return min(max(1, -(-bits // _WIDTH)), PARTS)
+    bits = math.frexp(highest)[1] - LOWEST
+    return min(max(1, -(-bits // WIDTH)), PARTS)
 
 
 @cache
 def _units(device: torch.device) -> Tensor:
     """The units of all places. Copied to a device once: that waits for it."""
-    units = [math.ldexp(1.0, _LOWEST + _WIDTH * place) for place in range(PARTS)]
+    units = [math.ldexp(1.0, LOWEST + WIDTH * place) for place in range(PARTS)]
     return torch.tensor(units, dtype=torch.float64, device=device)

@@ -54,7 +54,8 @@ def unit_logits(rows: Tensor, x: Tensor, scale: float) -> Tensor:
     logits = torch._scaled_mm(
         _enlarged(rows, labels, inner),
         _enlarged(x, max(_MULTIPLE, _padded(batch)), inner).t(),
-        scale_a=torch.tensor(scale, dtype=torch.float32, device=rows.device),
+        # Filled there: a copy would have the host wait.
+        scale_a=torch.full((), scale, dtype=torch.float32, device=rows.device),
         scale_b=torch.ones((), dtype=torch.float32, device=rows.device),
         out_dtype=torch.bfloat16,
     )

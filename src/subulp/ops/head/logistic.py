@@ -19,7 +19,7 @@ class Positives:
     """Elements of a matrix of logits whose label is 1, each given once.
 
     Attributes:
-        rows: int64 ``(count,)``, counted from ``first``.
+        rows: int64 ``(count,)``, ascending, counted from ``first``.
         columns: int64 ``(count,)``.
         first: The number of the first row.
     """
@@ -64,7 +64,7 @@ def logistic_(
 
         return triton_logistic.run(
             *(logits, positives.rows, positives.columns, positives.first, gain),
-            gradient=gradient,
+            gradient=logits if gradient else None,
             loss=loss,
             narrow=narrow,
         )

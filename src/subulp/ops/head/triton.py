@@ -20,10 +20,10 @@ from ...numerics import Format
 from ...numerics.ieee import as_fp32
 from ..sgd import triton as sgd
 from ..triton import codec, launch, random_bits
-from . import HeadJob, fp8, tiles
+from . import HeadJob, fp8, tiles, triton_logistic
 
 TILE_BYTES = 256 * 1024 * 1024
-"""FP32 bytes of a tile's weights: on a GPU, tiles bound memory and need not fit a cache."""
+"""Bytes of a tile's decoded weights: on a GPU, tiles bound memory and need not fit a cache."""
 
 BLOCKS = {"BLOCK_LABELS": 64, "BLOCK_DIM": 64, "BLOCK_BATCH": 16}
 
@@ -35,24 +35,97 @@ def run(job: HeadJob) -> None:
         RuntimeError: The kernels do not run on the device of the rows.
     """
     launch.check_device(update_kernel, job.device)
-    size = max(1, TILE_BYTES // (4 * job.dim))
-    # Dropout masks the gradient between product and update; the others have no kernel of their own.
+    # Dropout masks the gradient between product and update, and rows with a remainder, of integers
+    # or of simulated formats have no kernel of their own; a run of a chunk has its shape.
     stored = isinstance(job.format, Format) and job.format.dtype is not None
-    plain = job.dropout == 0.0 and job.remainder is None and stored
-    update = fused_update if plain else None
+    if stored and job.dropout == 0.0 and job.remainder is None and not job.before + job.after:
+        _run_fused(job)
+        return
+    size = max(1, TILE_BYTES // (4 * job.dim))
+    update = fused_update if stored and job.dropout == 0.0 and job.remainder is None else None
     tiles.run(job, size, sgd.run, update, fp8_units=fp8.units_at(job.device))
 
 
-def fused_update(job: HeadJob, first: int, rows: Tensor, g: Tensor) -> None:
+def _run_fused(job: HeadJob) -> None:
+    """The operations of :func:`.tiles.run`, with fewer launches and narrow operands in memory."""
+    narrow = job.products != "fp32"
+    wide = torch.bfloat16 if narrow else torch.float32
+    x, x_logits = _inputs(job, wide)
+    loss = tiles.exact_loss(job)
+    size = max(1, TILE_BYTES // (wide.itemsize * job.dim))
+    partial = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
+    for start in range(0, job.rows.shape[0], size):
+        rows = job.rows[start : start + size]
+        # Without their scale, a power of two, which the sums are multiplied by.
+        weight = rows.to(wide)
+        if x_logits.dtype == torch.float8_e4m3fn:
+            logits, scale = fp8.unit_logits(rows, x_logits, job.scale), 1.0
+        else:
+            logits, scale = _mm(weight, x_logits.t()), job.scale
+        g = None
+        if job.train or job.gradient:
+            g = torch.empty(logits.shape, dtype=wide, device=job.device) if narrow else logits
+        terms = triton_logistic.run(
+            logits,
+            job.positive_labels,
+            job.positive_instances,
+            start,
+            job.gain,
+            gradient=g,
+            loss=loss is not None,
+            narrow=narrow,
+            scale=scale,
+        )
+        if loss is not None and terms is not None:
+            loss.add(terms)
+        if g is not None:
+            # Not addmm: a product that starts from a large sum rounds each of its terms to it.
+            job.grad_x.add_(_mm(g.t(), weight, partial), alpha=job.scale)
+        if job.train:
+            assert g is not None
+            fused_update(job, start, rows, g, x)
+    if loss is not None and loss is not job.loss:
+        loss.flush()
+
+
+def _inputs(job: HeadJob, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The inputs as the update takes them, and as the logits do; once for all chunks of a step."""
+    kept = {} if job.operands is None else job.operands
+    if "x" not in kept:
+        kept["x"] = kept["logits"] = job.x.to(wide)
+        if job.products == "fp8":
+            codes = fp8.inputs(job.x)
+            # Numbers of E4M3 are BF16's: without units for them, BF16's multiply the same ones.
+            kept["logits"] = codes if fp8.units_at(job.device) else codes.to(wide)
+    return kept["x"], kept["logits"]
+
+
+def _mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """The product, summed in FP32: FP32."""
+    if out is None:
+        out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+    if a.dtype == torch.float32:
+        return torch.mm(a, b, out=out)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32, out=out)
+    # CPUs have no product with sums wider than its factors.
+    return torch.mm(a.float(), b.float(), out=out)
+
+
+def fused_update(
+    job: HeadJob, first: int, rows: Tensor, g: Tensor, x: Tensor | None = None
+) -> None:
     """``rows -= lr * (g @ x + weight_decay * rows)``, rounded, in place.
 
     Args:
         job: The chunk's step.
         first: The rows' place in the chunk.
         rows: ``(labels, dim)`` stored values.
-        g: FP32 ``(labels, batch)``, the gradient of the logits.
+        g: FP32 or BF16 ``(labels, batch)``, the gradient of the logits.
+        x: The inputs, of the dtype of ``g``; ``None`` for the job's (default: ``None``).
     """
     labels, dim = rows.shape
+    x = job.x if x is None else x
     offset = job.random.offset + first * dim
     grid = (triton.cdiv(labels, BLOCKS["BLOCK_LABELS"]), triton.cdiv(dim, BLOCKS["BLOCK_DIM"]))
     # In memory: the width of a scalar argument depends on its value.
@@ -63,7 +136,7 @@ def fused_update(job: HeadJob, first: int, rows: Tensor, g: Tensor) -> None:
         update_kernel[grid](
             rows.view(_WORDS[rows.dtype.itemsize]),
             g,
-            job.x,
+            x,
             labels,
             dim,
             job.x.shape[0],
@@ -86,6 +159,8 @@ def options(job: HeadJob, *, aligned: bool) -> dict[str, Any]:
         "RANDOM": job.rounding == "stochastic" and job.format.name != "fp32",
         "DECAY": job.weight_decay != 0.0,
         "ALIGNED": aligned,
+        # The interpreter takes BF16 numbers for integers.
+        "UNITS": isinstance(update_kernel, triton.JITFunction),
         **BLOCKS,
         # Fewer elements a thread leave registers to the random bits.
         "num_warps": 8,
@@ -95,7 +170,8 @@ def options(job: HeadJob, *, aligned: bool) -> dict[str, Any]:
 def compile_for(capability: int, job: HeadJob, *, aligned: bool) -> Any:
     """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
     word = {1: "*u8", 2: "*i16", 4: "*i32"}[job.rows.dtype.itemsize]
-    types = {"rows": word, "g": "*fp32", "x": "*fp32"}
+    operand = "*fp32" if job.products == "fp32" else "*bf16"
+    types = {"rows": word, "g": operand, "x": operand}
     types |= dict.fromkeys(("labels", "dim", "batch"), "i32")
     types |= dict.fromkeys(("lr", "weight_decay", "unit"), "fp32")
     types["address"] = "*i64"
@@ -118,6 +194,7 @@ def update_kernel(
     RANDOM: tl.constexpr,
     DECAY: tl.constexpr,
     ALIGNED: tl.constexpr,
+    UNITS: tl.constexpr,
     BLOCK_LABELS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_BATCH: tl.constexpr,
@@ -137,6 +214,8 @@ def update_kernel(
             mask=(instance < batch)[:, None] & (place < dim)[None, :],
             other=0.0,
         )
+        if not UNITS:
+            g_block, x_block = g_block.to(tl.float32), x_block.to(tl.float32)
         gradient = tl.dot(g_block, x_block, gradient, input_precision="ieee")
 
     at = label[:, None].to(tl.int64) * dim + place[None, :]

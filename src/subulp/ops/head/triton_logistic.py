@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """The gradient of the loss from the logits in Triton: the sequence of numerics/logistic.py.
 
-Two launches: one marks the positives, and has their part of the loss while their logits are there;
-the other goes through the rows, each from its first element to its last.
+One launch: a program takes some rows, each from its first element to its last. Its positives'
+logits are read before the others' gradients replace them, and their gradients written after that.
 """
 
 from __future__ import annotations
@@ -19,18 +19,10 @@ from ...numerics.ieee import as_fp32
 from ..triton import launch
 
 BLOCK = 128
-"""Rows, or positives, of a program."""
+"""Rows of a program, and positives that it takes at a time."""
 
-_POSITIVES = {
-    "logits": "*fp32",
-    "marks": "*u8",
-    "terms": "*fp64",
-    "rows": "*i64",
-    "columns": "*i64",
-}
-_POSITIVES |= {"count": "i32", "first": "i64", "height": "i32", "width": "i32"}
-_LOGISTIC = {"logits": "*fp32", "marks": "*u8", "sums": "*fp64"}
-_LOGISTIC |= {"height": "i32", "width": "i32", "gain": "fp32"}
+_NUMBERS = {"count": "i32", "first": "i64", "height": "i32", "width": "i32"}
+_NUMBERS |= {"gain": "fp32", "scale": "fp32"}
 
 
 def run(
@@ -40,111 +32,157 @@ def run(
     first: int,
     gain: float,
     *,
-    gradient: bool,
+    gradient: Tensor | None,
     loss: bool,
     narrow: bool,
+    scale: float = 1.0,
 ) -> Tensor | None:
     """As :func:`.logistic.logistic_`; positives outside of the matrix are left out.
 
     Args:
-        logits: Contiguous FP32 ``(height, width)``; overwritten with ``gradient``.
-        rows: int64 ``(count,)``, counted from ``first``, of the positives.
+        logits: Contiguous FP32 or BF16 ``(height, width)``.
+        rows: int64 ``(count,)``, ascending, counted from ``first``, of the positives.
         columns: int64 ``(count,)``, of the positives.
         first: Number of the first row.
         gain: Factor on the gradient.
-        gradient: Whether to compute it.
+        gradient: FP32 or BF16 tensor of the logits' shape, or the logits themselves; overwritten.
+            ``None`` to compute none.
         loss: Whether to compute the losses.
         narrow: Whether to round the logits, and what they become, to BF16.
+        scale: A power of two that the logits are to be multiplied by (default: 1).
     """
     launch.check_device(logistic_kernel, logits.device)
     height, width = logits.shape
     count, device = rows.numel(), logits.device
-    terms = torch.zeros(height + count if loss else 0, dtype=torch.float64, device=device)
     if height == 0 or width == 0:
-        return terms if loss else None
-    marks = torch.zeros(height * width, dtype=torch.uint8, device=device)
+        return torch.zeros(height + count, dtype=torch.float64, device=device) if loss else None
+    terms = torch.empty(height + count if loss else 0, dtype=torch.float64, device=device)
+    kept = torch.empty(count, dtype=torch.float32, device=device)
     scope = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    flags = {"LOSS": loss, "NARROW": narrow, "BLOCK": BLOCK, "enable_fp_fusion": False}
     with scope:
-        if count:
-            positives_kernel[(triton.cdiv(count, BLOCK),)](
-                *(logits, marks, terms[height:], rows, columns),
-                *(count, first, height, width),
-                **flags,
-            )
         logistic_kernel[(triton.cdiv(height, BLOCK),)](
-            *(logits, marks, terms, height, width, as_fp32(gain)), GRADIENT=gradient, **flags
+            *(logits, logits if gradient is None else gradient, terms, kept, rows, columns),
+            *(count, first, height, width, as_fp32(gain), scale),
+            **_options(gradient=gradient is not None, loss=loss, narrow=narrow),
+            enable_fp_fusion=False,
         )
     return terms if loss else None
 
 
-def compile_for(capability: int, *, loss: bool, narrow: bool) -> list[Any]:
-    """Compile both kernels ahead of time, see :func:`.launch.compile_for`."""
-    flags = {"LOSS": loss, "NARROW": narrow, "BLOCK": BLOCK}
-    return [
-        launch.compile_for(positives_kernel, capability, _POSITIVES, **flags),
-        launch.compile_for(logistic_kernel, capability, _LOGISTIC, GRADIENT=True, **flags),
-    ]
+def _options(**flags: bool) -> dict[str, Any]:
+    return {name.upper(): flag for name, flag in flags.items()} | {"BLOCK": BLOCK}
+
+
+def compile_for(capability: int, *, loss: bool, narrow: bool) -> Any:
+    """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
+    types = {"logits": "*fp32", "gradient": "*bf16" if narrow else "*fp32", "terms": "*fp64"}
+    types |= {"kept": "*fp32", "rows": "*i64", "columns": "*i64", **_NUMBERS}
+    options = _options(gradient=True, loss=loss, narrow=narrow)
+    return launch.compile_for(logistic_kernel, capability, types, **options)
 
 
 @triton.jit
-def positives_kernel(
+def logistic_kernel(
     logits,
-    marks,
+    gradient,
     terms,
+    kept,
     rows,
     columns,
     count,
     first,
     height,
     width,
-    LOSS: tl.constexpr,
-    NARROW: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    row = tl.load(rows + at, mask=inside, other=-1) - first
-    column = tl.load(columns + at, mask=inside, other=-1)
-    here = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    place = row * width + column
-    tl.store(marks + place, tl.full((BLOCK,), 1, tl.uint8), mask=here)
-    if LOSS:
-        z = rounded(tl.load(logits + place, mask=here, other=0.0), NARROW)
-        tl.store(terms + at, -z.to(tl.float64), mask=inside)
-
-
-@triton.jit
-def logistic_kernel(
-    logits,
-    marks,
-    sums,
-    height,
-    width,
     gain,
+    scale,
     GRADIENT: tl.constexpr,
     LOSS: tl.constexpr,
     NARROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    start = tl.program_id(0) * BLOCK
+    stop = tl.minimum(start + BLOCK, height)
+    lane = tl.arange(0, BLOCK)
+    begin = first_at(rows, count, first + start)
+    end = first_at(rows, count, first + stop)
+    for some in range(begin, end, BLOCK):
+        place = some + lane
+        at, known = positive(rows, columns, place, end, first, width)
+        z = rounded(tl.load(logits + at, mask=known, other=0.0).to(tl.float32) * scale, NARROW)
+        tl.store(kept + place, z, mask=known)
+        if LOSS:
+            tl.store(terms + height + place, -z.to(tl.float64), mask=place < end)
+    if LOSS:
+        # What the first and the last program see of positives that are no program's.
+        if start == 0:
+            zeros(terms + height, 0, begin, BLOCK)
+        if stop == height:
+            zeros(terms + height, end, count, BLOCK)
+    # Other threads than those that replace them have read them.
+    tl.debug_barrier()
+    row = start + lane
     inside = row < height
     at = row.to(tl.int64) * width
     total = tl.zeros((BLOCK,), tl.float64)
     # A row's elements one by one: the sum has their order.
     for _ in range(0, width):
-        z = rounded(tl.load(logits + at, mask=inside, other=0.0), NARROW)
+        z = rounded(tl.load(logits + at, mask=inside, other=0.0).to(tl.float32) * scale, NARROW)
         e = exp_of_negative(-tl.abs(z))
         if LOSS:
             total += softplus(z, e).to(tl.float64)
         if GRADIENT:
-            marked = tl.load(marks + at, mask=inside, other=0) != 0
-            # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where sigmoid(z) is near 1.
-            g = tl.where(marked, sigmoid(-z, e) * -gain, sigmoid(z, e) * gain)
-            tl.store(logits + at, rounded(g, NARROW), mask=inside)
+            store(gradient, at, rounded(sigmoid(z, e) * gain, NARROW), inside)
         at += 1
     if LOSS:
-        tl.store(sums + row, total, mask=inside)
+        tl.store(terms + row, total, mask=inside)
+    if GRADIENT:
+        tl.debug_barrier()
+        for some in range(begin, end, BLOCK):
+            place = some + lane
+            at, known = positive(rows, columns, place, end, first, width)
+            z = tl.load(kept + place, mask=known, other=0.0)
+            # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where sigmoid(z) is near 1.
+            g = sigmoid(-z, exp_of_negative(-tl.abs(z))) * -gain
+            store(gradient, at, rounded(g, NARROW), known)
+
+
+@triton.jit
+def first_at(rows, count, row):
+    """The first of ascending rows that is not before ``row``."""
+    low, high = row * 0, row * 0 + count
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(rows + middle) < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def positive(rows, columns, place, end, first, width):
+    """Where positives lie in the matrix, and which of them do."""
+    row = tl.load(rows + place, mask=place < end, other=0) - first
+    column = tl.load(columns + place, mask=place < end, other=-1)
+    return row * width + column, (column >= 0) & (column < width)
+
+
+@triton.jit
+def zeros(to, begin, end, BLOCK: tl.constexpr):
+    """Zeros from one place up to another."""
+    for some in range(begin, end, BLOCK):
+        place = some + tl.arange(0, BLOCK)
+        tl.store(to + place, tl.zeros((BLOCK,), tl.float64), mask=place < end)
+
+
+@triton.jit
+def store(to, at, x, mask):
+    """FP32 numbers, which are BF16's if that is what is stored."""
+    if to.dtype.element_ty == tl.bfloat16:
+        half = (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
+        tl.store(to + at, half.to(tl.bfloat16, bitcast=True), mask=mask)
+    else:
+        tl.store(to + at, x, mask=mask)
 
 
 @triton.jit
