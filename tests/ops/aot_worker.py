@@ -40,24 +40,24 @@ def start() -> None:
     """Nothing: by then this module is imported."""
 
 
-def compile_step(setup: Setup, capability: int, whole: bool, sharded: bool = False) -> Compiled:
+def compile_step(setup: Setup, capability: int, sharded: bool = False) -> Compiled:
     param = torch.zeros(32, dtype=setup.dtype)
     grad = param.to(setup.grad_dtype or setup.dtype)
     # Four columns of eight rows of sixteen.
     region = Region.of((8, 4), (16, 1), 0) if sharded else WHOLE
     args = arguments(setup, fresh_state(setup, [param]), [grad], 1, runs=region.runs)
     if setup.op == "adam":
-        return _inspect(adam_triton.compile_for(capability, adam.make_job(**args), whole=whole))
-    return _inspect(sgd_triton.compile_for(capability, sgd.make_job(**args), whole=whole))
+        return _inspect(adam_triton.compile_for(capability, adam.make_job(**args)))
+    return _inspect(sgd_triton.compile_for(capability, sgd.make_job(**args)))
 
 
-def compile_all_finite(dtype: torch.dtype, capability: int, whole: bool) -> Compiled:
-    return _inspect(all_finite_triton.compile_for(capability, dtype, whole=whole))
+def compile_all_finite(dtype: torch.dtype, capability: int) -> Compiled:
+    return _inspect(all_finite_triton.compile_for(capability, dtype))
 
 
 def compile_head(dtype: torch.dtype, capability: int, aligned: bool) -> Compiled:
     job = head_job(format_of(dtype), weight_decay=0.1)
-    return _inspect(head_triton.compile_for(capability, job, aligned=aligned))
+    return _inspect(head_triton.compile_for(capability, job))
 
 
 def compile_logistic(capability: int, loss: bool, narrow: bool) -> list[Compiled]:

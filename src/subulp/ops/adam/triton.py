@@ -26,10 +26,10 @@ def run(job: StepJob) -> None:
     triton_step.run(adam_step_kernel, job, numbers, _flags(job))
 
 
-def compile_for(capability: int, job: StepJob, *, whole: bool) -> Any:
+def compile_for(capability: int, job: StepJob) -> Any:
     """Compile the kernel of a job ahead of time, see :func:`.launch.compile_for`."""
     flags = _flags(job)
-    return triton_step.compile_for(capability, adam_step_kernel, job, _NUMBERS, flags, whole=whole)
+    return triton_step.compile_for(capability, adam_step_kernel, job, _NUMBERS, flags)
 
 
 def _flags(job: StepJob) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def adam_step_kernel(
     MAXIMIZE: tl.constexpr,
     COUPLED: tl.constexpr,
     DECOUPLED: tl.constexpr,
-    WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
+    STRIP: tl.constexpr,
 ):
     tensor, first, end = launch.work(programs)
     numel = triton_step.entry(tensors, tensor, "numel")
@@ -90,63 +90,66 @@ def adam_step_kernel(
     slow_encode = triton_step.number(scalars, tensor, "slow_encode")
     floor = triton_step.number(scalars, tensor, "slow_floor")
 
-    for index in range(first, end):
-        start = index * BLOCK
-        at = start + tl.arange(0, BLOCK)
-        inside = None if WHOLE else at < numel
-        theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
-        m = storage.decode_state(fast, low, at, inside, fast_decode, FAST, "plain", SCALED)
-        v = storage.decode_state(slow, low, at, inside, slow_decode, SLOW, SLOW_KIND, SCALED)
+    for masked in tl.static_range(2):
+        begin, stop = triton_step.pieces(tensors, tensor, first, end, masked, BLOCK, STRIP)
+        # What packs tails, computed once for all pieces, would fill registers.
+        for index in tl.range(begin, stop, disable_licm=K > 0):
+            start = index * (STRIP if masked else BLOCK)
+            at = start + tl.arange(0, STRIP if masked else BLOCK)
+            inside = at < numel if masked else None
+            theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
+            m = storage.decode_state(fast, low, at, inside, fast_decode, FAST, "plain", SCALED)
+            v = storage.decode_state(slow, low, at, inside, slow_decode, SLOW, SLOW_KIND, SCALED)
 
-        g = storage.load(grad, at, inside, GRAD)
-        if MAXIMIZE:
-            g = -g
-        if COUPLED:
-            g = g + theta * weight_decay
-        m = m * beta1 + g * one_minus_beta1
-        v = v * beta2 + (g * one_minus_beta2) * g
-        known = tl.where(v < floor, floor, v) if SCALED else v
-        denominator = tl.sqrt_rn(known) * inv_sqrt_bias2 + eps
-        delta = tl.div_rn(m * step_size, denominator)
-        if DECOUPLED:
-            delta = tl.where(decay != 0.0, delta + theta * decay, delta)
+            g = storage.load(grad, at, inside, GRAD)
+            if MAXIMIZE:
+                g = -g
+            if COUPLED:
+                g = g + theta * weight_decay
+            m = m * beta1 + g * one_minus_beta1
+            v = v * beta2 + (g * one_minus_beta2) * g
+            known = tl.where(v < floor, floor, v) if SCALED else v
+            denominator = tl.sqrt_rn(known) * inv_sqrt_bias2 + eps
+            delta = tl.div_rn(m * step_size, denominator)
+            if DECOUPLED:
+                delta = tl.where(decay != 0.0, delta + theta * decay, delta)
 
-        bits = triton_step.draw_bits(
-            tensors,
-            tensor,
-            start,
-            offset,
-            key,
-            step,
-            PARAM,
-            RANDOM,
-            SHARDED,
-            WHOLE,
-            BLOCK,
-        )
-        storage.encode_state(
-            m, fast, low, at, inside, fast_encode, fast_dither, FAST, "plain", SCALED, DITHERED
-        )
-        slow_bits = triton_step.slow_bits(bits, slow_dither, PARAM, SLOW_KIND)
-        storage.encode_state(
-            v, slow, low, at, inside, slow_encode, slow_bits, SLOW, SLOW_KIND, SCALED, DITHERED
-        )
-        storage.apply_update(
-            theta,
-            delta,
-            param,
-            extra,
-            at,
-            inside,
-            start,
-            numel,
-            bits,
-            extra_dither,
-            PARAM,
-            WEIGHT,
-            K,
-            TAIL_WIDTH,
-            RANDOM,
-            DITHERED,
-            BLOCK,
-        )
+            bits = triton_step.draw_bits(
+                tensors,
+                tensor,
+                start,
+                offset,
+                key,
+                step,
+                PARAM,
+                RANDOM,
+                SHARDED,
+                masked,
+                STRIP if masked else BLOCK,
+            )
+            storage.encode_state(
+                m, fast, low, at, inside, fast_encode, fast_dither, FAST, "plain", SCALED, DITHERED
+            )
+            slow_bits = triton_step.slow_bits(bits, slow_dither, PARAM, SLOW_KIND)
+            storage.encode_state(
+                v, slow, low, at, inside, slow_encode, slow_bits, SLOW, SLOW_KIND, SCALED, DITHERED
+            )
+            storage.apply_update(
+                theta,
+                delta,
+                param,
+                extra,
+                at,
+                inside,
+                start,
+                numel,
+                bits,
+                extra_dither,
+                PARAM,
+                WEIGHT,
+                K,
+                TAIL_WIDTH,
+                RANDOM,
+                DITHERED,
+                STRIP if masked else BLOCK,
+            )

@@ -24,12 +24,10 @@ def run(job: StepJob) -> None:
     triton_step.run(sgd_step_kernel, job, numbers, _flags(job))
 
 
-def compile_for(capability: int, job: StepJob, *, whole: bool) -> Any:
+def compile_for(capability: int, job: StepJob) -> Any:
     """Compile the kernel of a job ahead of time, see :func:`.launch.compile_for`."""
     numbers = ("momentum", "one_minus_dampening", "weight_decay")
-    return triton_step.compile_for(
-        capability, sgd_step_kernel, job, numbers, _flags(job), whole=whole
-    )
+    return triton_step.compile_for(capability, sgd_step_kernel, job, numbers, _flags(job))
 
 
 def _flags(job: StepJob) -> dict[str, Any]:
@@ -63,8 +61,8 @@ def sgd_step_kernel(
     COUPLED: tl.constexpr,
     MOMENTUM: tl.constexpr,
     NESTEROV: tl.constexpr,
-    WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
+    STRIP: tl.constexpr,
 ):
     tensor, first, end = launch.work(programs)
     numel = triton_step.entry(tensors, tensor, "numel")
@@ -81,56 +79,71 @@ def sgd_step_kernel(
     slow_decode = triton_step.number(scalars, tensor, "slow_decode")
     slow_encode = triton_step.number(scalars, tensor, "slow_encode")
 
-    for index in range(first, end):
-        start = index * BLOCK
-        at = start + tl.arange(0, BLOCK)
-        inside = None if WHOLE else at < numel
-        theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
-        bits = triton_step.draw_bits(
-            tensors,
-            tensor,
-            start,
-            offset,
-            key,
-            step,
-            PARAM,
-            RANDOM,
-            SHARDED,
-            WHOLE,
-            BLOCK,
-        )
-
-        g = storage.load(grad, at, inside, GRAD)
-        if MAXIMIZE:
-            g = -g
-        if COUPLED:
-            g = g + theta * weight_decay
-        if MOMENTUM:
-            b = storage.decode_state(slow, low, at, inside, slow_decode, SLOW, SLOW_KIND, SCALED)
-            b = tl.where(fresh != 0, g, b * momentum + g * one_minus_dampening)
-            g = g + b * momentum if NESTEROV else b
-            slow_bits = triton_step.slow_bits(bits, slow_dither, PARAM, SLOW_KIND)
-            storage.encode_state(
-                b, slow, low, at, inside, slow_encode, slow_bits, SLOW, SLOW_KIND, SCALED, DITHERED
+    for masked in tl.static_range(2):
+        begin, stop = triton_step.pieces(tensors, tensor, first, end, masked, BLOCK, STRIP)
+        # What packs tails, computed once for all pieces, would fill registers.
+        for index in tl.range(begin, stop, disable_licm=K > 0):
+            start = index * (STRIP if masked else BLOCK)
+            at = start + tl.arange(0, STRIP if masked else BLOCK)
+            inside = at < numel if masked else None
+            theta = storage.decode_parameter(param, extra, at, inside, PARAM, WEIGHT, K, TAIL_WIDTH)
+            bits = triton_step.draw_bits(
+                tensors,
+                tensor,
+                start,
+                offset,
+                key,
+                step,
+                PARAM,
+                RANDOM,
+                SHARDED,
+                masked,
+                STRIP if masked else BLOCK,
             )
-        delta = g * lr
 
-        storage.apply_update(
-            theta,
-            delta,
-            param,
-            extra,
-            at,
-            inside,
-            start,
-            numel,
-            bits,
-            extra_dither,
-            PARAM,
-            WEIGHT,
-            K,
-            TAIL_WIDTH,
-            RANDOM,
-            DITHERED,
-            BLOCK,
-        )
+            g = storage.load(grad, at, inside, GRAD)
+            if MAXIMIZE:
+                g = -g
+            if COUPLED:
+                g = g + theta * weight_decay
+            if MOMENTUM:
+                b = storage.decode_state(
+                    slow, low, at, inside, slow_decode, SLOW, SLOW_KIND, SCALED
+                )
+                b = tl.where(fresh != 0, g, b * momentum + g * one_minus_dampening)
+                g = g + b * momentum if NESTEROV else b
+                slow_bits = triton_step.slow_bits(bits, slow_dither, PARAM, SLOW_KIND)
+                storage.encode_state(
+                    b,
+                    slow,
+                    low,
+                    at,
+                    inside,
+                    slow_encode,
+                    slow_bits,
+                    SLOW,
+                    SLOW_KIND,
+                    SCALED,
+                    DITHERED,
+                )
+            delta = g * lr
+
+            storage.apply_update(
+                theta,
+                delta,
+                param,
+                extra,
+                at,
+                inside,
+                start,
+                numel,
+                bits,
+                extra_dither,
+                PARAM,
+                WEIGHT,
+                K,
+                TAIL_WIDTH,
+                RANDOM,
+                DITHERED,
+                STRIP if masked else BLOCK,
+            )

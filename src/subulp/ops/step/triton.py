@@ -14,13 +14,20 @@ from ..triton import codec, launch, random_bits
 from .job import RUNS, SCALARS, SCALES, StepJob
 
 BLOCK = 1024
-"""Elements per block: eight for each thread of a whole block's four warps."""
+"""Elements per block: eight for each thread of four warps."""
+
+STRIP = 128
+"""Elements of what is read through masks: one for each thread, or the masks would double the
+registers of all that is read without."""
 
 _NUMBERS = [name for name in SCALARS.names or () if SCALARS[name] == np.float32]
 _WORDS = ("first", "fast_dither", "slow_dither", "extra_dither")
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
 # Columns of the tables that a kernel reads, a row for each tensor.
-_COLUMNS = {n: i for i, n in enumerate(("numel", "offset", *RUNS, "key", "step", *_WORDS, *_ROLES))}
+_COLUMNS = {
+    name: i
+    for i, name in enumerate(("numel", "whole", "offset", *RUNS, "key", "step", *_WORDS, *_ROLES))
+}
 _NUMBER_COLUMNS = {n: i for i, n in enumerate(_NUMBERS)}
 
 
@@ -47,24 +54,24 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
     )
     offset = job.scalars["offset"].astype(np.int64)
     runs = [job.scalars[name].astype(np.int64) for name in RUNS]
-    # Up to eight elements share a counter of the random bits. Whole blocks draw whole counters, so
-    # shards of several runs go with the ragged ones.
+    # Up to eight elements share a counter of the random bits, and whole blocks draw whole counters:
+    # a shard of several runs has none.
     aligned = (roles % launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0) & (runs[0] == 0)
+    whole = np.where(aligned, numel // BLOCK, 0)
     key = job.scalars["stream"].astype(np.int64) << 32 | job.seed
     step = job.scalars["step"].astype(np.int64)
     words = [job.scalars[name].astype(np.int64) for name in _WORDS]
-    whole, ragged, tensors, scalars = launch.upload(
+    programs, tensors, scalars = launch.upload(
         job.device,
-        *launch.plan(numel, aligned, BLOCK),
-        np.stack((numel, offset, *runs, key, step, *words, *roles), axis=1),
+        launch.plan(numel, BLOCK),
+        np.stack((numel, whole, offset, *runs, key, step, *words, *roles), axis=1),
         np.stack([job.scalars[name] for name in _NUMBERS], axis=1),
     )
     if job.scales is not None:
         first = _NUMBER_COLUMNS[SCALES[0]]
         scalars.view(count, -1)[:, first : first + len(SCALES)].copy_(job.scales)
     args = (tensors, scalars, *numbers)
-    launch.launch(kernel, job.device, whole, *args, **_options(job, flags, whole=True))
-    launch.launch(kernel, job.device, ragged, *args, **_options(job, flags, whole=False))
+    launch.launch(kernel, job.device, programs, *args, **_options(job, flags))
 
 
 def compile_for(
@@ -73,16 +80,14 @@ def compile_for(
     job: StepJob,
     numbers: tuple[str, ...],
     flags: dict[str, Any],
-    *,
-    whole: bool,
 ) -> Any:
-    """Compile the kernel that ``run`` would launch for one class of blocks."""
+    """Compile the kernel that ``run`` would launch."""
     types = {"programs": "*i64", "tensors": "*i64", "scalars": "*fp32"}
     types |= dict.fromkeys(numbers, "fp32")
-    return launch.compile_for(kernel, capability, types, **_options(job, flags, whole=whole))
+    return launch.compile_for(kernel, capability, types, **_options(job, flags))
 
 
-def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+def _options(job: StepJob, flags: dict[str, Any]) -> dict[str, Any]:
     strategy, dtype = job.strategy, job.params[0].dtype
     return {
         "PARAM": format_of(dtype).name,
@@ -98,11 +103,9 @@ def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, A
         "DITHERED": strategy.dithered,
         "SCALED": job.scaled_states,
         "MAXIMIZE": job.maximize,
-        "WHOLE": whole,
         "BLOCK": BLOCK,
-        # Ragged blocks compute a counter for each element: fewer elements a thread spare registers.
-        # So do tails, whose packing holds words beside them.
-        "num_warps": 4 if whole else 16 if strategy.k else 8,
+        "STRIP": STRIP,
+        "num_warps": 4,
         **flags,
     }
 
@@ -135,6 +138,39 @@ def number_column(name):
 
 
 @triton.jit
+def pieces(
+    tensors,
+    tensor,
+    first,
+    end,
+    masked: tl.constexpr,
+    block: tl.constexpr,
+    strip: tl.constexpr,
+):
+    """What a program does of its blocks: the whole ones, or the strips of all others.
+
+    Args:
+        tensors: The table of tensors.
+        tensor: Row of the table.
+        first: The program's first block, int64 scalar.
+        end: One past its last.
+        masked: Which of the two.
+        block: Elements of a block.
+        strip: Elements of a strip, a divisor of ``block``.
+
+    Returns:
+        The first piece and one past the last, counted from the tensor's first element.
+    """
+    whole = tl.maximum(tl.minimum(entry(tensors, tensor, "whole"), end), first)
+    if masked:
+        strips = tl.cdiv(entry(tensors, tensor, "numel"), strip)
+        begin, stop = whole * (block // strip), tl.minimum(end * (block // strip), strips)
+    else:
+        begin, stop = first, whole
+    return begin, stop
+
+
+@triton.jit
 def entry(tensors, tensor, name: tl.constexpr):
     """Address of a role of a tensor, its number of elements, or a part of its random address."""
     return tl.load(tensors + tensor * columns() + column(name))
@@ -158,7 +194,7 @@ def draw_bits(
     param: tl.constexpr,
     random: tl.constexpr,
     sharded: tl.constexpr,
-    whole: tl.constexpr,
+    masked: tl.constexpr,
     block: tl.constexpr,
 ):
     """Random bits of a block of a parameter; zeros if the strategy uses none.
@@ -173,16 +209,16 @@ def draw_bits(
         param: Format of the parameter.
         random: Whether the strategy uses any.
         sharded: Whether a tensor of the job is several runs of a whole one.
-        whole: Whether the tensor is one run of the whole one, and begins at a multiple of 8 there.
+        masked: Whether the block is no whole one.
         block: Number of elements, a power of two.
     """
     if random:
         width: tl.constexpr = codec.random_width(param)
-        if sharded and not whole:
+        if sharded and masked:
             index = offset + whole_index(tensors, tensor, start + tl.arange(0, block))
             bits = random_bits.draw_at(index, key, step, 0, width)
         else:
-            bits = random_bits.draw(offset + start, key, step, width, whole, block)
+            bits = random_bits.draw(offset + start, key, step, width, not masked, block)
     else:
         bits = tl.zeros((block,), tl.uint32)
     return bits

@@ -65,6 +65,30 @@ def store(address, at, inside, x, fmt: tl.constexpr):
 
 
 @triton.jit
+def largest_code(address, numel, first, whole, end, fmt: tl.constexpr, block: tl.constexpr):
+    """The largest magnitude's code in blocks of a tensor, uint32; 0 where there is none.
+
+    Args:
+        address: The tensor.
+        numel: Its elements, int64 scalar.
+        first: The first block, int64 scalar.
+        whole: One past the tensor's last block that is aligned and has all its elements.
+        end: One past the last block.
+        fmt: Its format.
+        block: Number of elements of a block, a power of two.
+    """
+    whole = tl.maximum(tl.minimum(whole, end), first)
+    most = tl.zeros((block,), tl.uint32)
+    for masked in tl.static_range(2):
+        for index in range(whole if masked else first, end if masked else whole):
+            at = index * block + tl.arange(0, block)
+            inside = at < numel if masked else None
+            magnitude = load_code(address, at, inside, fmt) & ((1 << (codec.width(fmt) - 1)) - 1)
+            most = tl.maximum(most, tl.where(inside, magnitude, 0) if masked else magnitude)
+    return tl.max(most, axis=0)
+
+
+@triton.jit
 def remainder(difference):
     """What rounding left over; zero where the rounded value is not finite (inf - inf)."""
     return tl.where(codec.magnitude_of(difference) > 0x7F800000, 0.0, difference)

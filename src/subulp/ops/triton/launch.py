@@ -4,9 +4,9 @@
 A launch reads tables: a row for each program (tensor, first block, one past the last), and rows for
 each tensor with its address, size and numbers. All tables of a call travel in one copy.
 
-Blocks come in two classes, launched apart. A *whole* block has all its elements, and its tensors
-are aligned: its kernel has no masks and full-width loads. A *ragged* one is the end of a tensor, or
-belongs to an unaligned tensor.
+Blocks come in two classes, and a program takes them one class after the other. A *whole* block has
+all its elements, and its tensor is aligned: it is read without masks at full width. A *ragged* one
+is the end of a tensor, or belongs to an unaligned tensor.
 """
 
 from __future__ import annotations
@@ -57,29 +57,23 @@ def addresses(tensors: Sequence[Tensor], count: int) -> np.ndarray:
     return np.array(dense_ptrs("tensors", tensors), dtype=np.int64)
 
 
-def plan(numel: np.ndarray, aligned: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+def plan(numel: np.ndarray, block: int) -> np.ndarray:
     """Divide tensors into programs.
 
     Args:
         numel: Elements of each tensor, int64.
-        aligned: Whether whole blocks of a tensor may be accessed at full width.
         block: Elements of one block.
 
     Returns:
-        Rows (tensor, first block, end block) of the programs for whole blocks, and for ragged ones.
+        Rows (tensor, first block, end block) of the programs.
     """
-    whole = np.where(aligned, numel // block, 0)
     blocks = -(-numel // block)
     share = max(1, -(-int(blocks.sum()) // _PROGRAMS))
-    return _programs(np.zeros_like(whole), whole, share), _programs(whole, blocks, share)
-
-
-def _programs(first: np.ndarray, end: np.ndarray, share: int) -> np.ndarray:
-    programs = -(-(end - first) // share)
-    tensor = np.repeat(np.arange(len(first)), programs)
+    programs = -(-blocks // share)
+    tensor = np.repeat(np.arange(len(numel)), programs)
     place = np.arange(len(tensor)) - np.repeat(programs.cumsum() - programs, programs)
-    start = first[tensor] + place * share
-    return np.stack((tensor, start, np.minimum(start + share, end[tensor])), axis=1)
+    start = place * share
+    return np.stack((tensor, start, np.minimum(start + share, blocks[tensor])), axis=1)
 
 
 def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
