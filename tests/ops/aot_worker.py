@@ -23,6 +23,7 @@ from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
+from subulp.ops.step import triton_scales
 
 from .head_jobs import job as head_job
 from .support import Setup, arguments, fresh_state
@@ -49,6 +50,18 @@ def compile_step(setup: Setup, capability: int, sharded: bool = False) -> Compil
     if setup.op == "adam":
         return _inspect(adam_triton.compile_for(capability, adam.make_job(**args)))
     return _inspect(sgd_triton.compile_for(capability, sgd.make_job(**args)))
+
+
+def compile_scales(
+    op: str, grad_dtype: torch.dtype, capability: int, given: bool = False
+) -> Compiled:
+    setup = Setup(op, "nearest", torch.float8_e4m3fn, grad_dtype=grad_dtype)
+    param = torch.zeros(32, dtype=setup.dtype)
+    found = torch.zeros(1) if given else None
+    grads = [param.to(grad_dtype)]
+    args = arguments(setup, fresh_state(setup, [param]), grads, 1, gradient_amaxes=found)
+    job = adam.make_job(**args) if op == "adam" else sgd.make_job(**args)
+    return _inspect(triton_scales.compile_for(capability, job))
 
 
 def compile_all_finite(dtype: torch.dtype, capability: int) -> Compiled:

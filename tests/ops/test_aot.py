@@ -95,6 +95,21 @@ def test_shards(compiler, setup, capability):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_scales(compiler, dtype):
+    compiled = compiler.submit(aot_worker.compile_scales, "adam", dtype, 90).result()
+    check(compiled)
+    assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
+    # 0.99 in FP64, as the host has it.
+    assert "0d3FEFAE147AE147AE" in compiled.ptx
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["sought", "given"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_scales_of_momenta(compiler, capability, given):
+    check(compiler.submit(aot_worker.compile_scales, "sgd", E4M3, capability, given).result())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_all_finite(compiler, dtype):
     compiled = compiler.submit(aot_worker.compile_all_finite, dtype, 90).result()
     check(compiled)

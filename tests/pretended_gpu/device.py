@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -233,6 +234,8 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
         stack.enter_context(_attribute(interpreter.InterpretedFunction, "run", counted))
         stack.enter_context(_attribute(torch.cuda, "device", lambda d: contextlib.nullcontext()))
         stack.enter_context(_attribute(torch.cuda, "get_device_capability", lambda d=None: (9, 0)))
+        stream = SimpleNamespace(cuda_stream=0)
+        stack.enter_context(_attribute(torch.cuda, "current_stream", lambda d=None: stream))
         stack.enter_context(_attribute(torch.cuda, "_lazy_init", lambda: None))
         stack.enter_context(
             _attribute(torch.cuda, "is_current_stream_capturing", lambda: gpu.is_captured)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ..step import triton as triton_step
+from ..step import triton_scales
 from ..step import triton_storage as storage
 from ..step.job import StepJob
 from ..triton import launch
@@ -44,7 +45,8 @@ def _flags(job: StepJob) -> dict[str, Any]:
 def adam_step_kernel(
     programs,
     tensors,
-    scalars,
+    news,
+    scales,
     beta1,
     one_minus_beta1,
     beta2,
@@ -66,32 +68,35 @@ def adam_step_kernel(
     MAXIMIZE: tl.constexpr,
     COUPLED: tl.constexpr,
     DECOUPLED: tl.constexpr,
+    LAYOUT: tl.constexpr,
     BLOCK: tl.constexpr,
     STRIP: tl.constexpr,
 ):
     tensor, first, end = launch.work(programs)
     numel = triton_step.entry(tensors, tensor, "numel")
+    whole = triton_step.entry(tensors, tensor, "whole")
     param = triton_step.entry(tensors, tensor, "param")
     grad = triton_step.entry(tensors, tensor, "grad")
     fast = triton_step.entry(tensors, tensor, "fast")
     slow = triton_step.entry(tensors, tensor, "slow")
     extra = triton_step.entry(tensors, tensor, "extra")
     low = triton_step.entry(tensors, tensor, "slow_low")
-    offset, key, step = triton_step.random_address(tensors, tensor)
-    fast_dither = triton_step.dither(tensors, tensor, "fast_dither")
-    slow_dither = triton_step.dither(tensors, tensor, "slow_dither")
-    extra_dither = triton_step.dither(tensors, tensor, "extra_dither")
-    step_size = triton_step.number(scalars, tensor, "step_size")
-    inv_sqrt_bias2 = triton_step.number(scalars, tensor, "inv_sqrt_bias2")
-    decay = triton_step.number(scalars, tensor, "decay")
-    fast_decode = triton_step.number(scalars, tensor, "fast_decode")
-    fast_encode = triton_step.number(scalars, tensor, "fast_encode")
-    slow_decode = triton_step.number(scalars, tensor, "slow_decode")
-    slow_encode = triton_step.number(scalars, tensor, "slow_encode")
-    floor = triton_step.number(scalars, tensor, "slow_floor")
+    new = triton_step.new_of(tensors, tensor, news)
+    offset, key, step = triton_step.random_address(tensors, tensor, new)
+    fast_dither = triton_step.word(new, "fast_dither")
+    slow_dither = triton_step.word(new, "slow_dither")
+    extra_dither = triton_step.word(new, "extra_dither")
+    step_size = triton_step.number(new, "step_size")
+    inv_sqrt_bias2 = triton_step.number(new, "inv_sqrt_bias2")
+    decay = triton_step.number(new, "decay")
+    fast_decode = triton_scales.scale(scales, tensor, "fast_decode", SCALED)
+    fast_encode = triton_scales.scale(scales, tensor, "fast_encode", SCALED)
+    slow_decode = triton_scales.scale(scales, tensor, "slow_decode", SCALED)
+    slow_encode = triton_scales.scale(scales, tensor, "slow_encode", SCALED)
+    floor = triton_scales.scale(scales, tensor, "slow_floor", SCALED)
 
     for masked in tl.static_range(2):
-        begin, stop = triton_step.pieces(tensors, tensor, first, end, masked, BLOCK, STRIP)
+        begin, stop = storage.pieces(numel, first, whole, end, masked, BLOCK, STRIP)
         # What packs tails, computed once for all pieces, would fill registers.
         for index in tl.range(begin, stop, disable_licm=K > 0):
             start = index * (STRIP if masked else BLOCK)

@@ -19,6 +19,9 @@ from . import FiniteJob
 BLOCK = 4096
 """Elements per block: 32 for each thread of four warps."""
 
+STRIP = 512
+"""Elements of what is read through masks: four for each thread."""
+
 
 def run(job: FiniteJob) -> Tensor:
     """Bool tensor (): every value of every tensor is finite.
@@ -35,15 +38,18 @@ def run(job: FiniteJob) -> Tensor:
         same = [t for t in dense if t.dtype == dtype]
         numel = np.array([t.numel() for t in same], dtype=np.int64)
         address = launch.addresses(same, len(same))
-        aligned = address % launch.ALIGNMENT == 0
-        whole = np.where(aligned, numel // BLOCK, 0)
-        tables += [launch.plan(numel, BLOCK), np.stack((numel, whole, address), axis=1)]
+        whole = np.where(address % launch.ALIGNMENT == 0, numel // BLOCK, 0)
+        table = np.stack((numel, whole, address), axis=1)
+        tables.append(launch.kept(job.device, table, _tables))
     result = torch.ones((), dtype=torch.bool, device=job.device)
-    uploaded = iter(launch.upload(job.device, *tables))
-    for dtype, programs, tensors in zip(dtypes, uploaded, uploaded, strict=True):
+    for dtype, (programs, tensors) in zip(dtypes, tables, strict=True):
         args = (programs, tensors, result.view(torch.uint8))
         launch.launch(all_finite_kernel, job.device, *args, **_options(dtype))
     return result
+
+
+def _tables(table: np.ndarray) -> tuple[np.ndarray, ...]:
+    return launch.plan(table[:, 0], BLOCK), table
 
 
 def compile_for(capability: int, dtype: torch.dtype) -> Any:
@@ -53,15 +59,17 @@ def compile_for(capability: int, dtype: torch.dtype) -> Any:
 
 
 def _options(dtype: torch.dtype) -> dict[str, Any]:
-    return {"FORMAT": format_of(dtype).name, "BLOCK": BLOCK, "num_warps": 4}
+    return {"FORMAT": format_of(dtype).name, "BLOCK": BLOCK, "STRIP": STRIP, "num_warps": 4}
 
 
 @triton.jit
-def all_finite_kernel(programs, tensors, result, FORMAT: tl.constexpr, BLOCK: tl.constexpr):
+def all_finite_kernel(
+    programs, tensors, result, FORMAT: tl.constexpr, BLOCK: tl.constexpr, STRIP: tl.constexpr
+):
     tensor, first, end = launch.work(programs)
     numel, address = tl.load(tensors + tensor * 3), tl.load(tensors + tensor * 3 + 2)
     whole = tl.load(tensors + tensor * 3 + 1)
-    largest = storage.largest_code(address, numel, first, whole, end, FORMAT, BLOCK)
+    largest = storage.largest_code(address, numel, first, whole, end, FORMAT, BLOCK, STRIP)
     if largest > codec.max_code(FORMAT):
         # Programs only ever write the same value.
         tl.store(result, 0)

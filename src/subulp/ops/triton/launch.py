@@ -2,7 +2,8 @@
 """Many tensors in one Triton launch: which program handles which blocks of which tensor.
 
 A launch reads tables: a row for each program (tensor, first block, one past the last), and rows for
-each tensor with its address, size and numbers. All tables of a call travel in one copy.
+each tensor with its address, size and numbers. What stays from call to call is kept on the device;
+what a call brings travels in one copy.
 
 Blocks come in two classes, and a program takes them one class after the other. A *whole* block has
 all its elements, and its tensor is aligned: it is read without masks at full width. A *ragged* one
@@ -12,7 +13,8 @@ is the end of a tensor, or belongs to an unaligned tensor.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,9 @@ ALIGNMENT = 16
 
 # Enough programs to fill any device several times over; more would only lengthen the table.
 _PROGRAMS = 4096
+
+# Calls whose tables stay on their device: of the buckets of a model or two.
+_KEPT = 64
 
 # A fused multiply-add rounds once where the reference rounds twice.
 _ARITHMETIC = {"enable_fp_fusion": False}
@@ -82,12 +87,7 @@ def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
     Raises:
         RuntimeError: A CUDA graph is being captured: it would replay this call's numbers.
     """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a CUDA graph is being captured, and would replay this step with the numbers that it "
-            "has now, its count, learning rate and random bits: capture the model's passes, and "
-            "take steps of subulp outside of the graph"
-        )
+    _refuse_capture(device)
     ends = np.cumsum([-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tables])
     starts = [0, *ends[:-1].tolist()]
     buffer = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -98,9 +98,61 @@ def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
         )
     there = buffer.to(device, non_blocking=True)
     return [
-        there[start : start + table.nbytes].view(torch.from_numpy(table[:0]).dtype)
+        there[start : start + table.nbytes].view(torch.from_numpy(np.empty(0, table.dtype)).dtype)
         for start, table in zip(starts, tables, strict=True)
     ]
+
+
+Make = Callable[[np.ndarray], tuple[np.ndarray, ...]]
+"""From a table to all that is made of it, and of nothing else."""
+
+
+def kept(device: torch.device, table: np.ndarray, make: Make) -> tuple[Tensor, ...]:
+    """What ``make`` makes of a table, on ``device``: uploaded unless it is there already.
+
+    It is found by what the table holds, addresses among it, so a tensor that has moved or been
+    replaced is never taken for another.
+
+    Args:
+        device: Of the launch.
+        table: int64, two dimensions.
+        make: What is to be uploaded; the same function for the same use.
+
+    Returns:
+        The tables, flattened. They are not to be written to.
+
+    Raises:
+        RuntimeError: As for :func:`upload`, kept or not: a graph would outlive what is kept.
+    """
+    _refuse_capture(device)
+    # Memory is reused in the order of its stream: there, no kernel still reads what was dropped.
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _made(make, device, stream, table.shape, table.tobytes())
+
+
+@lru_cache(maxsize=_KEPT)
+def _made(
+    make: Make, device: torch.device, stream: int, shape: tuple[int, ...], content: bytes
+) -> tuple[Tensor, ...]:
+    return tuple(upload(device, *make(np.frombuffer(content, dtype=np.int64).reshape(shape))))
+
+
+def _refuse_capture(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured, and would replay this step with the numbers that it "
+            "has now, its count, learning rate and random bits: capture the model's passes, and "
+            "take steps of subulp outside of the graph"
+        )
+
+
+def layout(*columns: dict[str, int]) -> str:
+    """A constexpr argument for kernels that look up columns by name.
+
+    Triton finds what it has compiled by source and arguments: without it, a kernel would be found
+    that was compiled for other columns.
+    """
+    return ";".join(",".join(table) for table in columns)
 
 
 def launch(kernel: Any, device: torch.device, programs: Tensor, *args: Any, **options: Any) -> None:
