@@ -52,13 +52,20 @@ def case(name: str, *arguments: Any, exact: bool = True) -> Callable[[Any], Any]
 @case("AdamW, E4M3", optim.AdamW, E4M3, (1024, 37, 4096, 10_000))
 @case("AdamW, BF16, moved gradients", optim.AdamW, BF16, (1024, 37), True)
 @case("AdamW, E4M3, moved gradients", optim.AdamW, E4M3, (1024, 37), True)
+@case("AdamW, BF16, unaligned", optim.AdamW, BF16, (1024, 37, 4096), False, 1)
+@case("AdamW, E4M3, unaligned", optim.AdamW, E4M3, (1024, 37, 4096), False, 1)
 def optimizer(
-    place: Place, kind: Any, dtype: torch.dtype, sizes: tuple[int, ...], moves: bool = False
+    place: Place,
+    kind: Any,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    moves: bool = False,
+    first: int = 0,
 ) -> Any:
-    params = [place(torch.randn(size).to(dtype)) for size in sizes]
+    params = [place(torch.randn(first + size).to(dtype))[first:] for size in sizes]
     made = kind(params, lr=1e-3, precision="collage-plus", seed=0)
     for p in params:
-        p.grad = place(torch.randn(p.shape).to(dtype))
+        p.grad = place(torch.randn(first + p.numel()).to(dtype))[first:]
     gradients: list[Tensor] = []
 
     def step() -> None:
@@ -213,7 +220,7 @@ def main() -> None:
     """Print what all cases cost, as one line of JSON."""
     with torch.no_grad():
         counts = {name: measure(name) for name in CASES}
-        refusals = {name: captured(name) for name in ("AdamW, BF16", "SGD, BF16")}
+        refusals = {name: captured(name) for name in ("AdamW, BF16", "SGD, BF16", "AdamW, E4M3")}
     print(json.dumps({"counts": counts, "captured": refusals}))
 
 

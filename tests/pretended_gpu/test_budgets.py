@@ -15,8 +15,10 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "AdamW, BF16": ((1, 0), None),
     "AdamW, FP16": ((1, 0), None),
     "SGD, BF16": ((1, 0), None),
+    "AdamW, BF16, unaligned": ((1, 0), None),
     # The scales of the states, and the step.
     "AdamW, E4M3": ((2, 0), None),
+    "AdamW, E4M3, unaligned": ((2, 0), None),
     "AdamW, BF16, moved gradients": ((1, 0), None),
     "AdamW, E4M3, moved gradients": ((2, 0), None),
     # Weight and bias decoded, and the product; two of these, the weight and the roundings.
@@ -82,6 +84,7 @@ def test_numbers_are_those_of_the_cpu(found):
 
 
 def test_a_step_in_a_cuda_graph_is_refused_before_it_is_taken(printed):
+    assert len(printed["captured"]) == 3
     for message in printed["captured"].values():
         assert "a CUDA graph is being captured" in message
         assert "outside of the graph" in message

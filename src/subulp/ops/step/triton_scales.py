@@ -178,6 +178,8 @@ def scales_kernel(
         newest = now.to(tl.float64)
         after = tl.where(faded < newest, newest, faded).to(tl.float32)
         after = tl.where(codec.magnitude_of(now) < 0x7F800000, after, before)
+        # Other threads than the one that writes have read it.
+        tl.debug_barrier()
         tl.store(amax, after)
         old, new = unit(before, MOST), unit(after, MOST)
         fast, slow = FAST - new, SLOW - POWER * new
