@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...numerics import E4M3
+from .. import pointers
 from ..strategy import Strategy
 
 SCALES = ("fast_decode", "fast_encode", "slow_decode", "slow_encode", "slow_floor")
@@ -96,8 +97,8 @@ def scaling_of(
         found: One for each parameter.
 
     Raises:
-        ValueError: ``amaxes`` or ``found`` are not one FP32 number for each parameter, on its
-            device the former.
+        ValueError: ``amaxes`` or ``found`` are not one FP32 number for each parameter; or one of
+            the former lies on another device than the parameters, or has no memory.
     """
     if strategy.wide_states or params[0].dtype != E4M3.dtype:
         return None
@@ -112,6 +113,7 @@ def scaling_of(
                 f"amaxes[{i}] is {amax.dtype} of shape {tuple(amax.shape)} on {amax.device}: "
                 f"expected a float32 tensor () on {device}"
             )
+    pointers.dense_ptrs("amaxes", amaxes)
     if found is not None and (found.dtype != torch.float32 or found.shape != (count,)):
         raise ValueError(
             f"gradient_amaxes is {found.dtype} of shape {tuple(found.shape)}: expected float32 "

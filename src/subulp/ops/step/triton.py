@@ -18,8 +18,9 @@ from .scales import SCALES
 BLOCK = 1024
 """Elements per block: eight for each thread of four warps."""
 
-STRIP = 128
-"""Elements of what is read through masks: one for each thread."""
+STRIP = 512
+"""Elements of what is read through masks: four for each thread, or two where each draws its own
+random bits or packs a tail. More would cost registers, also where whole blocks are read."""
 
 _STAYS = (*SCALES, "stream")
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
@@ -123,7 +124,7 @@ def _options(job: StepJob, flags: dict[str, Any]) -> dict[str, Any]:
         "MAXIMIZE": job.maximize,
         "LAYOUT": launch.layout(_COLUMNS, _NEWS, triton_scales.SCALE_COLUMNS),
         "BLOCK": BLOCK,
-        "STRIP": STRIP,
+        "STRIP": STRIP // 2 if strategy.stochastic or strategy.k else STRIP,
         "num_warps": 4,
         **flags,
     }

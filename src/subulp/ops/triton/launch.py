@@ -32,8 +32,9 @@ ALIGNMENT = 16
 # Enough programs to fill any device several times over; more would only lengthen the table.
 _PROGRAMS = 4096
 
-# Calls whose tables stay on their device: of the buckets of a model or two.
-_KEPT = 64
+# Calls whose tables stay on their device: more than a model has buckets, also where its step is
+# fused into the backward pass.
+_KEPT = 256
 
 # A fused multiply-add rounds once where the reference rounds twice.
 _ARITHMETIC = {"enable_fp_fusion": False}
