@@ -23,6 +23,7 @@ from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic, triton_sum
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
+from subulp.ops.step import triton_scales
 
 from .head_jobs import job as head_job
 from .support import Setup, arguments, fresh_state
@@ -40,19 +41,31 @@ def start() -> None:
     """Nothing: by then this module is imported."""
 
 
-def compile_step(setup: Setup, capability: int, whole: bool, sharded: bool = False) -> Compiled:
+def compile_step(setup: Setup, capability: int, sharded: bool = False) -> Compiled:
     param = torch.zeros(32, dtype=setup.dtype)
     grad = param.to(setup.grad_dtype or setup.dtype)
     # Four columns of eight rows of sixteen.
     region = Region.of((8, 4), (16, 1), 0) if sharded else WHOLE
     args = arguments(setup, fresh_state(setup, [param]), [grad], 1, runs=region.runs)
     if setup.op == "adam":
-        return _inspect(adam_triton.compile_for(capability, adam.make_job(**args), whole=whole))
-    return _inspect(sgd_triton.compile_for(capability, sgd.make_job(**args), whole=whole))
+        return _inspect(adam_triton.compile_for(capability, adam.make_job(**args)))
+    return _inspect(sgd_triton.compile_for(capability, sgd.make_job(**args)))
 
 
-def compile_all_finite(dtype: torch.dtype, capability: int, whole: bool) -> Compiled:
-    return _inspect(all_finite_triton.compile_for(capability, dtype, whole=whole))
+def compile_scales(
+    op: str, grad_dtype: torch.dtype, capability: int, given: bool = False
+) -> Compiled:
+    setup = Setup(op, "nearest", torch.float8_e4m3fn, grad_dtype=grad_dtype)
+    param = torch.zeros(32, dtype=setup.dtype)
+    found = torch.zeros(1) if given else None
+    grads = [param.to(grad_dtype)]
+    args = arguments(setup, fresh_state(setup, [param]), grads, 1, gradient_amaxes=found)
+    job = adam.make_job(**args) if op == "adam" else sgd.make_job(**args)
+    return _inspect(triton_scales.compile_for(capability, job))
+
+
+def compile_all_finite(dtype: torch.dtype, capability: int) -> Compiled:
+    return _inspect(all_finite_triton.compile_for(capability, dtype))
 
 
 def compile_head(

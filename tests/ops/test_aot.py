@@ -39,7 +39,6 @@ REPRESENTATIVE = (
 )
 # Hopper's code for all; the others', which comes from the same passes, for some.
 CAPABILITIES = (80, 89, 90, 100)
-CLASSES = pytest.mark.parametrize("whole", [True, False], ids=["whole", "ragged"])
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +63,19 @@ def check_registers(compiled) -> None:
     assert compiled.resources["LOCAL"] == 0
 
 
-@CLASSES
 @pytest.mark.parametrize("setup", ALL, ids=str)
-def test_hopper(compiler, setup, whole):
-    compiled = compiler.submit(aot_worker.compile_step, setup, 90, whole).result()
+def test_hopper(compiler, setup):
+    compiled = compiler.submit(aot_worker.compile_step, setup, 90).result()
     check(compiled)
-    if whole:
-        assert re.search(r"ld\.global\.v[24]\.b32", compiled.ptx)
+    assert re.search(r"ld\.global\.v[24]\.b32", compiled.ptx)
 
 
 @pytest.mark.parametrize("capability", [80, 89, 100])
 @pytest.mark.parametrize("setup", REPRESENTATIVE, ids=str)
 def test_others(compiler, setup, capability):
-    check(compiler.submit(aot_worker.compile_step, setup, capability, True).result())
+    check(compiler.submit(aot_worker.compile_step, setup, capability).result())
 
 
-@CLASSES
 @pytest.mark.parametrize(
     "capability", [pytest.param(c, marks=[] if c == 90 else NIGHTLY) for c in CAPABILITIES]
 )
@@ -93,18 +89,31 @@ def test_others(compiler, setup, capability):
     ],
     ids=str,
 )
-def test_shards(compiler, setup, capability, whole):
+def test_shards(compiler, setup, capability):
     """Kernels of their own, which find the place of an element in a whole tensor."""
-    check(compiler.submit(aot_worker.compile_step, setup, capability, whole, True).result())
+    check(compiler.submit(aot_worker.compile_step, setup, capability, True).result())
 
 
-@CLASSES
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
-def test_all_finite(compiler, dtype, whole):
-    compiled = compiler.submit(aot_worker.compile_all_finite, dtype, 90, whole).result()
+def test_scales(compiler, dtype):
+    compiled = compiler.submit(aot_worker.compile_scales, "adam", dtype, 90).result()
     check(compiled)
-    if whole:
-        assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
+    assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
+    # 0.99 in FP64, as the host has it.
+    assert "0d3FEFAE147AE147AE" in compiled.ptx
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["sought", "given"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_scales_of_momenta(compiler, capability, given):
+    check(compiler.submit(aot_worker.compile_scales, "sgd", E4M3, capability, given).result())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_all_finite(compiler, dtype):
+    compiled = compiler.submit(aot_worker.compile_all_finite, dtype, 90).result()
+    check(compiled)
+    assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subulp import optim
 
-from .support import BF16, FP16, FP32, gradient, same_bits
+from .support import BF16, E4M3, FP16, FP32, gradient, same_bits
 
 PRECISIONS = [("collage-plus", BF16), ("master", FP16), ("extra-bits-5", BF16), ("fp32", FP32)]
 Edit = Callable[[optim.AdamW, Tensor], Any]
@@ -182,6 +182,10 @@ def state_freed(optimizer: optim.AdamW, p: Tensor) -> None:
     optimizer.state[p]["exp_avg_sq"].untyped_storage().resize_(0)
 
 
+def largest_gradient_freed(optimizer: optim.AdamW, p: Tensor) -> None:
+    optimizer.state[p]["gradient_amax"].untyped_storage().resize_(0)
+
+
 def parameter_shortened(optimizer: optim.AdamW, p: Tensor) -> None:
     p.untyped_storage().resize_(p.untyped_storage().nbytes() // 2)
 
@@ -219,6 +223,7 @@ REFUSED = {
     gradient_freed: (ValueError, "grads has a tensor of shape .* without memory"),
     parameter_freed: (ValueError, "params has a tensor of shape .* without memory"),
     state_freed: (ValueError, "the slow states has a tensor of shape .* without memory"),
+    largest_gradient_freed: (ValueError, r"amaxes has a tensor of shape \(\) .* without memory"),
     parameter_shortened: (ValueError, "params of shape .* reaches beyond its storage"),
     gradient_sparse: (ValueError, "gradient of parameter 2 of group [01] has layout"),
     gradient_negated: (ValueError, "grads has a tensor that is a negated view"),
@@ -233,7 +238,7 @@ REFUSED = {
 @pytest.mark.parametrize("groups", [1, 2])
 def test_one_damaged_tensor_is_found_among_many(groups: int, damage: Edit) -> None:
     """Nothing is updated, not in the groups before it either."""
-    params = parameters(BF16)
+    params = parameters(E4M3 if damage is largest_gradient_freed else BF16)
     parts = [params] if groups == 1 else [params[3:], params[:3]]
     optimizer = optim.AdamW([{"params": part} for part in parts], lr=0.1, seed=1)
     give_gradients(params, 1)

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..ops.all_finite import are_finite
 from ..ops.graph_breaks import between_graphs
 from ..ops.step import storage
-from ..ops.step.job import StepJob, largest
+from ..ops.step.job import StepJob
+from ..ops.step.scales import largest
 from . import loss_scaling, parameters, shards
 from .components import beside, in_layout_of, storage_view
 from .parameters import Bucket, Buckets
@@ -157,13 +158,10 @@ class Optimizer(SavedGroups):
 
     def _pending(self, bucket: Bucket) -> Pending:
         arguments = self._arguments(bucket)
-        steps, amaxes = arguments["steps"], arguments["amaxes"]
+        steps = arguments["steps"]
         # In one piece: of two hundred tensors, one by one takes longer than their step.
         arguments["steps"] = torch.stack(steps) + 1.0
-        after = list(torch.stack(amaxes).unbind()) if amaxes else []
-        arguments["amaxes"] = after
-        job = self._make_job(**arguments)
-        return Pending(self._op, bucket, job, steps, list(zip(amaxes, after, strict=True)))
+        return Pending(self._op, bucket, self._make_job(**arguments), steps)
 
     def begin_step(self) -> None:
         """Tell the observers that a step begins."""

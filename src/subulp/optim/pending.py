@@ -24,14 +24,12 @@ class Pending:
         bucket: The parameters, updated in place.
         job: The op's job.
         steps: The step counters, each a tensor ().
-        amaxes: Pairs of a running largest gradient and its value after the step (FP8).
     """
 
     op: str
     bucket: Bucket
     job: StepJob
     steps: list[Tensor]
-    amaxes: list[tuple[Tensor, Tensor]]
 
     def check_memory(self) -> None:
         """Raise unless the tensors have the memory that they say they have.
@@ -51,8 +49,5 @@ class Pending:
         with torch.no_grad():
             backend.run(self.op, self.job)
         torch._foreach_add_(self.steps, [_ONE] * len(self.steps))
-        if self.amaxes:
-            running, after = zip(*self.amaxes, strict=True)
-            torch._foreach_copy_(running, after)
         # A backward pass that still needs an old value must notice.
         torch.autograd.graph.increment_version(self.bucket.params)

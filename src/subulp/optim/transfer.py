@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..numerics.random_bits import Region
 from ..ops.step import storage
-from ..ops.step.job import largest, state_scales
+from ..ops.step.scales import largest, state_scales
 from ..ops.strategy import Strategy
 from . import foreign, shards
 from .components import (

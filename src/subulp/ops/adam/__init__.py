@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...numerics.ieee import as_fp32
 from .. import backend
-from ..step.job import StepJob, check_roles, is_strict, new_scalars, scale_states
+from ..step.job import StepJob, check_roles, is_strict, new_scalars
+from ..step.scales import scaling_of
 
 
 def make_job(
@@ -63,7 +64,7 @@ def make_job(
         lambda t: (rate / (1.0 - beta1**t), 1.0 / math.sqrt(1.0 - beta2**t), decay),
         runs=runs,
     )
-    job = StepJob(
+    return StepJob(
         strategy=strategy,
         params=params,
         grads=grads,
@@ -89,10 +90,8 @@ def make_job(
             "eps": eps,
             "weight_decay": weight_decay,
         },
+        scaling=scaling_of(strategy, params, exp_avg_sqs, amaxes, 2, gradient_amaxes),
     )
-    if job.scaled_states:
-        scale_states(job, amaxes, 2, gradient_amaxes)
-    return job
 
 
 def step(

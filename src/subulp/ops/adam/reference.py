@@ -15,6 +15,7 @@ def run(job: StepJob) -> None:
     job.settle()
     for i in range(len(job.params)):
         _step(job, i)
+    job.keep_amaxes()
 
 
 def _step(job: StepJob, i: int) -> None:
@@ -37,6 +38,7 @@ def fold(job: StepJob) -> None:
     for i, param in enumerate(job.params):
         moments = moved(job, i, storage.decode_moments(job, i))
         _encode_moments(job, i, moments, _bits(job, i, param))
+    job.keep_amaxes()
 
 
 def moved(job: StepJob, i: int, moments: list[Tensor], theta: Tensor | None = None) -> list[Tensor]:
@@ -76,6 +78,7 @@ def update(
     Returns:
         What is subtracted from ``theta``, and the new moments.
     """
+    job.settle()
     s = job.scalars[i]
     m, v = moments = moved(job, i, moments, theta)
     floor = float(s["slow_floor"])

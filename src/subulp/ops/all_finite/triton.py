@@ -19,6 +19,9 @@ from . import FiniteJob
 BLOCK = 4096
 """Elements per block: 32 for each thread of four warps."""
 
+STRIP = 512
+"""Elements of what is read through masks: four for each thread."""
+
 
 def run(job: FiniteJob) -> Tensor:
     """Bool tensor (): every value of every tensor is finite.
@@ -35,47 +38,38 @@ def run(job: FiniteJob) -> Tensor:
         same = [t for t in dense if t.dtype == dtype]
         numel = np.array([t.numel() for t in same], dtype=np.int64)
         address = launch.addresses(same, len(same))
-        aligned = address % launch.ALIGNMENT == 0
-        tables += [
-            *launch.plan(numel, aligned, BLOCK),
-            np.stack((numel, address), axis=1),
-        ]
+        whole = np.where(address % launch.ALIGNMENT == 0, numel // BLOCK, 0)
+        table = np.stack((numel, whole, address), axis=1)
+        tables.append(launch.kept(job.device, table, _tables))
     result = torch.ones((), dtype=torch.bool, device=job.device)
-    uploaded = iter(launch.upload(job.device, *tables))
-    for dtype, whole, ragged, tensors in zip(dtypes, uploaded, uploaded, uploaded, strict=True):
-        args = (tensors, result.view(torch.uint8))
-        for programs, is_whole in ((whole, True), (ragged, False)):
-            options = _options(dtype, whole=is_whole)
-            launch.launch(all_finite_kernel, job.device, programs, *args, **options)
+    for dtype, (programs, tensors) in zip(dtypes, tables, strict=True):
+        args = (programs, tensors, result.view(torch.uint8))
+        launch.launch(all_finite_kernel, job.device, *args, **_options(dtype))
     return result
 
 
-def compile_for(capability: int, dtype: torch.dtype, *, whole: bool) -> Any:
+def _tables(table: np.ndarray) -> tuple[np.ndarray, ...]:
+    return launch.plan(table[:, 0], BLOCK), table
+
+
+def compile_for(capability: int, dtype: torch.dtype) -> Any:
     """Compile the kernel of a dtype ahead of time, see :func:`.launch.compile_for`."""
     types = {"programs": "*i64", "tensors": "*i64", "result": "*u8"}
-    options = _options(dtype, whole=whole)
-    return launch.compile_for(all_finite_kernel, capability, types, **options)
+    return launch.compile_for(all_finite_kernel, capability, types, **_options(dtype))
 
 
-def _options(dtype: torch.dtype, *, whole: bool) -> dict[str, Any]:
-    return {"FORMAT": format_of(dtype).name, "WHOLE": whole, "BLOCK": BLOCK, "num_warps": 4}
+def _options(dtype: torch.dtype) -> dict[str, Any]:
+    return {"FORMAT": format_of(dtype).name, "BLOCK": BLOCK, "STRIP": STRIP, "num_warps": 4}
 
 
 @triton.jit
 def all_finite_kernel(
-    programs, tensors, result, FORMAT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
+    programs, tensors, result, FORMAT: tl.constexpr, BLOCK: tl.constexpr, STRIP: tl.constexpr
 ):
     tensor, first, end = launch.work(programs)
-    numel, address = tl.load(tensors + tensor * 2), tl.load(tensors + tensor * 2 + 1)
-    largest = tl.zeros((BLOCK,), tl.uint32)
-    for index in range(first, end):
-        at = index * BLOCK + tl.arange(0, BLOCK)
-        inside = None if WHOLE else at < numel
-        code = storage.load_code(address, at, inside, FORMAT)
-        magnitude = code & ((1 << (codec.width(FORMAT) - 1)) - 1)
-        if not WHOLE:
-            magnitude = tl.where(inside, magnitude, 0)
-        largest = tl.maximum(largest, magnitude)
-    if tl.max(largest, axis=0) > codec.max_code(FORMAT):
+    numel, address = tl.load(tensors + tensor * 3), tl.load(tensors + tensor * 3 + 2)
+    whole = tl.load(tensors + tensor * 3 + 1)
+    largest = storage.largest_code(address, numel, first, whole, end, FORMAT, BLOCK, STRIP)
+    if largest > codec.max_code(FORMAT):
         # Programs only ever write the same value.
         tl.store(result, 0)

@@ -17,12 +17,10 @@ import torch
 import triton
 from torch import Tensor
 
-from ...numerics.ieee import as_fp32
 from ...numerics.metrics import LANES
 from ..pointers import run_ptrs
 from ..triton import launch
 from ..triton.faults import Record, record
-from ..triton.kept import keep
 from . import triton_rows
 from .faults import error_of
 from .job import GRADIENT_SPAN, Job
@@ -75,9 +73,8 @@ class _Call:
         self.width = columns[-1]
         self.formats = triton_rows.formats_of(job)
         features = np.array(list(zip(looked.features, columns, strict=False)), dtype=np.int64)
-        self.tables, self.features, self.reals = keep(
-            job.device, self._numbers(), features, self._reals()
-        )
+        (self.tables,) = launch.kept(job.device, self._numbers(), _as_it_is)
+        (self.features,) = launch.kept(job.device, features, _as_it_is)
 
     def _numbers(self) -> np.ndarray:
         job = self.job
@@ -90,10 +87,6 @@ class _Call:
         found = np.array(run_ptrs("a table", tensors), dtype=np.int64).reshape(len(job.tables), -1)
         missing = np.zeros((len(job.tables), 6 - found.shape[1]), dtype=np.int64)
         return triton_rows.numbers(job, np.concatenate((found, missing), axis=1), self.formats)
-
-    def _reals(self) -> np.ndarray:
-        rows = [[as_fp32(v) for v in (u.lr, u.weight_decay, u.eps)] for u in self.job.updates]
-        return np.array(rows, dtype=np.float32).reshape(-1, 3)
 
     def look_up(self) -> Tensor:
         """Pool the bags, or compute the gradient of their weights."""
@@ -155,7 +148,7 @@ class _Call:
         )
         assert job.evictions is not None
         update_kernel[(triton.cdiv(count, PLACES),)](
-            *(self.tables, self.reals, tables, *lookups, job.evictions, *record, job.step, count),
+            *(self.tables, tables, *lookups, job.evictions, *record, job.step, count),
             **options["update"],
             enable_fp_fusion=False,
         )
@@ -165,13 +158,17 @@ class _Call:
         return self.job.grad.resolve_neg().contiguous()
 
 
+def _as_it_is(table: np.ndarray) -> tuple[np.ndarray, ...]:
+    return (table,)
+
+
 # --------------------------------------------------------------------- what kernels are compiled fo
 
 
 def lookup_options(job: Job, formats: list[str], *, pool: bool, weighted: bool) -> dict[str, Any]:
     """Constexpr arguments and compiler options of lookups."""
-    names = {"FORMATS": ",".join(formats), "POOL": pool, "WEIGHTED": weighted}
-    return names | block_of(job)
+    names = {"LAYOUT": triton_rows.LAYOUT, "FORMATS": ",".join(formats)}
+    return names | {"POOL": pool, "WEIGHTED": weighted} | block_of(job)
 
 
 def update_options(job: Job, formats: list[str], *, weighted: bool) -> dict[str, dict[str, Any]]:
@@ -180,14 +177,15 @@ def update_options(job: Job, formats: list[str], *, weighted: bool) -> dict[str,
     of_spans = {key: block[key] for key in ("BLOCK", "num_warps")}
     both = zip(job.tables, job.updates, strict=True)
     narrow = [t for t, u in both if u.stochastic and t.storage.name != "fp32"]
+    common = {"LAYOUT": triton_rows.LAYOUT, "WEIGHTED": weighted}
     return {
-        "order": {"WEIGHTED": weighted, "BLOCK": POSITIONS, "num_warps": 4},
-        "spans": {"WEIGHTED": weighted, "SPAN": GRADIENT_SPAN, **of_spans},
+        "order": {**common, "BLOCK": POSITIONS, "num_warps": 4},
+        "spans": {**common, "SPAN": GRADIENT_SPAN, **of_spans},
         "update": {
+            **common,
             "FORMATS": ",".join(formats),
             "RULES": ",".join(sorted({update.rule for update in job.updates})),
             "RANDOM": bool(narrow),
-            "WEIGHTED": weighted,
             "PLACES": PLACES,
             "SPAN": GRADIENT_SPAN,
             **block,
@@ -219,7 +217,7 @@ def compile_update(capability: int, job: Job) -> dict[str, Any]:
     """Compile an update's kernels ahead of time."""
     names = "tables", "features", "values", "offsets", "keys", "grad_at", "words", "order"
     types = dict.fromkeys((*names, "evictions"), "*i64") | {"found": "*i32"}
-    types |= dict.fromkeys(("grad", "weights", "sums", "reals"), "*fp32")
+    types |= dict.fromkeys(("grad", "weights", "sums"), "*fp32")
     numbers = "count", "bags", "batch", "width", "search", "table_count", "step"
     types |= dict.fromkeys(numbers, "i32")
     kernels = {"order": order_kernel, "spans": spans_kernel, "update": update_kernel}

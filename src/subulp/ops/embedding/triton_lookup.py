@@ -25,6 +25,7 @@ def lookup_kernel(
     count,
     batch,
     width,
+    LAYOUT: tl.constexpr,
     FORMATS: tl.constexpr,
     WAYS: tl.constexpr,
     BLOCK: tl.constexpr,

@@ -18,9 +18,19 @@ import triton.language as tl
 from ...numerics.int_rows import PARAMETER_BYTES
 from ...numerics.metrics import LANES
 from ...numerics.random_bits import MIX, MIX_LAST
-from ..triton import codec, random_bits
+from ..triton import codec, launch, random_bits
 from .faults import Fault
-from .job import BYPASS_SLOT, COUNT_LIMIT, EMPTY, EVICT_SLOT, GRADIENT_SPAN, Job, Update
+from .job import (
+    BYPASS_SLOT,
+    COUNT_LIMIT,
+    EMPTY,
+    EVICT_SLOT,
+    GRADIENT_SPAN,
+    Job,
+    Table,
+    TableUpdate,
+    Update,
+)
 
 POLICIES = ("last", "lfu", "lru")
 """Of a full set: the current row always wins, or the one with more accesses, or the later one."""
@@ -30,20 +40,12 @@ _RULES = {name: code for code, name in enumerate(get_args(Update))}
 _ROLES = ("codes", "cache", "tags", "counts", "stamps", "accumulator")
 COLUMNS = (
     *_ROLES,
-    *("base", "rows", "dim", "stride", "sets", "ways", "mixed", "format"),
-    *(
-        "policy",
-        "rule",
-        "stochastic",
-        "key",
-        "period",
-        "first",
-        "taken",
-        "whole_dim",
-        "whole_column",
-    ),
+    *("base", "rows", "dim", "stride", "sets", "ways", "mixed", "format", "policy", "rule"),
+    *("stochastic", "key", "lr", "weight_decay", "eps"),
+    *("period", "first", "taken", "whole_dim", "whole_column"),
 )
-"""Of the table of numbers. ``base``: where the table's keys begin, see :func:`bases`."""
+"""Of the table of numbers. ``base``: where the table's keys begin, see :func:`bases`; the update's
+FP32 numbers are their patterns."""
 
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _CONSTANTS = {
@@ -58,6 +60,8 @@ _CONSTANTS = {
     "LRU": POLICIES.index("lru"),
     **{fault.name: fault.value for fault in Fault},
 }
+LAYOUT = launch.layout(_PLACES, _CONSTANTS, _RULES)
+"""A constexpr argument of every kernel, see :func:`subulp.ops.triton.launch.layout`."""
 
 
 def numbers(job: Job, addresses: np.ndarray, formats: Sequence[str]) -> np.ndarray:
@@ -71,26 +75,28 @@ def numbers(job: Job, addresses: np.ndarray, formats: Sequence[str]) -> np.ndarr
     """
     rows = []
     for t, (table, base) in enumerate(zip(job.tables, bases(job), strict=False)):
-        policy, rule, stochastic, key = "last", 0, False, 0
+        place, stride = table.place, table.codes.shape[1] * table.codes.itemsize
+        of_update: tuple[int, ...] = (0,) * 7
         if job.updates:
-            update = job.updates[t]
-            policy = "lfu" if update.counts.numel() else "lru" if update.stamps.numel() else "last"
-            rule = _RULES[update.rule]
-            stochastic = update.stochastic and table.storage.name != "fp32"
-            key = update.stream << 32 | job.seed
-        # The key as a signed number: its bits count.
-        key -= (key >> 63) << 64
-        place = table.place
-        stride = table.codes.shape[1] * table.codes.itemsize
+            of_update = _of_update(job.updates[t], table, job.seed)
         rows.append(
             (
                 *(base, table.rows, table.dim, stride, table.sets, table.ways, table.mixed),
-                *(formats.index(table.storage.name), POLICIES.index(policy)),
-                *(rule, stochastic, key),
+                *(formats.index(table.storage.name), *of_update),
                 *(place.period, place.first, place.taken, place.dim, place.column),
             )
         )
     return np.concatenate((addresses, np.array(rows, dtype=np.int64)), axis=1)
+
+
+def _of_update(update: TableUpdate, table: Table, seed: int) -> tuple[int, ...]:
+    policy = "lfu" if update.counts.numel() else "lru" if update.stamps.numel() else "last"
+    stochastic = update.stochastic and table.storage.name != "fp32"
+    # As signed numbers: their bits count.
+    key = np.array(update.stream << 32 | seed, dtype=np.uint64).view(np.int64)
+    reals = np.array([update.lr, update.weight_decay, update.eps], dtype=np.float32)
+    patterns = reals.view(np.int32).tolist()
+    return POLICIES.index(policy), _RULES[update.rule], stochastic, int(key), *patterns
 
 
 def bases(job: Job) -> list[int]:
@@ -198,6 +204,12 @@ def table_at(tables, table):
 def entry(table, NAME: tl.constexpr):
     """A number of a table."""
     return table[column(NAME)]
+
+
+@triton.jit
+def real(table, NAME: tl.constexpr):
+    """An FP32 number of a table."""
+    return entry(table, NAME).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from .triton_rows import (
     fetch,
     find,
     name_at,
+    real,
     reals_of,
     row_sum,
     rule_code,
@@ -68,6 +69,7 @@ def order_kernel(
     batch,
     width,
     search,
+    LAYOUT: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -207,6 +209,7 @@ def spans_kernel(
     sums,
     found,
     count,
+    LAYOUT: tl.constexpr,
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
@@ -233,7 +236,6 @@ def spans_kernel(
 @triton.jit
 def update_kernel(
     tables,
-    reals,
     table_count,
     keys,
     order,
@@ -246,6 +248,7 @@ def update_kernel(
     found,
     step,
     count,
+    LAYOUT: tl.constexpr,
     FORMATS: tl.constexpr,
     RULES: tl.constexpr,
     RANDOM: tl.constexpr,
@@ -287,7 +290,6 @@ def update_kernel(
                     update_row(
                         # Read anew: registers would hold them while the gradient is summed.
                         table_at(tables, number),
-                        reals + 3 * number,
                         evictions + number,
                         (key - base) % rows,
                         g,
@@ -312,7 +314,6 @@ def update_kernel(
 @triton.jit
 def update_row(
     table,
-    reals,
     evictions,
     row,
     g,
@@ -331,7 +332,7 @@ def update_row(
     """One row's turn: see :func:`subulp.ops.embedding.embedding_update`."""
     place = find(table, row, WAYS)
     x = fetch(table, row, place, element, inside, FORMATS, BLOCK)
-    x = optimize(table, reals, row, x, g, element, inside, RULES, BLOCK)
+    x = optimize(table, row, x, g, element, inside, RULES, BLOCK)
 
     policy, rows = entry(table, "policy"), entry(table, "rows")
     dim, ways = entry(table, "dim"), entry(table, "ways")
@@ -391,9 +392,9 @@ def update_row(
 
 
 @triton.jit
-def optimize(table, reals, row, x, g, element, inside, RULES: tl.constexpr, BLOCK: tl.constexpr):
+def optimize(table, row, x, g, element, inside, RULES: tl.constexpr, BLOCK: tl.constexpr):
     """The row with its gradient applied."""
-    lr, decay, eps = tl.load(reals), tl.load(reals + 1), tl.load(reals + 2)
+    lr, decay, eps = real(table, "lr"), real(table, "weight_decay"), real(table, "eps")
     if decay != 0.0:
         g = g + x * decay
     result = x

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...numerics.ieee import as_fp32
 from .. import backend
-from ..step.job import StepJob, check_roles, is_strict, new_scalars, scale_states
+from ..step.job import StepJob, check_roles, is_strict, new_scalars
+from ..step.scales import scaling_of
 
 
 def make_job(
@@ -48,7 +49,7 @@ def make_job(
     )
     rate = float(lr)
     scalars = new_scalars(steps, streams, offsets, lambda t: (rate, 1.0, 0.0), fresh, runs)
-    job = StepJob(
+    return StepJob(
         strategy=strategy,
         params=params,
         grads=grads,
@@ -70,10 +71,8 @@ def make_job(
             "dampening": dampening,
             "weight_decay": weight_decay,
         },
+        scaling=scaling_of(strategy, params, momentum_buffers, amaxes, 1, gradient_amaxes),
     )
-    if job.scaled_states:
-        scale_states(job, amaxes, 1, gradient_amaxes)
-    return job
 
 
 def step(

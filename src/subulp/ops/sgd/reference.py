@@ -14,6 +14,7 @@ def run(job: StepJob) -> None:
     job.settle()
     for i in range(len(job.params)):
         _step(job, i)
+    job.keep_amaxes()
 
 
 def _step(job: StepJob, i: int) -> None:

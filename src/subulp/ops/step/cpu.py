@@ -36,6 +36,7 @@ def run(entry: str, job: StepJob) -> None:
         ValueError: A tensor has no memory, or not as much as it says.
         RuntimeError: The library is missing or has no such kernel.
     """
+    job.settle()
     count, roles, table = len(job.params), job.roles().values(), addresses(job)
     first = table.buffer_info()[0]
     rows = [first + table.itemsize * count * (i + 1) for i in range(len(roles))]
@@ -50,6 +51,7 @@ def run(entry: str, job: StepJob) -> None:
             f"{entry} has no kernel for precision={job.strategy.name!r} with {job.params[0].dtype} "
             f"parameters and {job.grads[0].dtype} gradients"
         )
+    job.keep_amaxes()
 
 
 def arguments(job: StepJob) -> native.Step:

@@ -5,7 +5,6 @@ Every implementation reads the same job, so none of them computes a scalar of it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics import E4M3, format_of
+from ...numerics import format_of
 from ...numerics.extra_bits import packed_words
 from ...numerics.random_bits import Region
 from ..strategy import TABLE, Strategy, parse_strategy
+from .scales import SCALES, Scaling
 
 RUNS = ("run", "count_1", "count_2", "stride_1", "stride_2", "stride_3")
 """What :attr:`subulp.numerics.random_bits.Region.runs` holds."""
@@ -46,17 +46,6 @@ SCALARS = np.dtype(
 )
 """The scalars of one tensor. ``subulp_scalars`` of csrc/subulp.h is compared with them when the
 library is loaded; Triton's kernels look their places up here."""
-
-SCALES = ("fast_decode", "fast_encode", "slow_decode", "slow_encode", "slow_floor")
-"""The scalars that belong to FP8 states."""
-
-# FP8 states are stored relative to the largest recent gradient A (a power of two): the first moment
-# as m / A * 2**7, the second as v / A**2 * 2**13. Both then reach down to about 2**-16 A.
-_FAST_HEADROOM = 2.0**7
-_SLOW_HEADROOM = 2.0**13
-_AMAX_MEMORY = 0.99
-# The largest exponent of a unit: its square stays in FP32's range.
-_MOST = 50
 
 _dtype, _device, _shape = map(attrgetter, ("dtype", "device", "shape"))
 
@@ -93,8 +82,8 @@ class StepJob:
     strict: bool = False
     exact: dict[str, float] = field(default_factory=dict)
     """Hyperparameters before they were rounded, for strict arithmetic."""
-    scales: Tensor | None = None
-    """FP32 ``(count, 5)``, what :data:`SCALES` of the scalars are where a GPU has computed them."""
+    scaling: Scaling | None = None
+    """What scales stored states by powers of two (FP8), ``None`` if they are not scaled."""
 
     def __post_init__(self) -> None:
         if len(self.scalars) != len(self.params):
@@ -108,17 +97,17 @@ class StepJob:
         """Device of the tensors."""
         return self.params[0].device
 
-    @property
-    def scaled_states(self) -> bool:
-        """Whether stored states are scaled by powers of two (FP8)."""
-        return not self.strategy.wide_states and self.params[0].dtype == E4M3.dtype
-
     def settle(self) -> None:
-        """Have the host know all scalars: it waits for those that a GPU has computed."""
-        if self.scales is None:
+        """Have the host know all scalars before the step: of a GPU's FP8 states, it waits."""
+        if self.scaling is None or self.scaling.after is not None:
             return
-        for name, column in zip(SCALES, self.scales.t().cpu().numpy(), strict=True):
+        for name, column in zip(SCALES, self.scaling.settle(self.grads).T, strict=True):
             self.scalars[name] = column
+
+    def keep_amaxes(self) -> None:
+        """Update the running largest gradients, once the settled step has been taken."""
+        if self.scaling is not None:
+            self.scaling.keep()
 
     def roles(self) -> dict[str, Sequence[Tensor]]:
         """All lists, by what errors call them."""
@@ -318,126 +307,3 @@ def is_strict(arithmetic: str, strategy: Strategy, dtype: torch.dtype) -> bool:
             f"parameters: it exists for {have} with bfloat16; use 'wide'"
         )
     return True
-
-
-def scale_states(
-    job: StepJob,
-    amaxes: Sequence[Tensor],
-    slow_power: int,
-    gradient_amaxes: Tensor | None = None,
-) -> None:
-    """Set the scales of FP8 states from the running largest gradient, and update it in place.
-
-    Stored codes are decoded with the scale of the previous step and encoded with that of this one,
-    so that the states follow gradients over many orders of magnitude. All scales are powers of two:
-    multiplying by them rounds nothing.
-
-    Args:
-        job: Its scalars are completed.
-        amaxes: FP32 tensors (), the running maximum after the previous step; updated.
-        slow_power: 2 if the slow state is a second moment, 1 if it is a momentum.
-        gradient_amaxes: FP32 ``(count,)``, the largest gradient of each whole tensor; ``None``
-            takes those of the job (default: ``None``).
-    """
-    if len(amaxes) != len(job.params):
-        raise ValueError(
-            f"amaxes has {len(amaxes)} tensors: the scaled states of FP8 parameters take "
-            f"{len(job.params)}"
-        )
-    if not job.slow:
-        return
-    now = gradient_amaxes if gradient_amaxes is not None else largest(job.grads)
-    if job.device.type != "cpu":
-        # The host does not wait for a number.
-        least = job.strategy.slow_format(job.params[0].dtype).smallest_subnormal
-        before, now = torch.stack(tuple(amaxes)), now.to(job.device)
-        job.scales, after = device_scales(before, now, slow_power, least)
-        torch._foreach_copy_(list(amaxes), list(after.unbind()))
-        return
-    # One transfer for all.
-    found = torch.cat([torch.stack(tuple(amaxes)), now.to(job.device)]).cpu().double()
-    before, now = found.chunk(2)
-    after = torch.where(now.isfinite(), torch.maximum(before * _AMAX_MEMORY, now), before).float()
-    for amax, value in zip(amaxes, after.to(job.device), strict=True):
-        amax.copy_(value)
-    for i, (old_amax, new_amax) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
-        old, new = state_scales(old_amax, slow_power), state_scales(new_amax, slow_power)
-        scalars = job.scalars[i]
-        scalars["fast_decode"], scalars["slow_decode"] = 1.0 / old[0], 1.0 / old[1]
-        scalars["fast_encode"], scalars["slow_encode"] = new
-        if slow_power == 2:
-            least = job.strategy.slow_format(job.params[i].dtype).smallest_subnormal
-            scalars["slow_floor"] = least / new[1]
-
-
-def device_scales(
-    before: Tensor, now: Tensor, slow_power: int, least: float
-) -> tuple[Tensor, Tensor]:
-    """The scales of FP8 states where the largest gradients lie; the numbers of the host.
-
-    Args:
-        before: FP32 ``(count,)``, the running maximum after the previous step.
-        now: FP32 ``(count,)``, the largest gradient.
-        slow_power: See :func:`scale_states`.
-        least: The slow state's smallest number, a power of two.
-
-    Returns:
-        FP32 ``(count, 5)``, what :data:`SCALES` name, and the running maximum.
-    """
-    wide = torch.maximum(before.double() * _AMAX_MEMORY, now.double())
-    after = torch.where(now.isfinite(), wide, before.double()).float()
-    amaxes = torch.stack([before, after])
-    unit = (amaxes.frexp().exponent.long() - 1).clamp(-_MOST, _MOST)
-    unit = torch.where(amaxes == 0.0, 0, unit)
-    # Exponents of two, from here on.
-    fast = _log2(_FAST_HEADROOM) - unit
-    slow = _log2(_SLOW_HEADROOM if slow_power == 2 else _FAST_HEADROOM) - slow_power * unit
-    floor = _log2(least) - slow[1]
-    powers = torch.stack([-fast[0], fast[1], -slow[0], slow[1], floor], 1)
-    # FP64 has all of them as normal numbers, FP32 the floor as a subnormal one.
-    scales = ((powers + 1023) << 52).view(torch.float64).float()
-    if slow_power != 2:
-        scales[:, -1] = 0.0
-    return scales, after
-
-
-def _log2(power: float) -> int:
-    return math.frexp(power)[1] - 1
-
-
-def state_scales(amax: float, slow_power: int) -> tuple[float, float]:
-    """What FP8 states are multiplied by where they are stored; decoding divides by it.
-
-    Args:
-        amax: The running largest gradient.
-        slow_power: Power of a gradient that the slow state holds: 2 for Adam, 1 for SGD.
-
-    Returns:
-        Powers of two: of the fast state, and of the slow one.
-    """
-    unit = _unit(amax)
-    slow_headroom = _SLOW_HEADROOM if slow_power == 2 else _FAST_HEADROOM
-    return _FAST_HEADROOM / unit, slow_headroom / unit**slow_power
-
-
-def largest(grads: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude of each gradient, FP32 ``(count,)``."""
-    return torch.stack([_amax(g) for g in grads])
-
-
-def _amax(g: Tensor) -> Tensor:
-    """The largest magnitude, an FP32 tensor ()."""
-    if g.numel() == 0:
-        return torch.zeros((), dtype=torch.float32, device=g.device)
-    if g.dtype.itemsize == 1:
-        # FP8 has no reductions; the codes of magnitudes are in their order.
-        code = (g.contiguous().view(torch.uint8) & 0x7F).amax()
-        return code.view(g.dtype).to(torch.float32)
-    return g.abs().amax().to(torch.float32)
-
-
-def _unit(amax: float) -> float:
-    """The power of two at or below ``amax``; 1 for zero. Its square stays in FP32's range."""
-    if amax == 0.0:
-        return 1.0
-    return 2.0 ** min(max(_log2(amax), -_MOST), _MOST)

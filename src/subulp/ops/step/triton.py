@@ -11,24 +11,36 @@ import triton.language as tl
 
 from ...numerics import format_of
 from ..triton import codec, launch, random_bits
-from .job import RUNS, SCALARS, SCALES, StepJob
+from . import triton_scales
+from .job import RUNS, SCALARS, StepJob
+from .scales import SCALES
 
 BLOCK = 1024
-"""Elements per block: eight for each thread of a whole block's four warps."""
+"""Elements per block: eight for each thread of four warps."""
 
-_NUMBERS = [name for name in SCALARS.names or () if SCALARS[name] == np.float32]
-_WORDS = ("first", "fast_dither", "slow_dither", "extra_dither")
+STRIP = 512
+"""Elements of what is read through masks: four for each thread, or two where each draws its own
+random bits or packs a tail. More would cost registers, also where whole blocks are read."""
+
+_STAYS = (*SCALES, "stream")
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
-# Columns of the tables that a kernel reads, a row for each tensor.
-_COLUMNS = {n: i for i, n in enumerate(("numel", "offset", *RUNS, "key", "step", *_WORDS, *_ROLES))}
-_NUMBER_COLUMNS = {n: i for i, n in enumerate(_NUMBERS)}
+# Columns of the tables that a kernel reads: of tensors, and of what is new in each step.
+_COLUMNS = {
+    name: i for i, name in enumerate(("numel", "whole", "offset", *RUNS, "key", "news", *_ROLES))
+}
+_NEWS = {
+    name: i
+    for i, name in enumerate(
+        name for name in SCALARS.names or () if SCALARS[name].itemsize == 4 and name not in _STAYS
+    )
+}
 
 
 def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, Any]) -> None:
     """Launch a step kernel on a job's tensors, in place.
 
     Args:
-        kernel: Kernel with arguments ``programs, tensors, scalars``, the numbers, and constexprs.
+        kernel: Kernel with arguments ``programs, tensors, news, scales``, numbers and constexprs.
         job: Its tensors and scalars.
         numbers: Hyperparameters, in the kernel's order.
         flags: Constexpr arguments beyond those that every step kernel has.
@@ -47,24 +59,33 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
     )
     offset = job.scalars["offset"].astype(np.int64)
     runs = [job.scalars[name].astype(np.int64) for name in RUNS]
-    # Up to eight elements share a counter of the random bits. Whole blocks draw whole counters, so
-    # shards of several runs go with the ragged ones.
+    # Up to eight elements share a counter of the random bits, and whole blocks draw whole counters:
+    # a shard of several runs has none.
     aligned = (roles % launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0) & (runs[0] == 0)
+    whole = np.where(aligned, numel // BLOCK, 0)
     key = job.scalars["stream"].astype(np.int64) << 32 | job.seed
-    step = job.scalars["step"].astype(np.int64)
-    words = [job.scalars[name].astype(np.int64) for name in _WORDS]
-    whole, ragged, tensors, scalars = launch.upload(
-        job.device,
-        *launch.plan(numel, aligned, BLOCK),
-        np.stack((numel, offset, *runs, key, step, *words, *roles), axis=1),
-        np.stack([job.scalars[name] for name in _NUMBERS], axis=1),
-    )
-    if job.scales is not None:
-        first = _NUMBER_COLUMNS[SCALES[0]]
-        scalars.view(count, -1)[:, first : first + len(SCALES)].copy_(job.scales)
-    args = (tensors, scalars, *numbers)
-    launch.launch(kernel, job.device, whole, *args, **_options(job, flags, whole=True))
-    launch.launch(kernel, job.device, ragged, *args, **_options(job, flags, whole=False))
+    news, row = _news(job)
+    table = np.stack((numel, whole, offset, *runs, key, row, *roles), axis=1)
+    programs, tensors = launch.kept(job.device, table, _tables)
+    there, progress = launch.upload(job.device, news, triton_scales.progress(job))
+    scales = triton_scales.run(job, progress)
+    args = (tensors, there, scales, *numbers)
+    launch.launch(kernel, job.device, programs, *args, **_options(job, flags))
+
+
+def _tables(table: np.ndarray) -> tuple[np.ndarray, ...]:
+    return launch.plan(table[:, _COLUMNS["numel"]], BLOCK), table
+
+
+def _news(job: StepJob) -> tuple[np.ndarray, np.ndarray]:
+    """What is new in a step, int32: a row for all tensors that are alike; and each tensor's row."""
+    rows = np.stack([job.scalars[name].view(np.int32) for name in _NEWS], axis=1)
+    if (rows == rows[0]).all():
+        return rows[:1], np.zeros(len(rows), dtype=np.int64)
+    _, first, row = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    # In the order of the tensors, which the next step shares: what is kept names rows.
+    place = np.argsort(np.argsort(first))
+    return rows[np.sort(first)], place[row.reshape(-1)]
 
 
 def compile_for(
@@ -73,16 +94,19 @@ def compile_for(
     job: StepJob,
     numbers: tuple[str, ...],
     flags: dict[str, Any],
-    *,
-    whole: bool,
 ) -> Any:
-    """Compile the kernel that ``run`` would launch for one class of blocks."""
-    types = {"programs": "*i64", "tensors": "*i64", "scalars": "*fp32"}
+    """Compile the kernel that ``run`` would launch."""
+    types = {"programs": "*i64", "tensors": "*i64", "news": "*i32"}
     types |= dict.fromkeys(numbers, "fp32")
-    return launch.compile_for(kernel, capability, types, **_options(job, flags, whole=whole))
+    options = _options(job, flags)
+    if job.scaling is None:
+        options["scales"] = None
+    else:
+        types["scales"] = "*fp32"
+    return launch.compile_for(kernel, capability, types, **options)
 
 
-def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+def _options(job: StepJob, flags: dict[str, Any]) -> dict[str, Any]:
     strategy, dtype = job.strategy, job.params[0].dtype
     return {
         "PARAM": format_of(dtype).name,
@@ -96,13 +120,12 @@ def _options(job: StepJob, flags: dict[str, Any], *, whole: bool) -> dict[str, A
         # Their own kernel: where nothing is sharded, it would cost registers for nothing.
         "SHARDED": bool(job.scalars["run"].any()),
         "DITHERED": strategy.dithered,
-        "SCALED": job.scaled_states,
+        "SCALED": job.scaling is not None,
         "MAXIMIZE": job.maximize,
-        "WHOLE": whole,
+        "LAYOUT": launch.layout(_COLUMNS, _NEWS, triton_scales.SCALE_COLUMNS),
         "BLOCK": BLOCK,
-        # Ragged blocks compute a counter for each element: fewer elements a thread spare registers.
-        # So do tails, whose packing holds words beside them.
-        "num_warps": 4 if whole else 16 if strategy.k else 8,
+        "STRIP": STRIP // 2 if strategy.stochastic or strategy.k else STRIP,
+        "num_warps": 4,
         **flags,
     }
 
@@ -123,15 +146,15 @@ def column(name):
 
 
 @triton.constexpr_function
-def number_columns():
-    """Columns of the table of numbers."""
-    return len(_NUMBER_COLUMNS)
+def new_columns():
+    """Columns of the table of what is new."""
+    return len(_NEWS)
 
 
 @triton.constexpr_function
-def number_column(name):
-    """A column of the table of numbers."""
-    return _NUMBER_COLUMNS[name]
+def new_column(name):
+    """A column of the table of what is new."""
+    return _NEWS[name]
 
 
 @triton.jit
@@ -141,10 +164,10 @@ def entry(tensors, tensor, name: tl.constexpr):
 
 
 @triton.jit
-def random_address(tensors, tensor):
+def random_address(tensors, tensor, new):
     """Offset of a tensor in the whole one, and key and step of its random bits."""
-    key, step = entry(tensors, tensor, "key"), entry(tensors, tensor, "step")
-    return entry(tensors, tensor, "offset"), key.to(tl.uint64), step.to(tl.uint32)
+    offset, key = entry(tensors, tensor, "offset"), entry(tensors, tensor, "key")
+    return offset, key.to(tl.uint64), word(new, "step")
 
 
 @triton.jit
@@ -158,7 +181,7 @@ def draw_bits(
     param: tl.constexpr,
     random: tl.constexpr,
     sharded: tl.constexpr,
-    whole: tl.constexpr,
+    masked: tl.constexpr,
     block: tl.constexpr,
 ):
     """Random bits of a block of a parameter; zeros if the strategy uses none.
@@ -173,16 +196,16 @@ def draw_bits(
         param: Format of the parameter.
         random: Whether the strategy uses any.
         sharded: Whether a tensor of the job is several runs of a whole one.
-        whole: Whether the tensor is one run of the whole one, and begins at a multiple of 8 there.
+        masked: Whether the block is no whole one.
         block: Number of elements, a power of two.
     """
     if random:
         width: tl.constexpr = codec.random_width(param)
-        if sharded and not whole:
+        if sharded and masked:
             index = offset + whole_index(tensors, tensor, start + tl.arange(0, block))
             bits = random_bits.draw_at(index, key, step, 0, width)
         else:
-            bits = random_bits.draw(offset + start, key, step, width, whole, block)
+            bits = random_bits.draw(offset + start, key, step, width, not masked, block)
     else:
         bits = tl.zeros((block,), tl.uint32)
     return bits
@@ -214,12 +237,19 @@ def slow_bits(bits, slow_dither, param: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
-def dither(tensors, tensor, name: tl.constexpr):
-    """A dither of a tensor, as the random bits of every element."""
-    return entry(tensors, tensor, name).to(tl.uint32)
+def new_of(tensors, tensor, news):
+    """The row of what is new in this step for a tensor."""
+    return news + entry(tensors, tensor, "news") * new_columns()
 
 
 @triton.jit
-def number(scalars, tensor, name: tl.constexpr):
-    """An FP32 scalar of a tensor, by its name in :data:`subulp.ops.step.job.SCALARS`."""
-    return tl.load(scalars + tensor * number_columns() + number_column(name))
+def word(new, name: tl.constexpr):
+    """A word of a row, uint32, by its name in :data:`subulp.ops.step.job.SCALARS`; of a dither, it
+    is the random bits of every element."""
+    return tl.load(new + new_column(name)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def number(new, name: tl.constexpr):
+    """An FP32 scalar of a row, by its name there."""
+    return tl.load(new + new_column(name)).to(tl.float32, bitcast=True)

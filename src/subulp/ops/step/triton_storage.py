@@ -22,6 +22,39 @@ def low_scale(fmt):
     return _LOW_SCALES[fmt]
 
 
+@triton.jit
+def pieces(
+    numel,
+    first,
+    whole,
+    end,
+    masked: tl.constexpr,
+    block: tl.constexpr,
+    strip: tl.constexpr,
+):
+    """What a program does of its blocks: the whole ones, or the strips of all others.
+
+    Masks cost registers, which all pieces of a kernel have alike: strips are small.
+
+    Args:
+        numel: Elements of the tensor, int64 scalar.
+        first: The program's first block, int64 scalar.
+        whole: One past the tensor's last block that is aligned and has all its elements.
+        end: One past the program's last block.
+        masked: Which of the two.
+        block: Elements of a block, a power of two.
+        strip: Elements of a strip, a lesser one.
+
+    Returns:
+        The first piece and one past the last, counted from the tensor's first element.
+    """
+    ragged = tl.maximum(tl.minimum(whole, end), first)
+    if masked:
+        strips = tl.minimum(end * (block // strip), tl.cdiv(numel, strip))
+        return ragged * (block // strip), strips
+    return first, ragged
+
+
 # ---------------------------------------------------------------------------------------- elements
 
 
@@ -62,6 +95,42 @@ def store(address, at, inside, x, fmt: tl.constexpr):
     code = codec.nearest(x, fmt)
     store_code(address, at, inside, code, fmt)
     return codec.value(code, fmt)
+
+
+@triton.jit
+def largest_code(
+    address,
+    numel,
+    first,
+    whole,
+    end,
+    fmt: tl.constexpr,
+    block: tl.constexpr,
+    strip: tl.constexpr,
+):
+    """The largest magnitude's code in blocks of a tensor, uint32; 0 where there is none.
+
+    Args:
+        address: The tensor.
+        numel: See :func:`pieces`, like all others but the format.
+        first: The first block.
+        whole: Where whole ones end.
+        end: One past the last.
+        fmt: Its format.
+        block: Elements of a block.
+        strip: Elements of a strip.
+    """
+    most = tl.zeros((), tl.uint32)
+    for masked in tl.static_range(2):
+        begin, stop = pieces(numel, first, whole, end, masked, block, strip)
+        found = tl.zeros((strip if masked else block,), tl.uint32)
+        for index in range(begin, stop):
+            at = index * (strip if masked else block) + tl.arange(0, strip if masked else block)
+            inside = at < numel if masked else None
+            magnitude = load_code(address, at, inside, fmt) & ((1 << (codec.width(fmt) - 1)) - 1)
+            found = tl.maximum(found, tl.where(inside, magnitude, 0) if masked else magnitude)
+        most = tl.maximum(most, tl.max(found, axis=0))
+    return most
 
 
 @triton.jit

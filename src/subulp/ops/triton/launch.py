@@ -2,17 +2,19 @@
 """Many tensors in one Triton launch: which program handles which blocks of which tensor.
 
 A launch reads tables: a row for each program (tensor, first block, one past the last), and rows for
-each tensor with its address, size and numbers. All tables of a call travel in one copy.
+each tensor with its address, size and numbers. What stays from call to call is kept on the device;
+what a call brings travels in one copy.
 
-Blocks come in two classes, launched apart. A *whole* block has all its elements, and its tensors
-are aligned: its kernel has no masks and full-width loads. A *ragged* one is the end of a tensor, or
-belongs to an unaligned tensor.
+Blocks come in two classes, and a program takes them one class after the other. A *whole* block has
+all its elements, and its tensor is aligned: it is read without masks at full width. A *ragged* one
+is the end of a tensor, or belongs to an unaligned tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,10 @@ ALIGNMENT = 16
 
 # Enough programs to fill any device several times over; more would only lengthen the table.
 _PROGRAMS = 4096
+
+# Calls whose tables stay on their device: more than a model has buckets, also where its step is
+# fused into the backward pass.
+_KEPT = 256
 
 # A fused multiply-add rounds once where the reference rounds twice.
 _ARITHMETIC = {"enable_fp_fusion": False}
@@ -57,29 +63,23 @@ def addresses(tensors: Sequence[Tensor], count: int) -> np.ndarray:
     return np.array(dense_ptrs("tensors", tensors), dtype=np.int64)
 
 
-def plan(numel: np.ndarray, aligned: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+def plan(numel: np.ndarray, block: int) -> np.ndarray:
     """Divide tensors into programs.
 
     Args:
         numel: Elements of each tensor, int64.
-        aligned: Whether whole blocks of a tensor may be accessed at full width.
         block: Elements of one block.
 
     Returns:
-        Rows (tensor, first block, end block) of the programs for whole blocks, and for ragged ones.
+        Rows (tensor, first block, end block) of the programs.
     """
-    whole = np.where(aligned, numel // block, 0)
     blocks = -(-numel // block)
     share = max(1, -(-int(blocks.sum()) // _PROGRAMS))
-    return _programs(np.zeros_like(whole), whole, share), _programs(whole, blocks, share)
-
-
-def _programs(first: np.ndarray, end: np.ndarray, share: int) -> np.ndarray:
-    programs = -(-(end - first) // share)
-    tensor = np.repeat(np.arange(len(first)), programs)
+    programs = -(-blocks // share)
+    tensor = np.repeat(np.arange(len(numel)), programs)
     place = np.arange(len(tensor)) - np.repeat(programs.cumsum() - programs, programs)
-    start = first[tensor] + place * share
-    return np.stack((tensor, start, np.minimum(start + share, end[tensor])), axis=1)
+    start = place * share
+    return np.stack((tensor, start, np.minimum(start + share, blocks[tensor])), axis=1)
 
 
 def refuse_capture(device: torch.device) -> None:
@@ -109,9 +109,52 @@ def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
         )
     there = buffer.to(device, non_blocking=True)
     return [
-        there[start : start + table.nbytes].view(torch.from_numpy(table[:0]).dtype)
+        there[start : start + table.nbytes].view(torch.from_numpy(np.empty(0, table.dtype)).dtype)
         for start, table in zip(starts, tables, strict=True)
     ]
+
+
+Make = Callable[[np.ndarray], tuple[np.ndarray, ...]]
+"""From a table to all that is made of it, and of nothing else."""
+
+
+def kept(device: torch.device, table: np.ndarray, make: Make) -> tuple[Tensor, ...]:
+    """What ``make`` makes of a table, on ``device``: uploaded unless it is there already.
+
+    It is found by what the table holds, addresses among it, so a tensor that has moved or been
+    replaced is never taken for another.
+
+    Args:
+        device: Of the launch.
+        table: int64, two dimensions.
+        make: What is to be uploaded; the same function for the same use.
+
+    Returns:
+        The tables, flattened. They are not to be written to.
+
+    Raises:
+        RuntimeError: As for :func:`upload`, kept or not: a graph would outlive what is kept.
+    """
+    refuse_capture(device)
+    # Memory is reused in the order of its stream: there, no kernel still reads what was dropped.
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _made(make, device, stream, table.shape, table.tobytes())
+
+
+@lru_cache(maxsize=_KEPT)
+def _made(
+    make: Make, device: torch.device, stream: int, shape: tuple[int, ...], content: bytes
+) -> tuple[Tensor, ...]:
+    return tuple(upload(device, *make(np.frombuffer(content, dtype=np.int64).reshape(shape))))
+
+
+def layout(*tables: dict[str, int]) -> str:
+    """A constexpr argument for kernels that look up columns or constants by name.
+
+    Triton finds what it has compiled by source and arguments: without it, a kernel would be found
+    that was compiled for other numbers.
+    """
+    return ";".join(",".join(f"{k}={v}" for k, v in table.items()) for table in tables)
 
 
 def launch(kernel: Any, device: torch.device, programs: Tensor, *args: Any, **options: Any) -> None:
