@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(shell find src csrc -type f ! -name '*.pyc' ! -name '*.so')
 
-# Options of the demo and of pytest, e.g. `make demo DEMO="--steps 100"`.
+# Options of the demo, of `make gpu` and of pytest, e.g. `make demo DEMO="--steps 100"`.
 DEMO ?=
+GPU ?=
 TESTS ?= -n 2 --dist worksteal
 
-.PHONY: help demo test nightly lint bench fuzz sanitize docs wheel sdist bare clean
+.PHONY: help demo test nightly lint gpu bench fuzz sanitize docs wheel sdist bare clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +33,10 @@ lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# With the Python whose PyTorch sees the GPU, and what is installed there: no network, no environment of its own.
+gpu: ## build, checks, tests, sanitizer and rates on this machine's GPU
+	$(PYTHON) benchmarks/gpu.py $(GPU)
 
 bench: $(VENV)/.test ## the optimizers' rates beside those of others
 	$(BIN)/python benchmarks/optimizers.py
