@@ -21,6 +21,7 @@ from subulp.ops.embedding import Job, Lookups, TableUpdate
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic, triton_sum
+from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
 from subulp.ops.step import triton_scales
@@ -78,7 +79,7 @@ def compile_head(
 def compile_logistic(capability: int, loss: bool, narrow: bool) -> list[Compiled]:
     kernels = [triton_logistic.compile_for(capability, loss=loss, narrow=narrow)]
     if loss:
-        kernels.append(triton_sum.compile_for(capability))
+        kernels.append(triton_sum.compile_for(capability, PARTS, LOWEST, WIDTH))
     return [_inspect(kernel) for kernel in kernels]
 
 

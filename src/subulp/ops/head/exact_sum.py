@@ -44,7 +44,7 @@ class ExactSum:
             # Triton may not be installed.
             from . import triton_sum  # noqa: PLC0415
 
-            triton_sum.add(terms, self._parts)
+            triton_sum.add(terms, self._parts, LOWEST, WIDTH)
             return
         self._terms.append(terms)
         self._count += terms.shape[0]

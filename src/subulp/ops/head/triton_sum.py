@@ -11,17 +11,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton import launch
-from .exact_sum import LOWEST, PARTS, WIDTH
+from ..triton import codec, launch
 
 BLOCK = 512
 """Numbers of a program."""
 
 
-def add(terms: Tensor, parts: Tensor) -> None:
+def add(terms: Tensor, parts: Tensor, lowest: int, width: int) -> None:
     """Add FP64 ``terms`` to the parts of a sum, see :mod:`.exact_sum`.
 
     Each program adds whole numbers of a place's units: in whatever order, nothing is rounded.
+
+    Args:
+        terms: FP64 ``(count,)``.
+        parts: FP64, one for each place; added to.
+        lowest: The unit of the first place is ``2**lowest``.
+        width: The next place's unit is ``2**width`` of them.
     """
     launch.check_device(sum_kernel, terms.device)
     if not terms.numel():
@@ -29,50 +34,46 @@ def add(terms: Tensor, parts: Tensor) -> None:
     on_gpu = terms.device.type == "cuda"
     with torch.cuda.device(terms.device) if on_gpu else contextlib.nullcontext():
         grid = (triton.cdiv(terms.numel(), BLOCK),)
-        sum_kernel[grid](terms, parts, terms.numel(), BLOCK=BLOCK, enable_fp_fusion=False)
+        options = _options(parts.numel(), lowest, width)
+        sum_kernel[grid](terms, parts, terms.numel(), **options, enable_fp_fusion=False)
 
 
-def compile_for(capability: int) -> Any:
+def _options(places: int, lowest: int, width: int) -> dict[str, int]:
+    return {"PLACES": places, "LOWEST": lowest, "WIDTH": width, "BLOCK": BLOCK}
+
+
+def compile_for(capability: int, places: int, lowest: int, width: int) -> Any:
     """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
     types = {"terms": "*fp64", "parts": "*fp64", "count": "i32"}
-    return launch.compile_for(sum_kernel, capability, types, BLOCK=BLOCK)
-
-
-@triton.constexpr_function
-def places():
-    """How many places there are."""
-    return PARTS
-
-
-@triton.constexpr_function
-def unit(place):
-    """The unit of a place."""
-    return 2.0 ** (LOWEST + WIDTH * place)
-
-
-@triton.constexpr_function
-def units():
-    """Units of a place in the next one's."""
-    return 2.0**WIDTH
+    return launch.compile_for(sum_kernel, capability, types, **_options(places, lowest, width))
 
 
 @triton.jit
-def sum_kernel(terms, parts, count, BLOCK: tl.constexpr):
+def sum_kernel(
+    terms,
+    parts,
+    count,
+    PLACES: tl.constexpr,
+    LOWEST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     term = tl.load(terms + at, mask=at < count, other=0.0)
     finite = tl.abs(term) < float("inf")
     number = tl.where(finite, term, 0.0)
-    for place in tl.static_range(places()):
+    for place in tl.static_range(PLACES):
         # Less what the next place takes. A whole number of at most 53 bits: nothing is rounded.
-        piece = whole(number * (1.0 / unit(place)))
-        if place + 1 < places():
-            piece = piece - whole(number * (1.0 / unit(place + 1))) * units()
-        total = tl.sum(piece, axis=0) * unit(place)
+        piece = whole(number * codec.two_to(-LOWEST - WIDTH * place))
+        if place + 1 < PLACES:
+            above = whole(number * codec.two_to(-LOWEST - WIDTH * (place + 1)))
+            piece = piece - above * codec.two_to(WIDTH)
+        total = tl.sum(piece, axis=0) * codec.two_to(LOWEST + WIDTH * place)
         if total != 0.0:
             tl.atomic_add(parts + place, total)
     strange = tl.where(finite, 0.0, term)
     if tl.min(finite.to(tl.int32), axis=0) == 0:
-        tl.atomic_add(parts + places() - 1, tl.sum(strange, axis=0))
+        tl.atomic_add(parts + PLACES - 1, tl.sum(strange, axis=0))
 
 
 @triton.jit
