@@ -49,8 +49,9 @@ class LookAhead:
         """The guarded parameters whose gradients are not finite."""
         if not self._finite:
             return []
-        # One transfer from the device for all.
-        flags = torch.stack([finite.cpu() for _, finite in self._finite]).tolist()
+        # The host waits once for all of them.
+        device = self._finite[0][1].device
+        flags = torch.stack([finite.to(device) for _, finite in self._finite]).tolist()
         return [p for (p, _), finite in zip(self._finite, flags, strict=True) if not finite]
 
     def coefficient(self, order: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
