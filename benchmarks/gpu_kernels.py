@@ -36,8 +36,9 @@ def main(device: str) -> None:
         values = values.repeat(3)
         lengths = torch.tensor([70, 50] * 3, device=device)
         bags(values, lengths).sum().backward()
-    for products in ("fp32", "bf16", "fp8"):
-        head = nn.ExtremeClassifier(21, 130, chunks=2, seed=0, products=products, device=device)  # type: ignore[arg-type]
+    for products, dropout in (("fp32", 0.2), ("bf16", 0.0), ("fp8", 0.0)):
+        options = {"products": products, "dropout": dropout, "device": device}
+        head = nn.ExtremeClassifier(21, 130, chunks=2, seed=0, **options)  # type: ignore[arg-type]
         optim.RowSGD(head, lr=0.1)
         x = torch.randn(5, 21, device=device, requires_grad=True)
         rows = torch.arange(5, device=device)

@@ -20,7 +20,7 @@ from subulp.ops.all_finite import triton as all_finite_triton
 from subulp.ops.embedding import Job, Lookups, TableUpdate
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
-from subulp.ops.head import triton_logistic, triton_sum
+from subulp.ops.head import triton_dropout, triton_logistic, triton_sum
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
@@ -74,6 +74,13 @@ def compile_head(
 ) -> Compiled:
     job = head_job(format_of(dtype), weight_decay=0.1, products=products)
     return _inspect(head_triton.compile_for(capability, job, aligned=aligned))
+
+
+def compile_dropout(dtype: torch.dtype, capability: int) -> list[Compiled]:
+    """The update of rows with a remainder and dropout, and the weights that are kept."""
+    job = head_job(format_of(dtype), weight_decay=0.1, dropout=0.5, precise=9)
+    update = head_triton.compile_for(capability, job, aligned=True, precise=True)
+    return [_inspect(k) for k in (update, triton_dropout.compile_for(capability, dtype))]
 
 
 def compile_logistic(capability: int, loss: bool, narrow: bool) -> list[Compiled]:

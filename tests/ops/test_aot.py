@@ -136,6 +136,13 @@ def test_head(compiler, dtype, capability, aligned):
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", [FP32, E4M3], ids=short)
+def test_head_with_dropout_and_remainders(compiler, dtype, capability):
+    for compiled in compiler.submit(aot_worker.compile_dropout, dtype, capability).result():
+        check_registers(compiled)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_head_of_bf16_operands(compiler, capability):
     job = compiler.submit(aot_worker.compile_head, E4M3, capability, True, "bf16")
     compiled = job.result()

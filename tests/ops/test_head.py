@@ -148,6 +148,29 @@ def test_the_fused_triton_kernel_is_the_reference(fmt, dim, rounding, changes):
 
 
 @interpreted
+@pytest.mark.parametrize("fmt", FORMATS[:4], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precise": 30},
+        {"dropout": 0.3},
+        {"precise": 70, "dropout": 0.5, "weight_decay": 0.3, "scale": 0.25},
+    ],
+    ids=str,
+)
+def test_remainders_and_dropout_are_in_the_fused_triton_kernel(fmt, changes):
+    first = job(fmt, labels=70, batch=1, gain=1.0, **changes)
+    first.x.zero_()[0, [1, D - 2]] = torch.tensor([1.0, -0.5])
+    second = copy(first)
+    reference.run(first)
+    triton_head.run(second)
+    assert torch.equal(first.rows.float(), second.rows.float())
+    assert first.remainder is None or torch.equal(first.remainder, second.remainder)
+    torch.testing.assert_close(first.grad_x, second.grad_x, rtol=1e-5, atol=1e-6)
+    assert torch.equal(first.loss, second.loss)
+
+
+@interpreted
 @pytest.mark.parametrize(("dim", "offset"), [(20, 40), (24, 4)])
 def test_rows_whose_random_bits_begin_inside_a_counter(dim, offset):
     """A counter serves eight elements of 16 bits: four of them are not aligned."""

@@ -146,8 +146,10 @@ def tables_backward(place: Place) -> Any:
 
 @case("head, 8 chunks, FP32", "fp32", exact=False)
 @case("head, 8 chunks, BF16", "bf16", exact=False)
-def head(place: Place, products: str) -> Any:
-    made = head_jobs.job(products=products, rounding="nearest", operands={})
+@case("head, 8 chunks, remainders and dropout", "bf16", 0.1, 30, exact=False)
+def head(place: Place, products: str, dropout: float = 0.0, precise: int = 0) -> Any:
+    options = {"dropout": dropout, "precise": precise, "operands": {}}
+    made = head_jobs.job(products=products, rounding="nearest", **options)
     tensors = {
         name: place(value) for name, value in vars(made).items() if isinstance(value, Tensor)
     }

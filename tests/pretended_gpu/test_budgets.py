@@ -33,6 +33,7 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     # gradients, losses are summed, and the inputs' gradient is added.
     "head, 8 chunks, FP32": ((56, 0), None),
     "head, 8 chunks, BF16": ((56, 0), None),
+    "head, 8 chunks, remainders and dropout": ((56, 0), None),
 }
 
 

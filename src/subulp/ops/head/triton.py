@@ -21,6 +21,7 @@ from ...numerics.ieee import as_fp32
 from ..sgd import triton as sgd
 from ..triton import codec, launch, random_bits
 from . import HeadJob, fp8, tiles, triton_logistic
+from .triton_dropout import dropped, factor_of, kept_at
 
 TILE_BYTES = 256 * 1024 * 1024
 """Bytes of a tile's decoded weights: on a GPU, tiles bound memory and need not fit a cache."""
@@ -35,14 +36,15 @@ def run(job: HeadJob) -> None:
         RuntimeError: The kernels do not run on the device of the rows.
     """
     launch.check_device(update_kernel, job.device)
-    # Dropout masks the gradient between product and update, and rows with a remainder, of integers
-    # or of simulated formats have no kernel of their own; a run of a chunk has its shape.
+    # Rows of integers or of simulated formats have no kernel of their own, nor have weights that
+    # dropout has scaled and that are multiplied as they are; a run of a chunk has its shape.
     stored = isinstance(job.format, Format) and job.format.dtype is not None
-    if stored and job.dropout == 0.0 and job.remainder is None and not job.before + job.after:
+    dropped = job.train and job.dropout != 0.0
+    if stored and not (dropped and job.products == "fp8") and not job.before + job.after:
         _run_fused(job)
         return
     size = max(1, TILE_BYTES // (4 * job.dim))
-    update = fused_update if stored and job.dropout == 0.0 and job.remainder is None else None
+    update = fused_update if stored and not dropped and job.remainder is None else None
     tiles.run(job, size, sgd.run, update, fp8_units=fp8.units_at(job.device))
 
 
@@ -56,12 +58,18 @@ def _run_fused(job: HeadJob) -> None:
     partial = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
     for start in range(0, job.rows.shape[0], size):
         rows = job.rows[start : start + size]
-        # Without their scale, a power of two, which the sums are multiplied by.
-        weight = rows.to(wide)
-        if x_logits.dtype == torch.float8_e4m3fn:
-            logits, scale = fp8.unit_logits(rows, x_logits, job.scale), 1.0
+        if job.train and job.dropout != 0.0:
+            address = _address(job, start)
+            weight = dropped(rows, job.scale, job.dropout, address, wide)
+            scale = 1.0
         else:
-            logits, scale = _mm(weight, x_logits.t()), job.scale
+            # Without their scale, a power of two, which the sums are multiplied by.
+            weight, scale = rows.to(wide), job.scale
+        factor = scale
+        if x_logits.dtype == torch.float8_e4m3fn:
+            logits, factor = fp8.unit_logits(rows, x_logits, job.scale), 1.0
+        else:
+            logits = _mm(weight, x_logits.t())
         g = None
         if job.train or job.gradient:
             g = torch.empty(logits.shape, dtype=wide, device=job.device) if narrow else logits
@@ -74,13 +82,13 @@ def _run_fused(job: HeadJob) -> None:
             gradient=g,
             loss=loss is not None,
             narrow=narrow,
-            scale=scale,
+            scale=factor,
         )
         if loss is not None and terms is not None:
             loss.add(terms)
         if g is not None:
             # Not addmm: a product that starts from a large sum rounds each of its terms to it.
-            job.grad_x.add_(_mm(g.t(), weight, partial), alpha=job.scale)
+            job.grad_x.add_(_mm(g.t(), weight, partial), alpha=scale)
         if job.train:
             assert g is not None
             fused_update(job, start, rows, g, x)
@@ -128,37 +136,54 @@ def fused_update(
     x = job.x if x is None else x
     offset = job.random.offset + first * dim
     grid = (triton.cdiv(labels, BLOCKS["BLOCK_LABELS"]), triton.cdiv(dim, BLOCKS["BLOCK_DIM"]))
-    # In memory: the width of a scalar argument depends on its value.
-    numbers = [job.random.stream << 32 | job.random.seed, job.random.step, offset]
-    (address,) = launch.upload(job.device, np.array(numbers, dtype=np.int64))
+    precise = min(max(job.precise - first, 0), labels)
+    # Without a remainder any pointer does: it is not read.
+    remainder = g if job.remainder is None or not precise else job.remainder[first:]
     scope = torch.cuda.device(job.device) if job.device.type == "cuda" else contextlib.nullcontext()
     with scope:
         update_kernel[grid](
             rows.view(_WORDS[rows.dtype.itemsize]),
+            remainder,
             g,
             x,
+            precise,
             labels,
             dim,
             job.x.shape[0],
             as_fp32(job.lr),
             as_fp32(job.weight_decay),
+            job.scale,
             1.0 / job.scale,
-            address,
-            **options(job, aligned=dim % 8 == 0 and offset % 8 == 0),
+            factor_of(job.dropout),
+            _address(job, first),
+            **options(job, precise=precise > 0, aligned=dim % 8 == 0 and offset % 8 == 0),
             enable_fp_fusion=False,
         )
+
+
+def _address(job: HeadJob, first: int) -> Tensor:
+    """Key, step and offset of the random bits of rows, and which of them keep a weight: int64.
+
+    In memory: the width of a scalar argument depends on its value.
+    """
+    key = np.array(job.random.stream << 32 | job.random.seed, dtype=np.uint64).view(np.int64)
+    offset, least = job.random.offset + first * job.dim, round(job.dropout * 2**32)
+    numbers = np.array([int(key), job.random.step, offset, least], dtype=np.int64)
+    return launch.upload(job.device, numbers)[0]
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def options(job: HeadJob, *, aligned: bool) -> dict[str, Any]:
+def options(job: HeadJob, *, aligned: bool, precise: bool) -> dict[str, Any]:
     """Constexpr arguments and compiler options of a launch."""
     return {
         "FORMAT": job.format.name,
         "RANDOM": job.rounding == "stochastic" and job.format.name != "fp32",
         "DECAY": job.weight_decay != 0.0,
         "ALIGNED": aligned,
+        "PRECISE": precise,
+        "DROPOUT": job.dropout != 0.0,
         # The interpreter takes BF16 numbers for integers.
         "UNITS": isinstance(update_kernel, triton.JITFunction),
         **BLOCKS,
@@ -167,33 +192,40 @@ def options(job: HeadJob, *, aligned: bool) -> dict[str, Any]:
     }
 
 
-def compile_for(capability: int, job: HeadJob, *, aligned: bool) -> Any:
+def compile_for(capability: int, job: HeadJob, *, aligned: bool, precise: bool = False) -> Any:
     """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
     word = {1: "*u8", 2: "*i16", 4: "*i32"}[job.rows.dtype.itemsize]
     operand = "*fp32" if job.products == "fp32" else "*bf16"
-    types = {"rows": word, "g": operand, "x": operand}
-    types |= dict.fromkeys(("labels", "dim", "batch"), "i32")
-    types |= dict.fromkeys(("lr", "weight_decay", "unit"), "fp32")
+    types = {"rows": word, "remainder": "*bf16", "g": operand, "x": operand}
+    types |= dict.fromkeys(("precise", "labels", "dim", "batch"), "i32")
+    types |= dict.fromkeys(("lr", "weight_decay", "scale", "unit", "factor"), "fp32")
     types["address"] = "*i64"
-    return launch.compile_for(update_kernel, capability, types, **options(job, aligned=aligned))
+    flags = options(job, aligned=aligned, precise=precise)
+    return launch.compile_for(update_kernel, capability, types, **flags)
 
 
 @triton.jit
 def update_kernel(
     rows,
+    remainder,
     g,
     x,
+    precise,
     labels,
     dim,
     batch,
     lr,
     weight_decay,
+    scale,
     unit,
+    factor,
     address,
     FORMAT: tl.constexpr,
     RANDOM: tl.constexpr,
     DECAY: tl.constexpr,
     ALIGNED: tl.constexpr,
+    PRECISE: tl.constexpr,
+    DROPOUT: tl.constexpr,
     UNITS: tl.constexpr,
     BLOCK_LABELS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -223,11 +255,13 @@ def update_kernel(
     code = tl.load(rows + at, mask=inside, other=0)
     code = code.to(tl.uint32) & ((1 << codec.width(FORMAT)) - 1)
     theta = codec.value(code, FORMAT)
+    if DROPOUT:
+        gradient = gradient * kept_at(at, factor, address)
     # A stored value is 1 / scale of its weight, and so is its gradient's step.
-    gradient = gradient * unit
+    of_stored = gradient * unit
     if DECAY:
-        gradient = gradient + theta * weight_decay
-    wide = theta - gradient * lr
+        of_stored = of_stored + theta * weight_decay
+    wide = theta - of_stored * lr
     if RANDOM:
         first = tl.program_id(1) * BLOCK_DIM
         key, step = tl.load(address).to(tl.uint64), tl.load(address + 1).to(tl.uint32)
@@ -243,6 +277,18 @@ def update_kernel(
         new = codec.stochastic(wide, bits, FORMAT)
     else:
         new = codec.nearest(wide, FORMAT)
+    if PRECISE:
+        # Rows with a remainder step as what both stand for, and keep what rounding takes away.
+        kept = inside & (label < precise)[:, None]
+        low = tl.load(remainder + at, mask=kept, other=0.0).to(tl.float32)
+        weight = theta * scale + low
+        if DECAY:
+            gradient = gradient + weight * weight_decay
+        weight = weight - gradient * lr
+        nearest = codec.nearest(weight * unit, FORMAT)
+        half = codec.nearest(weight - codec.value(nearest, FORMAT) * scale, "bf16").to(tl.uint16)
+        tl.store(remainder + at, half.to(tl.bfloat16, bitcast=True), mask=kept)
+        new = tl.where(kept, nearest, new)
     tl.store(rows + at, new.to(rows.dtype.element_ty), mask=inside)
 
 
