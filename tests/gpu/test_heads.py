@@ -58,6 +58,21 @@ def test_what_has_no_kernel_of_its_own(device, options):
 
 
 @on_every_device
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_positives_and_instances(device, count):
+    def train(place):
+        head = nn.ExtremeClassifier(32, 70, chunks=2, seed=1, products="fp32", device=place)
+        optim.RowSGD(head, lr=0.5)
+        x, none = one_hot(place, 32)[:count], torch.zeros(0, dtype=torch.int64, device=place)
+        value = head(x, none, none, loss=True)
+        value.backward()
+        return [head.weight(torch.arange(70, device=place)), value.detach()]
+
+    for a, b in zip(*on_both(device, train), strict=True):
+        assert same_bits(a, b)
+
+
+@on_every_device
 def test_topk(device):
     def best(place):
         head = nn.ExtremeClassifier(32, 70, storage="e4m3", seed=1, products="fp32", device=place)

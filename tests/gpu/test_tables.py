@@ -63,6 +63,32 @@ def test_training(device, rule):
         assert same_bits(a, b)
 
 
+FEW = {
+    "no bags": ([], []),
+    "empty bags": ([], [0] * 4),
+    "one bag": ([3, 3], [0, 2, 0, 0]),
+    "one table": ([0, 0, 0], [0, 0, 0, 3]),
+    "one row": ([5] * 130 + [0], [130, 0, 0, 1]),
+}
+
+
+@on_every_device
+@pytest.mark.parametrize("lookups", FEW)
+def test_few_lookups(device, lookups):
+    values, lengths = (torch.tensor(numbers, dtype=torch.int32) for numbers in FEW[lookups])
+
+    def train(place):
+        configs = [EmbeddingTable(6, 3, "int8", 0.5), EmbeddingTable(1, 1, "fp32")]
+        bags = nn.CachedEmbeddingBags(configs, narrow_above=0, seed=0, device=place)
+        optim.RowAdagrad(bags, lr=0.1)
+        out = bags(values.to(place), lengths.to(place))
+        out.sum().backward()
+        return [out.detach(), *tensors_of(bags.state_dict())]
+
+    for a, b in zip(*on_both(device, train), strict=True):
+        assert same_bits(a, b)
+
+
 @on_every_device
 def test_gradients_of_weights(device):
     def compute(place):

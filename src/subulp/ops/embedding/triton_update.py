@@ -118,7 +118,8 @@ def order_kernel(
             if tl.max((tl.abs(weight) < float("inf")).to(tl.int32) ^ 1, axis=0) > 0:
                 report(words, found, constant("BAD_WEIGHTS"), count, 0, 0, 0)
 
-    size = batch * width
+    # Without bags a batch of one is given, and there is no gradient.
+    size = tl.where(bags > 0, batch, 0).to(tl.int64) * width
     for start in range(program * BLOCK, size, programs * BLOCK):
         g = tl.load(grad + start + lane, mask=start + lane < size, other=0.0)
         if tl.max((tl.abs(g) < float("inf")).to(tl.int32) ^ 1, axis=0) > 0:
