@@ -162,6 +162,9 @@ def test_embedding(compiler, storage, rule, policy, dim, capability):
         check(compiled)
 
 
+MIXTURE_KERNELS = "measure", "blocks", "candidates", "chunks", "write", "decode"
+
+
 @pytest.mark.parametrize(
     ("block", "capability"),
     [
@@ -174,12 +177,12 @@ def test_embedding(compiler, storage, rule, policy, dim, capability):
         for capability in CAPABILITIES
     ],
 )
-@pytest.mark.parametrize("kernel", ["measure", "candidates", "rest", "decode"])
+@pytest.mark.parametrize("kernel", MIXTURE_KERNELS)
 def test_mixture(compiler, kernel, block, capability):
     check(compiler.submit(aot_worker.compile_mixture, kernel, block, FP32, capability).result())
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
-@pytest.mark.parametrize("kernel", ["measure", "candidates", "rest"])
+@pytest.mark.parametrize("kernel", ["measure", "candidates", "write", "decode"])
 def test_mixture_of_narrow_input(compiler, kernel, dtype):
     check(compiler.submit(aot_worker.compile_mixture, kernel, (128, 128), dtype, 90).result())

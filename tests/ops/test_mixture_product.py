@@ -35,7 +35,7 @@ def operand(rows, k, seed, kind="e4m3", partition="tensor", transposed=False) ->
         x[0, 0] = torch.inf
     found, summary = mixture.encode(x.t() if transposed else x, THREE_WAY, partition)
     assert summary.sole == kind
-    return Operand(found, summary.sole, transposed)
+    return Operand(found, summary, transposed)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_units_of_bf16_multiply_decoded_values(group, dtype, transposed, monkeyp
         x = torch.randn((70, rows) if turned else (rows, 70), generator=generator)
         encoded, summary = mixture.encode(x, THREE_WAY, "subchannel-32", group=group)
         assert summary.blocks[2] == 0
-        factors.append(Operand(encoded, summary.sole, turned))
+        factors.append(Operand(encoded, summary, turned))
     a, b = factors
     found = product(a, b, dtype)
     left, right = a.values(), b.values()

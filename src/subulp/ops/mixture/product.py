@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.functional import ScalingType
 
 from ...numerics import E4M3, E5M2, Format
-from ...numerics.mixture import Mixture
+from ...numerics.mixture import Mixture, Summary
 from .. import backend, bf16_product
 from ..head import fp8
 from . import decode
@@ -39,13 +39,18 @@ class Operand:
 
     Attributes:
         mixture: The matrix.
-        sole: Name of the format that all of it is in, ``None`` for several.
+        summary: What was decided about it, ``None`` where its blocks are of several formats.
         transposed: The contraction runs over the rows of ``mixture`` instead of its columns.
     """
 
     mixture: Mixture
-    sole: str | None
+    summary: Summary | None
     transposed: bool = False
+
+    @property
+    def sole(self) -> str | None:
+        """Name of the format that all of it is in, ``None`` for several; a GPU's host waits."""
+        return None if self.summary is None else self.summary.sole
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -57,9 +62,13 @@ class Operand:
         """Rows and contracted size of a block."""
         return self._turn(self.mixture.block)
 
-    def values(self) -> Tensor:
-        """FP32 (rows, k)."""
-        found = decode(self.mixture)
+    def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(rows, k), in FP32 or rounded to BF16 or, by Triton, FP16 (default: FP32)."""
+        if dtype == torch.float32:
+            found = decode(self.mixture)
+        else:
+            room = torch.empty(self.mixture.shape, dtype=dtype, device=self.mixture.codes.device)
+            found = backend.run("mixture", DecodeJob(self.mixture, room))
         return found.t() if self.transposed else found
 
     def codes(self) -> Tensor:
@@ -114,17 +123,14 @@ def _product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
             return unit_product(a, b, dtype, scaling)
     if device.type == "cpu":
         return _tiled_product(a.values(), b)
-    left, right = a.values(), b.values()
-    if left.is_cuda and dtype != torch.float32:
-        return left.to(dtype) @ right.to(dtype).t()
-    return left @ right.t()
+    return a.values(dtype) @ b.values(dtype).t()
 
 
 def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     """``a @ b.T + bias`` in BF16, from operands that are BF16 numbers or rounded to them."""
     (left, of_left), (right, of_right) = _in_bf16(a), _in_bf16(b)
     scale, added = of_left * of_right, None if bias is None else bias.float()
-    rows, a_scale = _stored_values(left) or (_bf16_values(left), 1.0)
+    rows, a_scale = _stored_values(left) or (left.values(torch.bfloat16), 1.0)
     out = rows.new_empty(rows.shape[0], b.shape[0], dtype=torch.bfloat16)
     columns = _stored_values(right)
     if columns is not None:
@@ -139,7 +145,7 @@ def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     tiles = list(row_tiles(right.mixture, max(1, TILE_BYTES // (2 * right.mixture.shape[1]))))
     if not b.transposed:
         for tile, part in tiles:
-            values = _bf16_values(replace(right, mixture=part))
+            values = replace(right, mixture=part).values(torch.bfloat16)
             bf16_product.bf16_mm(
                 *(rows, values.t(), out[:, tile]),
                 a_scale=a_scale,
@@ -148,12 +154,12 @@ def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
             )
         return out
     if len(tiles) == 1:
-        values = _bf16_values(right).t()
+        values = right.values(torch.bfloat16).t()
         return bf16_product.bf16_mm(rows, values, out, a_scale=a_scale, out_scale=scale, bias=added)
     # The contraction runs over the tiles.
     sums = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     for tile, part in tiles:
-        values = _bf16_values(replace(right, mixture=part)).t()
+        values = replace(right, mixture=part).values(torch.bfloat16).t()
         sums.add_(bf16_product.bf16_mm(rows[:, tile], values, a_scale=a_scale))
     sums.mul_(scale)
     return out.copy_(sums if added is None else sums.add_(added))
@@ -184,14 +190,6 @@ def _stored_values(operand: Operand) -> tuple[Tensor, float] | None:
         return None
     codes = mixture.codes.view(_FP8[fmt])
     return codes.t() if operand.transposed else codes, 2.0**-exponent
-
-
-def _bf16_values(operand: Operand) -> Tensor:
-    """BF16 (rows, k)."""
-    mixture = operand.mixture
-    room = torch.empty(mixture.shape, dtype=torch.bfloat16, device=mixture.codes.device)
-    found: Tensor = backend.run("mixture", DecodeJob(mixture, room))
-    return found.t() if operand.transposed else found
 
 
 def _tiled_product(left: Tensor, b: Operand) -> Tensor:
