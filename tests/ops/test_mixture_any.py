@@ -15,7 +15,8 @@ from subulp.nn import MoR
 from subulp.numerics import E4M3, E5M2, Format, metrics, mixture, partition, simulated
 from subulp.numerics.mixture import ALWAYS_E4M3, RECIPES, Entry, Recipe, to_text
 from subulp.ops.mixture import decode, encode, mixture_decode, mixture_encode
-from subulp.ops.mixture.product import Operand, scaling_of
+from subulp.ops.mixture.operand import Operand
+from subulp.ops.mixture.product import scaling_of
 
 from .support import environment, interpreted, isas, threads
 from .test_mixture import SCALINGS, matrices, trimmed

@@ -16,7 +16,8 @@ from subulp.ops import bf16_product
 from subulp.ops.bf16_product import bf16_mm
 from subulp.ops.head import fp8
 from subulp.ops.mixture import product as product_module
-from subulp.ops.mixture.product import Operand, has_tiles, product, scaling_of, unit_product
+from subulp.ops.mixture.operand import Operand
+from subulp.ops.mixture.product import has_tiles, product, scaling_of, unit_product
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 TENSOR, ROW = ScalingType.TensorWise, ScalingType.RowWise

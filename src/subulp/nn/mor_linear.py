@@ -18,7 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from ..numerics.mixture import Mixture, Summary, summarise, wide_format_of
 from ..ops.graph_breaks import between_graphs
-from ..ops.mixture.product import Operand, product
+from ..ops.mixture.operand import Operand
+from ..ops.mixture.product import product
 from .kept_weight import KeptWeight
 from .linear import Linear, check_linear, narrow_linear
 from .mor import MoR

@@ -6,91 +6,32 @@ the narrow values and the inverse scales apart, which rounds at other places.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType
 
-from ...numerics import E4M3, E5M2, Format
-from ...numerics.mixture import Mixture, Summary
+from ...numerics import E4M3, E5M2
 from .. import backend, bf16_product
 from ..head import fp8
-from . import decode
 from .job import DecodeJob
+from .operand import Operand, ProductJob
 from .tiles import row_tiles
 
 _FP8 = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 # FP32 of an operand that are decoded at a time. Of a weight of 4096 x 4096, 2 MiB at a time take
 # twice as long, because each call takes a third of a millisecond; 16 MiB take as long as 8.
 TILE_BYTES = 8 * 1024 * 1024
+# Dtypes of a bias that the kernel reads.
+_ADDED = (torch.float32, torch.bfloat16, torch.float16)
 # The most and the least exponent of a factor that is a normal number, as its inverse is.
 _EXPONENTS = range(-126, 127)
 # What cuBLAS wants of the contracted size and of the columns.
 _MULTIPLE = 16
 # Values along the contraction that share a scale, in cuBLAS's finest scaling by FP32.
 _TILE = 128
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A factor of a product, ``(rows, k)`` after its transposition.
-
-    Attributes:
-        mixture: The matrix.
-        summary: What was decided about it, ``None`` where its blocks are of several formats.
-        transposed: The contraction runs over the rows of ``mixture`` instead of its columns.
-    """
-
-    mixture: Mixture
-    summary: Summary | None
-    transposed: bool = False
-
-    @property
-    def sole(self) -> str | None:
-        """Name of the format that all of it is in, ``None`` for several; a GPU's host waits."""
-        return None if self.summary is None else self.summary.sole
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and contracted size."""
-        return self._turn(self.mixture.shape)
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Rows and contracted size of a block."""
-        return self._turn(self.mixture.block)
-
-    def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(rows, k), in FP32 or rounded to BF16 or, by Triton, FP16 (default: FP32)."""
-        if dtype == torch.float32:
-            found = decode(self.mixture)
-        else:
-            room = torch.empty(self.mixture.shape, dtype=dtype, device=self.mixture.codes.device)
-            found = backend.run("mixture", DecodeJob(self.mixture, room))
-        return found.t() if self.transposed else found
-
-    def codes(self) -> Tensor:
-        """The narrow values, uint8 (rows, k), contiguous; for operands wholly in one format."""
-        codes = self.mixture.codes
-        return codes.t().contiguous() if self.transposed else codes
-
-    @property
-    def format(self) -> Format | None:
-        """The narrow format that all of it is in, ``None`` for several or a wide one."""
-        return next((fmt for fmt in self.mixture.formats if fmt.name == self.sole), None)
-
-    def inverse_scales(self) -> Tensor:
-        """FP32 (block rows, blocks along k); of operands that are wholly in one narrow format."""
-        assert self.format is not None
-        index = self.mixture.formats.index(self.format)
-        found = self.mixture.scales(index).inverse_per_block()
-        return found.t() if self.transposed else found
-
-    def _turn(self, pair: tuple[int, int] | torch.Size) -> tuple[int, int]:
-        first, second = pair
-        return (second, first) if self.transposed else (first, second)
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -111,6 +52,17 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
     device = a.mixture.codes.device
     if device.type == "cpu" and dtype == torch.bfloat16 and bf16_product.units_at(device):
         return _bf16_product(a, b, bias)
+    if (
+        dtype != torch.float32
+        and device.type == "cuda"
+        and backend.choose(device).backend == "triton"
+    ):
+        if bias is not None and bias.dtype not in _ADDED:
+            bias = bias.float()
+        job = ProductJob(a, b, dtype, bias, units=fp8.units_at(device))
+        if job.step is not None:
+            multiplied: Tensor = backend.run("mixture", job)
+            return multiplied
     found = _product(a, b, dtype)
     return found if bias is None else found + bias.to(found.dtype)
 

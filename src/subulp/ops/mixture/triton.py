@@ -12,18 +12,22 @@ from ...numerics import format_of
 from ...numerics.metrics import RELATIVE_ERROR
 from ...numerics.mixture import THREE_WAY, Recipe, wide_format_of
 from ..triton import launch
-from . import triton_decode, triton_encode, triton_recipe
+from . import triton_decode, triton_encode, triton_product, triton_recipe
 from .job import DecodeJob, Job
+from .operand import ProductJob, steps_of
 from .triton_tiles import layout_of, warps_of
 
 
-def run(job: Job) -> tuple[Tensor, ...] | Tensor:
-    """Run ``job``: return the stored tensors and the numbers of a summary, or the decoded matrix.
+def run(job: Job | ProductJob) -> tuple[Tensor, ...] | Tensor:
+    """Run ``job``: return the stored tensors and the numbers of a summary, the decoded matrix, or
+    the product.
 
     Raises:
         RuntimeError: The kernels do not run on the device of the tensors.
     """
     launch.check_device(triton_encode.measure_kernel, job.device)
+    if isinstance(job, ProductJob):
+        return triton_product.multiply(job)
     if isinstance(job, DecodeJob):
         return triton_decode.decode(job)
     return triton_encode.encode(job)
@@ -73,6 +77,44 @@ def compile_for(
     options = {name: value for name, value in known.items() if name in constants}
     options["num_warps"] = warps_of(layout) if "ROWS" in constants else 4
     return launch.compile_for(compiled, capability, signature, **options)
+
+
+def compile_product(
+    capability: int,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    transposed: tuple[bool, bool],
+    constant: bool = False,
+) -> Any:
+    """Compile the product ahead of time, with units of FP8 where a GPU has them.
+
+    Args:
+        capability: 90 for sm_90, and so on.
+        dtype: Dtype of the result.
+        rows: Rows of the result.
+        transposed: Whether the contraction runs over the rows of each mixture.
+        constant: Whether no scale changes along it.
+    """
+    constants: dict[str, Any] = {
+        **{"TO": format_of(dtype).name, "BIAS": True, "UNITS": capability >= 89},
+        **{"STEP": steps_of(transposed)[0], "CONSTANT": constant, "INTERPRETED": False},
+        **triton_product.layout_of(rows),
+    }
+    for factor, turned in zip("ab", transposed, strict=True):
+        constants |= {
+            f"{factor.upper()}_RECIPE": triton_decode.name_of(THREE_WAY.formats),
+            f"{factor.upper()}_OF_TENSOR": False,
+            f"{factor.upper()}_WIDE": wide_format_of(dtype).name,
+            f"{factor.upper()}_LOW": True,
+            f"{factor.upper()}_TURNED": turned,
+        }
+    word = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}[dtype]
+    types = {"bias": word, "out": word}
+    types |= {f"{f}_{n}": kind for kind, names in _POINTERS.items() for n in names for f in "ab"}
+    kernel = triton_product.product_kernel
+    signature = {n: types.get(n, "i32") for n in kernel.arg_names if n not in constants}
+    return launch.compile_for(kernel, capability, signature, **constants)
 
 
 _POINTERS = {

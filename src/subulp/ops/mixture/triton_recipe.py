@@ -95,6 +95,13 @@ def candidate(recipe, i):
 
 
 @triton.constexpr_function
+def type_of(recipe, fmt):
+    """The type of blocks in a format; -1 if there are none."""
+    narrow = _known[recipe].candidates[: len(_known[recipe].entries)]
+    return narrow.index(fmt) if fmt in narrow else -1
+
+
+@triton.constexpr_function
 def mantissas(recipe):
     """How many a group has."""
     return 1 + max(_known[recipe].rows)
