@@ -310,7 +310,7 @@ class _MoRLinear(torch.autograd.Function):
         grad_bias = None
         if needs_bias:
             rows = grad_y.reshape(-1, weight.shape[0])
-            grad_bias = rows.float().sum(0).to(ctx.bias_grad_dtype)
+            grad_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_grad_dtype)
         return grad_x, grad_weight, grad_bias, None, None
 
 
@@ -561,7 +561,8 @@ def _differentiate(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ..
         grad_x = of_x.view(ctx.x_shape) if needs_x else None
         grad_weight = of_weight if needs_weight else None
     if needs_bias:
-        grad_bias = grad_y.reshape(-1, weight.shape[0]).float().sum(0).to(ctx.bias_dtype)
+        rows = grad_y.reshape(-1, weight.shape[0])
+        grad_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
     return grad_x, grad_weight, grad_bias, None, None, None
 
 

@@ -1,7 +1,8 @@
 """Products of mixtures: on units of FP8 where they can multiply the operands, else decoded.
 
 A narrow value times the inverse of its scale is the operand, on every device; units of FP8 multiply
-the narrow values and the inverse scales apart, which rounds at other places.
+the narrow values and the inverse scales apart, which rounds at other places. Of BF16 and FP16
+activations, a kernel on a GPU chooses by itself (triton_product.py); of FP32 ones, the host does.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
         dtype: Dtype of the activations. Decoded values are rounded to it before they are multiplied
             if it is BF16 or FP16 on a GPU. If it is BF16 on a CPU with units of BF16, they are
             unless a mantissa that all scales share can be left to the result.
-        bias: (columns,), added in the dtype of the result where that is ``dtype``, else in FP32
+        bias: (columns,), added before the result is rounded to ``dtype``, or to the result
             (default: nothing).
 
     Returns:
@@ -52,11 +53,8 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
     device = a.mixture.codes.device
     if device.type == "cpu" and dtype == torch.bfloat16 and bf16_product.units_at(device):
         return _bf16_product(a, b, bias)
-    if (
-        dtype != torch.float32
-        and device.type == "cuda"
-        and backend.choose(device).backend == "triton"
-    ):
+    has_kernel = device.type == "cuda" and backend.choose(device).backend == "triton"
+    if has_kernel and dtype != torch.float32:
         if bias is not None and bias.dtype not in _ADDED:
             bias = bias.float()
         job = ProductJob(a, b, dtype, bias, units=fp8.units_at(device))
@@ -69,13 +67,14 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
 
 def _product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     device = a.mixture.codes.device
-    if fp8.units_at(device):
-        scaling = scaling_of(a, b, dtype, tiles=has_tiles(device))
+    if dtype == torch.float32 and fp8.units_at(device):
+        scaling = scaling_of(a, b, tiles=has_tiles(device))
         if scaling is not None:
-            return unit_product(a, b, dtype, scaling)
+            return unit_product(a, b, scaling)
     if device.type == "cpu":
         return _tiled_product(a.values(), b)
-    return a.values(dtype) @ b.values(dtype).t()
+    rounded = dtype if device.type == "cuda" else torch.float32
+    return a.values(rounded) @ b.values(rounded).t()
 
 
 def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
@@ -174,13 +173,12 @@ def has_tiles(device: torch.device) -> bool:
     return hopper and _cuda_version() >= (12, 9)
 
 
-def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, *, tiles: bool) -> ScalingType | None:
-    """The kind of scales with which units of FP8 multiply two operands.
+def scaling_of(a: Operand, b: Operand, *, tiles: bool) -> ScalingType | None:
+    """The kind of scales with which units of FP8 multiply two operands to FP32.
 
     Args:
         a: (rows, k).
         b: (columns, k).
-        dtype: Dtype of ``a @ b.T``.
         tiles: Whether the units take scales of tiles.
 
     Returns:
@@ -190,17 +188,13 @@ def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, *, tiles: bool) -> Sc
     if a.format not in _FP8 or b.format not in _FP8 or a.format == b.format == E5M2:
         return None
     if _is_tensorwise(a) and _is_tensorwise(b):
-        return None if dtype == torch.float16 else ScalingType.TensorWise
-    if not a.format == b.format == E4M3:
-        return None
-    if _is_rowwise(a) and _is_rowwise(b) and dtype == torch.bfloat16:
-        return ScalingType.RowWise
-    tiled = tiles and _is_tiled(a) and _is_tiled(b)
-    return ScalingType.BlockWise1x128 if tiled and dtype != torch.float16 else None
+        return ScalingType.TensorWise
+    tiled = tiles and a.format == b.format == E4M3 and _is_tiled(a) and _is_tiled(b)
+    return ScalingType.BlockWise1x128 if tiled else None
 
 
-def unit_product(a: Operand, b: Operand, dtype: torch.dtype, scaling: ScalingType) -> Tensor:
-    """``a @ b.T`` in ``dtype``, with scales as :func:`scaling_of` says."""
+def unit_product(a: Operand, b: Operand, scaling: ScalingType) -> Tensor:
+    """``a @ b.T`` in FP32, with scales as :func:`scaling_of` says."""
     rows, columns = a.shape[0], b.shape[0]
     tiled = scaling == ScalingType.BlockWise1x128
     width = _TILE if tiled else _MULTIPLE
@@ -209,18 +203,15 @@ def unit_product(a: Operand, b: Operand, dtype: torch.dtype, scaling: ScalingTyp
     right = _padded(b, _MULTIPLE, width)
     of_left = _scales(a, left.shape[0], scaling)
     of_right = _scales(b, right.shape[0], scaling)
-    if scaling == ScalingType.RowWise:
-        of_right = of_right.t()
-    result = F.scaled_mm(left, right.t(), of_left, scaling, of_right, scaling, output_dtype=dtype)
+    result = F.scaled_mm(
+        *(left, right.t(), of_left, scaling, of_right, scaling),
+        output_dtype=torch.float32,
+    )
     return result[:rows, :columns]
 
 
 def _is_tensorwise(operand: Operand) -> bool:
     return operand.mixture.exponents.numel() == 1
-
-
-def _is_rowwise(operand: Operand) -> bool:
-    return operand.block == (1, operand.shape[1])
 
 
 def _is_tiled(operand: Operand) -> bool:
@@ -240,15 +231,13 @@ def _padded(operand: Operand, height: int, width: int) -> Tensor:
 
 
 def _scales(operand: Operand, rows: int, scaling: ScalingType) -> Tensor:
-    """FP32: (), (rows, 1), or (rows, tiles) with a column's scales next to each other in memory."""
+    """FP32: (), or (rows, tiles) with a column's scales next to each other in memory."""
     inverse = operand.inverse_scales()
     if scaling == ScalingType.TensorWise:
         return inverse.reshape(())
-    if scaling == ScalingType.BlockWise1x128:
-        height, width = operand.block
-        tiles = torch.arange(0, operand.shape[1], _TILE, device=inverse.device)
-        inverse = inverse[:, tiles // width].repeat_interleave(height, 0)
-    inverse = inverse[: operand.shape[0]]
+    height, width = operand.block
+    tiles = torch.arange(0, operand.shape[1], _TILE, device=inverse.device)
+    inverse = inverse[:, tiles // width].repeat_interleave(height, 0)[: operand.shape[0]]
     padded = F.pad(inverse, (0, 0, 0, rows - inverse.shape[0]), value=1.0)
     return padded.t().contiguous().t() if padded.shape[1] > 1 else padded.contiguous()
 

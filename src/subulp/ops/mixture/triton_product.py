@@ -56,7 +56,7 @@ def layout_of(rows: int) -> dict[str, Any]:
         "ROWS": 128 if tall else 64,
         "COLUMNS": 64,
         # Values along the contraction that are decoded at once.
-        "PART": 16,
+        "PART": 32 if tall else 16,
         # Rows of programs that share what they read of the second factor.
         "BAND": 8,
         "num_warps": 8 if tall else 4,
@@ -195,7 +195,7 @@ def decoded(
     last: tl.constexpr = recipes.narrow_formats(RECIPE)
     k = begin + tl.arange(0, PART)
     here = of_rows[:, None] & (k < length)[None, :]
-    at = row[:, None].to(tl.int64) * stride_row + k[None, :].to(tl.int64) * stride_k
+    at = row[:, None].to(tl.int64) * stride_row + k[None, :] * stride_k
     kind, inverse = blocks_at(
         types, mantissa, exponents, group_count, row, of_rows, begin, height, width, block_row,
         block_k, group_height, group_width, group_row, group_k, RECIPE, OF_TENSOR,
@@ -279,9 +279,9 @@ def product_kernel(
         # So the compiler knows that vectors are whole.
         rows, columns, length = rows // 16 * 16, columns // 16 * 16, length // 16 * 16
     a_stride_row = 1 if A_TURNED else length
-    a_stride_k = rows if A_TURNED else 1
+    a_stride_k = tl.cast(rows, tl.int64) if A_TURNED else 1
     b_stride_row = 1 if B_TURNED else length
-    b_stride_k = columns if B_TURNED else 1
+    b_stride_k = tl.cast(columns, tl.int64) if B_TURNED else 1
     down = tl.cdiv(rows, ROWS)
     of_band = BAND * tl.cdiv(columns, COLUMNS)
     first = tl.program_id(0) // of_band * BAND
@@ -305,12 +305,12 @@ def product_kernel(
         for begin in range(0, length, STEP):
             k = begin + tl.arange(0, STEP)
             a = tl.load(
-                a_at + k[None, :].to(tl.int64) * a_stride_k,
+                a_at + k[None, :] * a_stride_k,
                 of_a[:, None] & (k < length)[None, :],
                 other=0,
             )
             b = tl.load(
-                b_at + k[None, :].to(tl.int64) * b_stride_k,
+                b_at + k[None, :] * b_stride_k,
                 of_b[:, None] & (k < length)[None, :],
                 other=0,
             )
