@@ -47,9 +47,8 @@ def mor_linear(
     transpose have the same blocks (partitions ``"tensor"`` and ``"block-128x128"``), one ``q``
     serves both.
 
-    On GPUs of sm_89 and later, products whose operands are wholly in FP8 run on FP8 units if each
-    tensor or channel has a scale, and on Hopper also if 128 values along the contraction share one;
-    all others use the decoded values. Under ``torch.autocast``, FP32 operands are first cast to its
+    On GPUs of sm_89 and later, FP8 units multiply where both operands are in E4M3; all else is
+    decoded. Under ``torch.autocast``, FP32 operands are first cast to its
     dtype, as in ``F.linear``. In a graph of ``torch.compile`` the call is one operation, because
     what is computed depends on the decisions; with ``note`` the graph breaks here.
 
