@@ -117,6 +117,20 @@ def compile_mixture(
     return _inspect(mixture_triton.compile_for(capability, kernel, block, dtype))
 
 
+def compile_mixture_product(
+    capability: int,
+    dtype: torch.dtype,
+    rows: int,
+    transposed: tuple[bool, bool],
+    constant: bool,
+) -> Compiled:
+    return _inspect(
+        mixture_triton.compile_product(
+            capability, dtype, rows=rows, transposed=transposed, constant=constant
+        )
+    )
+
+
 def _inspect(kernel: Any) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])

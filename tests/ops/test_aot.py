@@ -187,6 +187,9 @@ def test_embedding(compiler, storage, rule, policy, dim, capability):
         check(compiled)
 
 
+MIXTURE_KERNELS = "measure", "blocks", "candidates", "chunks", "write", "decode"
+
+
 @pytest.mark.parametrize(
     ("block", "capability"),
     [
@@ -199,12 +202,32 @@ def test_embedding(compiler, storage, rule, policy, dim, capability):
         for capability in CAPABILITIES
     ],
 )
-@pytest.mark.parametrize("kernel", ["measure", "candidates", "rest", "decode"])
+@pytest.mark.parametrize("kernel", MIXTURE_KERNELS)
 def test_mixture(compiler, kernel, block, capability):
     check(compiler.submit(aot_worker.compile_mixture, kernel, block, FP32, capability).result())
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
-@pytest.mark.parametrize("kernel", ["measure", "candidates", "rest"])
+@pytest.mark.parametrize("kernel", ["measure", "candidates", "write", "decode"])
 def test_mixture_of_narrow_input(compiler, kernel, dtype):
     check(compiler.submit(aot_worker.compile_mixture, kernel, (128, 128), dtype, 90).result())
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "rows", "constant"),
+    [
+        pytest.param(BF16, 512, False, id="bf16-blocks"),
+        pytest.param(BF16, 512, True, id="bf16-tensor"),
+        pytest.param(BF16, 64, False, id="bf16-few-rows", marks=NIGHTLY),
+        pytest.param(FP16, 512, False, id="fp16-blocks", marks=NIGHTLY),
+    ],
+)
+def test_mixture_product(compiler, dtype, rows, constant, transposed, capability):
+    arguments = capability, dtype, rows, transposed, constant
+    compiled = compiler.submit(aot_worker.compile_mixture_product, *arguments).result()
+    check_registers(compiled)
+    fp8 = re.search(r"mma\S*(?:e4m3\.e4m3|kind::f8f6f4)", compiled.ptx)
+    # The first with units of FP8 is Ada.
+    assert (fp8 is not None) == (capability >= 89)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Iterator
 
@@ -11,7 +12,9 @@ import torch
 
 from subulp.numerics import mixture, partition
 from subulp.numerics.mixture import RECIPES
-from subulp.ops.mixture import decode, encode, mixture_decode, mixture_encode
+from subulp.ops import backend
+from subulp.ops.mixture import DecodeJob, decode, encode, mixture_decode, mixture_encode
+from subulp.ops.rows import encode as encode_rows
 
 from .support import environment, interpreted, isas, threads
 
@@ -73,10 +76,23 @@ def run(arguments: tuple, backend: str) -> tuple[list[torch.Tensor], torch.Tenso
     """What the op stores, and what it decodes to."""
     with environment(SUBULP_BACKEND=backend), np.errstate(all="ignore"):
         stored = mixture_encode(*arguments)
-        _, recipe, block, groups, scaling, _ = arguments
+        x, recipe, block, groups, scaling, *_ = arguments
         if scaling == "e8m0":
             groups = stored[3].shape
-        return list(stored), mixture_decode(*stored[:5], recipe, block, groups)
+        wide = mixture.wide_format_of(x.dtype)
+        values = mixture_decode(*stored[:5], recipe, block, groups, wide.name)
+        return trimmed(stored, mixture.from_text(recipe), block, groups, wide), values
+
+
+def trimmed(stored, recipe, block, groups, wide) -> list[torch.Tensor]:
+    """What is stored, with the lower bytes that are of wide numbers alone, and one row of numbers.
+
+    Between these, a backend may leave anything.
+    """
+    found = mixture.Mixture(*stored[:5], recipe.formats, block, tuple(groups), wide)
+    numbers = stored[5]
+    ends = numbers[:, -2].amax()[None], numbers[:, -1].amin()[None]
+    return [*found.trimmed().tensors, torch.cat((numbers[:, :-2].sum(0), *ends))]
 
 
 def same(arguments: tuple, backend: str, expected) -> None:
@@ -231,6 +247,41 @@ def test_triton_adds_tiles_in_order(shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     arguments = (x, "subtensor-2way", shape, (1, 1), "gam", 0.045)
     same(arguments, "triton", run(arguments, "reference"))
+
+
+@interpreted
+@pytest.mark.parametrize("many", [False, True])
+def test_triton_adds_chunks_of_blocks_in_order(many, monkeypatch):
+    """A tensor of more blocks than are added up at once, by each program or beforehand."""
+    if many:
+        recipes = importlib.import_module("subulp.ops.mixture.triton_recipe")
+        monkeypatch.setattr(recipes, "FEW", 1)
+    x = torch.randn((70, 60), generator=torch.Generator().manual_seed(0))
+    arguments = (x, "tensor", (1, 1), (70, 60), "e8m0", 0.02)
+    same(arguments, "triton", run(arguments, "reference"))
+
+
+@interpreted
+def test_triton_reads_transposed_matrices():
+    x = list(matrices((50, 20)))[2]
+    for dtype in (torch.float32, torch.bfloat16):
+        arguments = (x.to(dtype).t(), "subtensor-3way", (1, 32), (1, 1), "gam", 0.045)
+        contiguous = (arguments[0].contiguous(), *arguments[1:])
+        same(arguments, "triton", run(contiguous, "reference"))
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_triton_decodes_to_narrow_dtypes(recipe, dtype):
+    """What rounding the FP32 values gives, on every backend."""
+    for matrix in (list(matrices((20, 50)))[i] for i in (2, 3)):
+        found, _ = mixture.encode(matrix, RECIPES[recipe], (16, 32))
+        room = torch.empty(found.shape, dtype=dtype)
+        expected = encode_rows(decode(found), room.clone())
+        with environment(SUBULP_BACKEND="triton"), np.errstate(all="ignore"):
+            got = backend.run("mixture", DecodeJob(found, room))
+        assert torch.equal(got.view(torch.int16), expected.view(torch.int16))
 
 
 @pytest.mark.gpu

@@ -15,10 +15,11 @@ from subulp.nn import MoR
 from subulp.numerics import E4M3, E5M2, Format, metrics, mixture, partition, simulated
 from subulp.numerics.mixture import ALWAYS_E4M3, RECIPES, Entry, Recipe, to_text
 from subulp.ops.mixture import decode, encode, mixture_decode, mixture_encode
-from subulp.ops.mixture.product import Operand, scaling_of
+from subulp.ops.mixture.operand import Operand
+from subulp.ops.mixture.product import scaling_of
 
 from .support import environment, interpreted, isas, threads
-from .test_mixture import SCALINGS, matrices
+from .test_mixture import SCALINGS, matrices, trimmed
 
 E3M4, E6M1, IEEE = simulated(3, 4), simulated(6, 1), simulated(4, 3)
 SIX_BITS = simulated(2, 3, has_infinity=False)
@@ -71,8 +72,9 @@ def run(arguments: tuple, backend: str) -> list[torch.Tensor]:
         stored = mixture_encode(*arguments)
         if scaling == "e8m0":
             groups = stored[3].shape
-        wide = "fp16" if x.dtype == torch.float16 else "bf16"
-        return [*stored, mixture_decode(*stored[:5], recipe, block, groups, wide)]
+        wide = mixture.wide_format_of(x.dtype)
+        values = mixture_decode(*stored[:5], recipe, block, groups, wide.name)
+        return [*trimmed(stored, mixture.from_text(recipe), block, groups, wide), values]
 
 
 def check(arguments: tuple, backend: str, expected: list[torch.Tensor]) -> None:
@@ -181,10 +183,10 @@ def test_formats_are_what_they_are_not_what_they_are_called():
     for fmt in (E4M3, IEEE, Format("e4m3", 3, 4)):
         found, summary = encode(x, Recipe("always", (Entry(fmt, mixture.always),)))
         assert summary.sole == "e4m3"
-        operands.append(Operand(found, summary.sole))
-    assert scaling_of(operands[0], operands[0], torch.float32, tiles=False) is not None
+        operands.append(Operand(found, summary))
+    assert scaling_of(operands[0], operands[0], tiles=False) is not None
     for other in operands[1:]:
-        assert scaling_of(operands[0], other, torch.float32, tiles=False) is None
+        assert scaling_of(operands[0], other, tiles=False) is None
 
 
 def test_scales_for_the_units_are_those_of_the_chosen_format():
@@ -192,10 +194,10 @@ def test_scales_for_the_units_are_those_of_the_chosen_format():
     e3m4_never = Entry(E3M4, mixture.below_threshold(E3M4, 1e-9))
     x = next(matrices((16, 32)))
     found, summary = encode(x, Recipe("second", (e3m4_never, Entry(E4M3, mixture.always))))
-    alone, _ = encode(x, Recipe("alone", (Entry(E4M3, mixture.always),)))
+    alone, of_alone = encode(x, Recipe("alone", (Entry(E4M3, mixture.always),)))
     assert summary.sole == "e4m3"
-    scales = Operand(found, "e4m3").inverse_scales()
-    assert torch.equal(scales, Operand(alone, "e4m3").inverse_scales())
+    scales = Operand(found, summary).inverse_scales()
+    assert torch.equal(scales, Operand(alone, of_alone).inverse_scales())
     assert torch.equal(decode(found), decode(alone))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import ScalingType
@@ -16,11 +18,13 @@ from subulp.ops import bf16_product
 from subulp.ops.bf16_product import bf16_mm
 from subulp.ops.head import fp8
 from subulp.ops.mixture import product as product_module
-from subulp.ops.mixture.product import Operand, has_tiles, product, scaling_of, unit_product
+from subulp.ops.mixture.operand import Operand, ProductJob
+from subulp.ops.mixture.product import has_tiles, product, scaling_of, unit_product
+
+from .support import interpreted
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-TENSOR, ROW = ScalingType.TensorWise, ScalingType.RowWise
-TILE = ScalingType.BlockWise1x128
+TENSOR, TILE = ScalingType.TensorWise, ScalingType.BlockWise1x128
 CUDA = torch.device("cuda")
 
 
@@ -35,7 +39,7 @@ def operand(rows, k, seed, kind="e4m3", partition="tensor", transposed=False) ->
         x[0, 0] = torch.inf
     found, summary = mixture.encode(x.t() if transposed else x, THREE_WAY, partition)
     assert summary.sole == kind
-    return Operand(found, summary.sole, transposed)
+    return Operand(found, summary, transposed)
 
 
 @pytest.mark.parametrize(
@@ -57,29 +61,13 @@ def test_units_and_decoded_values_agree(kinds, shape, transposed):
     m, k, n = shape
     a = operand(m, k, 0, kinds[0], transposed=transposed[0])
     b = operand(n, k, 1, kinds[1], transposed=transposed[1])
-    assert scaling_of(a, b, FP32, tiles=False) == TENSOR
+    assert scaling_of(a, b, tiles=False) == TENSOR
     exact = a.values().double() @ b.values().double().t()
     naive = a.values() @ b.values().t()
     bound = (naive - exact).abs().max() + 2.0**-22 * exact.abs().max()
-    for found in (unit_product(a, b, FP32, TENSOR), product(a, b, FP32)):
+    for found in (unit_product(a, b, TENSOR), product(a, b, FP32)):
         assert found.shape == (m, n)
         assert (found - exact).abs().max() <= bound
-    # Rounded to BF16 once.
-    narrow = unit_product(a, b, BF16, TENSOR)
-    assert narrow.dtype == BF16
-    assert (narrow.double() - exact).abs().max() <= bound + 2.0**-8 * exact.abs().max()
-
-
-@pytest.mark.parametrize("shape", [(16, 32, 16), (40, 70, 33)], ids=str)
-def test_units_with_a_scale_for_each_row_agree(shape):
-    m, k, n = shape
-    a, b = operand(m, k, 0, partition="channel"), operand(n, k, 1, partition="channel")
-    assert scaling_of(a, b, BF16, tiles=False) == ROW
-    exact = a.values().double() @ b.values().double().t()
-    found = unit_product(a, b, BF16, ROW)
-    assert found.shape == (m, n)
-    bound = (a.values() @ b.values().t() - exact).abs().max() + 2.0**-22 * exact.abs().max()
-    assert (found.double() - exact).abs().max() <= bound + 2.0**-8 * exact.abs().max()
 
 
 def tiled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b, output_dtype):
@@ -123,8 +111,8 @@ def test_scales_of_any_tiled_partition_become_scales_of_tiles(
     m, k, n = shape
     a = operand(m, k, 0, partition=partitions[0], transposed=transposed[0])
     b = operand(n, k, 1, partition=partitions[1], transposed=transposed[1])
-    assert scaling_of(a, b, FP32, tiles=True) == TILE
-    found = unit_product(a, b, FP32, TILE)
+    assert scaling_of(a, b, tiles=True) == TILE
+    found = unit_product(a, b, TILE)
     assert found.shape == (m, n)
     exact = a.values().double() @ b.values().double().t()
     # A decoded value is rounded once, the sum once.
@@ -134,35 +122,90 @@ def test_scales_of_any_tiled_partition_become_scales_of_tiles(
 
 def test_what_units_multiply():
     tensor = {kind: operand(32, 64, 0, kind) for kind in ("e4m3", "e5m2", "bf16")}
-    assert scaling_of(tensor["e4m3"], tensor["e5m2"], BF16, tiles=False) == TENSOR
-    assert scaling_of(tensor["e4m3"], tensor["e4m3"], FP16, tiles=True) is None
-    assert scaling_of(tensor["e5m2"], tensor["e5m2"], BF16, tiles=True) is None
-    assert scaling_of(tensor["e4m3"], tensor["bf16"], BF16, tiles=True) is None
+    assert scaling_of(tensor["e4m3"], tensor["e5m2"], tiles=False) == TENSOR
+    assert scaling_of(tensor["e5m2"], tensor["e5m2"], tiles=True) is None
+    assert scaling_of(tensor["e4m3"], tensor["bf16"], tiles=True) is None
     row = operand(32, 64, 0, partition="channel")
-    assert scaling_of(row, row, BF16, tiles=False) == ROW
-    assert scaling_of(row, row, FP32, tiles=False) is None
-    assert scaling_of(row, row, FP32, tiles=True) == TILE
-    assert scaling_of(row, tensor["e4m3"], BF16, tiles=False) is None
-    assert scaling_of(row, tensor["e4m3"], BF16, tiles=True) == TILE
+    assert scaling_of(row, row, tiles=False) is None
+    assert scaling_of(row, row, tiles=True) == TILE
+    assert scaling_of(row, tensor["e4m3"], tiles=False) is None
+    assert scaling_of(row, tensor["e4m3"], tiles=True) == TILE
     square = operand(256, 256, 0, partition="block-128x128")
-    assert scaling_of(square, square, BF16, tiles=False) is None
-    assert scaling_of(square, square, BF16, tiles=True) == TILE
-    assert scaling_of(square, square, FP16, tiles=True) is None
+    assert scaling_of(square, square, tiles=False) is None
+    assert scaling_of(square, square, tiles=True) == TILE
     # Within a tile the scale changes.
     narrow = operand(256, 256, 0, partition="subchannel-32")
     down = operand(256, 256, 0, partition="channel", transposed=True)
-    assert scaling_of(square, narrow, BF16, tiles=True) is None
-    assert scaling_of(square, down, BF16, tiles=True) is None
+    assert scaling_of(square, narrow, tiles=True) is None
+    assert scaling_of(square, down, tiles=True) is None
     x = torch.cat((torch.randn(1, 64), torch.full((1, 64), torch.inf)))
     found, summary = mixture.encode(x, TWO_WAY, "channel")
     assert summary.sole is None
-    assert scaling_of(Operand(found, None), row, BF16, tiles=True) is None
+    assert scaling_of(Operand(found, None), row, tiles=True) is None
 
 
 def to_gpu(found: Operand) -> Operand:
     names = "codes", "types", "mantissa", "exponents", "wide"
     there = {name: getattr(found.mixture, name).cuda() for name in names}
     return replace(found, mixture=replace(found.mixture, **there))
+
+
+@interpreted
+@pytest.mark.parametrize("units", [False, True], ids=["decoded", "units"])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize(
+    ("partition", "transposed"),
+    [
+        ("tensor", (False, True)),
+        ("channel", (False, False)),
+        ("subchannel-32", (False, False)),
+        ((64, 64), (True, False)),
+        ((64, 64), (True, True)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(144, 144, 48), (17, 140, 33)], ids=str)
+def test_a_kernel_multiplies_mixtures_as_they_are_stored(
+    shape, partition, transposed, dtype, units
+):
+    """Some rows in E4M3 alone, for the units; others with blocks of all types."""
+    triton_product = importlib.import_module("subulp.ops.mixture.triton_product")
+    m, k, n = shape
+    generator = torch.Generator().manual_seed(0)
+    factors = []
+    for rows, turned in ((m, transposed[0]), (n, transposed[1])):
+        x = torch.randn(rows, k, generator=generator)
+        if rows == m and partition != "tensor":
+            # The last rows, which are not in the first program's part.
+            x[-9:, :32] *= torch.logspace(-4, 3, 32)
+            x[-1, :32] *= torch.logspace(-4, 0.5, 32)
+        found, summary = mixture.encode((x.t() if turned else x).to(dtype), THREE_WAY, partition)
+        factors.append(Operand(found, summary, turned))
+    a, b = factors
+    if m == 144:
+        assert a.sole == ("e4m3" if partition == "tensor" else None)
+    bias = torch.randn(n, generator=generator)
+    job = ProductJob(a, b, dtype, bias, units=units)
+    with np.errstate(all="ignore"):
+        found = triton_product.multiply(job)
+    assert found.dtype == dtype
+    left, right = a.values(), b.values()
+    size = left.double().abs() @ right.double().abs().t()
+    exact = left.double() @ right.double().t() + bias.double()
+    of_result = {BF16: 2.0**-8, FP16: 2.0**-11}[dtype]
+    error = (found.double() - exact).abs()
+    # Operands are rounded too where they are decoded.
+    assert bool((error <= of_result * (exact.abs() + 2 * size) + 1e-6 * size).all())
+    on_units = torch.zeros(m, dtype=torch.bool)
+    if units and job.is_aligned:
+        # Rows of programs all of whose blocks are in E4M3.
+        on_units[: 128 if a.sole is None else m] = True
+    exactly = error[on_units] <= of_result * exact[on_units].abs() + 1e-6 * size[on_units]
+    assert bool(exactly.all())
+    left, right = left.to(dtype).double(), right.to(dtype).double()
+    exact = left @ right.t() + bias.double()
+    error = (found.double() - exact).abs()[~on_units]
+    assert bool((error <= of_result * exact[~on_units].abs() + 1e-6 * size[~on_units]).all())
 
 
 @pytest.mark.gpu
@@ -172,8 +215,13 @@ def to_gpu(found: Operand) -> Operand:
 def test_gpu_products_are_near_exact_ones(shape, partition, dtype):
     m, k, n = shape
     a, b = operand(m, k, 0, partition=partition), operand(n, k, 1, partition=partition)
-    native = scaling_of(a, b, dtype, tiles=has_tiles(CUDA)) is not None and fp8.units_at(CUDA)
-    assert native or not has_tiles(CUDA)
+    native = fp8.units_at(CUDA)
+    if dtype == FP32:
+        native = native and scaling_of(a, b, tiles=has_tiles(CUDA)) is not None
+        assert native or not has_tiles(CUDA)
+    elif any(size % 16 for size in shape):
+        # Units read whole vectors.
+        native = False
     found = product(to_gpu(a), to_gpu(b), dtype).cpu()
     exact = a.values().double() @ b.values().double().t()
     size = a.values().abs().double() @ b.values().abs().double().t()
@@ -226,7 +274,7 @@ def test_units_of_bf16_multiply_decoded_values(group, dtype, transposed, monkeyp
         x = torch.randn((70, rows) if turned else (rows, 70), generator=generator)
         encoded, summary = mixture.encode(x, THREE_WAY, "subchannel-32", group=group)
         assert summary.blocks[2] == 0
-        factors.append(Operand(encoded, summary.sole, turned))
+        factors.append(Operand(encoded, summary, turned))
     a, b = factors
     found = product(a, b, dtype)
     left, right = a.values(), b.values()

@@ -11,7 +11,7 @@ from subulp.numerics import mixture
 from subulp.numerics.mixture import RECIPES
 from subulp.ops.mixture import decode
 from subulp.ops.mixture import product as products
-from subulp.ops.mixture.product import Operand
+from subulp.ops.mixture.operand import Operand
 from subulp.ops.mixture.tiles import row_tiles
 
 PARTITIONS = ("tensor", "channel", "subchannel-32", "block-128x128", (24, 20))

@@ -17,6 +17,7 @@ from torch import Tensor
 from subulp import nn, optim
 from subulp.nn.cached_table import EmbeddingTable
 from subulp.nn.linear import _DecodedLinear, _NarrowLinear
+from subulp.nn.mor_linear import _MoRLinear, _without_tensors, forward_product
 from subulp.ops.embedding import calls, embedding_pool, embedding_update, make_tables
 from subulp.ops.embedding.job import Lookups
 from subulp.ops.head import head_step
@@ -120,6 +121,35 @@ def mixture(place: Place, partition: str) -> Any:
     layer = on(place, nn.MoRLinear(256, 128, mor=nn.MoR("tensor", partition)).to(BF16))
     x, results = place(torch.randn(128, 256).to(BF16)), []
     return lambda: results.append(layer(x)), lambda: results
+
+
+@case("mixture, backward, tensor", "tensor", exact=False)
+@case("mixture, backward, blocks", "block-128x128", exact=False)
+@case("mixture, backward, sub-channels", "subchannel-128", exact=False)
+def mixture_backward(place: Place, partition: str) -> Any:
+    mor = nn.MoR("tensor", partition)
+    weight, x = place(torch.randn(128, 256).to(BF16)), place(torch.randn(256, 256).to(BF16))
+    grad = place(torch.randn(256, 128).to(BF16))
+    _, saved = forward_product(x, weight, None, mor, None, save=True)
+    assert saved is not None
+    results: list[Tensor] = []
+
+    def backward() -> None:
+        # Below autograd's engine, as above.
+        ctx = SimpleNamespace(
+            saved_tensors=(weight, *saved.mixture.tensors),
+            saved_input=_without_tensors(saved),
+            needs_input_grad=(True, True, True),
+            mor=mor,
+            note=None,
+            x_shape=x.shape,
+            x_dtype=x.dtype,
+            weight_grad_dtype=BF16,
+            bias_grad_dtype=BF16,
+        )
+        results.extend(_MoRLinear.backward.__wrapped__(ctx, grad)[:3])
+
+    return backward, lambda: results
 
 
 @case("26 tables, forward")

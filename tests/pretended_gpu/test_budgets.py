@@ -24,8 +24,14 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     # Weight and bias decoded, and the product; two of these, the weight and the roundings.
     "E4M3 linear, forward": ((3, 0), None),
     "E4M3 linear, backward": ((6, 0), None),
-    "mixture, forward, tensor": ((358, 10), (9, 0)),
-    "mixture, forward, blocks": ((374, 14), (9, 0)),
+    # Four to encode an operand, and the product.
+    "mixture, forward, tensor": ((9, 0), None),
+    "mixture, forward, blocks": ((9, 0), None),
+    # Two operands, and two products; the bias's gradient is a sum and its rounding.
+    "mixture, backward, tensor": ((12, 0), None),
+    "mixture, backward, blocks": ((12, 0), None),
+    # The gradient is encoded in both directions.
+    "mixture, backward, sub-channels": ((16, 0), None),
     "26 tables, forward": ((1, 0), None),
     # Keys, a sort, sums of what many lookups share, and the rows.
     "26 tables, backward": ((4, 0), None),

@@ -15,6 +15,7 @@ from ..numerics.metrics import KNOWN, RELATIVE_ERROR
 from ..numerics.mixture import (
     RECIPES,
     Entry,
+    Mixture,
     Recipe,
     below_threshold,
     better_than,
@@ -342,12 +343,14 @@ _SIMULATED = Recipe(
 
 
 def _mixed(x: Tensor, recipe: Recipe, metric: str) -> State:
-    """What is stored, and what that decodes to."""
-    block, groups = (1, 32), (40, 3)
+    """What is stored, wherever wide numbers' lower bytes lie, and what that decodes to."""
+    block, groups, wide = (1, 32), (40, 3), wide_format_of(x.dtype)
     *stored, _ = mixture_encode(x, to_text(recipe), block, groups, "gam", 0.045, metric)
-    wide = wide_format_of(x.dtype).name
-    values = mixture_decode(*stored, to_text(recipe), block, groups, wide)
-    return {"stored": stored, "values": [values]}
+    values = mixture_decode(*stored, to_text(recipe), block, groups, wide.name)
+    codes, types, mantissa, exponents, lower = stored
+    kept = codes, types, mantissa, exponents, lower, recipe.formats, block, groups, wide
+    found = Mixture(*kept).trimmed()
+    return {"stored": list(found.tensors), "values": [values]}
 
 
 _CASES: dict[str, Callable[[str], Iterator[Case]]] = {

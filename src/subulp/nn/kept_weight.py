@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..numerics.mixture import Summary
 from ..ops.fingerprint import fingerprint
-from ..ops.mixture.product import Operand
+from ..ops.mixture.operand import Operand
 from .mor import MoR
 
 Encode = Callable[[Tensor], tuple[Operand, Summary]]

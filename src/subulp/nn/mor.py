@@ -22,7 +22,7 @@ from ..numerics.mixture import (
 )
 from ..numerics.partition import Partition
 from ..numerics.scaling import Scaling
-from ..ops.mixture import encode, stored_like
+from ..ops.mixture import encode, numbers_like, stored_like
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,13 @@ class MoR:
 
     def stored_like(
         self, shape: tuple[int, int], device: torch.device
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Tensors like those of a mixture of a matrix, for graphs that are traced."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Tensors like those of a mixture of a matrix, and like its summary's numbers, for graphs
+        that are traced.
+        """
         block, groups = self.sizes(shape)
-        return stored_like(shape, self.recipe, block, groups, device)
+        numbers = numbers_like(shape, self.recipe, block, device)
+        return *stored_like(shape, self.recipe, block, groups, device), numbers
 
     def encode(self, x: Tensor) -> tuple[Mixture, Summary]:
         """Represent a matrix ``(rows, k)``, contraction dimension last, as a mixture.

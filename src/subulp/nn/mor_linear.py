@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..numerics.mixture import Mixture, Summary, wide_format_of
+from ..numerics.mixture import Mixture, Summary, summarise, wide_format_of
 from ..ops.graph_breaks import between_graphs
-from ..ops.mixture.product import Operand, product
+from ..ops.mixture.operand import Operand
+from ..ops.mixture.product import product
 from .kept_weight import KeptWeight
 from .linear import Linear, check_linear, narrow_linear
 from .mor import MoR
@@ -46,9 +47,8 @@ def mor_linear(
     transpose have the same blocks (partitions ``"tensor"`` and ``"block-128x128"``), one ``q``
     serves both.
 
-    On GPUs of sm_89 and later, products whose operands are wholly in FP8 run on FP8 units if each
-    tensor or channel has a scale, and on Hopper also if 128 values along the contraction share one;
-    all others use the decoded values. Under ``torch.autocast``, FP32 operands are first cast to its
+    On GPUs of sm_89 and later, FP8 units multiply where both operands are in E4M3; all else is
+    decoded. Under ``torch.autocast``, FP32 operands are first cast to its
     dtype, as in ``F.linear``. In a graph of ``torch.compile`` the call is one operation, because
     what is computed depends on the decisions; with ``note`` the graph breaks here.
 
@@ -309,7 +309,7 @@ class _MoRLinear(torch.autograd.Function):
         grad_bias = None
         if needs_bias:
             rows = grad_y.reshape(-1, weight.shape[0])
-            grad_bias = rows.float().sum(0).to(ctx.bias_grad_dtype)
+            grad_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_grad_dtype)
         return grad_x, grad_weight, grad_bias, None, None
 
 
@@ -380,30 +380,30 @@ class _Quantiser:
         if matrix.dtype not in ACTIVATION_DTYPES:
             matrix = matrix.float()
         mixture, summary = self.mor.encode(matrix.detach())
-        return Operand(mixture, summary.sole), summary
+        return Operand(mixture, summary), summary
 
     def transposed(self, matrix: Tensor, role: str, known: Operand | None = None) -> Operand:
         """A matrix, quantised along its first dimension; ``known`` is it along its last."""
         if self.mor.is_symmetric:
             # No note: the decision is the one already noted.
             known = known or self._encode(matrix)[0]
-            return Operand(known.mixture, known.sole, transposed=True)
+            return Operand(known.mixture, known.summary, transposed=True)
         return self(matrix.t(), f"{role} transposed")
 
 
-_Saved = tuple[tuple[Any, ...], str | None, bool]
+_Saved = tuple[tuple[Any, ...], Summary | None, bool]
 
 
 def _without_tensors(operand: Operand) -> _Saved:
     mixture = operand.mixture
     what = mixture.formats, mixture.block, mixture.blocks_of_group, mixture.wide_format
-    return what, operand.sole, operand.transposed
+    return what, operand.summary, operand.transposed
 
 
 def _with_tensors(saved: _Saved, tensors: list[Tensor]) -> Operand:
-    what, sole, transposed = saved
+    what, summary, transposed = saved
     codes, types, mantissa, exponents, wide = tensors
-    return Operand(Mixture(codes, types, mantissa, exponents, wide, *what), sole, transposed)
+    return Operand(Mixture(codes, types, mantissa, exponents, wide, *what), summary, transposed)
 
 
 # -------------------------------------------------------------------------------------- in a graph
@@ -453,18 +453,15 @@ def mor_linear_op(
         save: Whether the weight needs a gradient; if not, all but the output is empty.
 
     Returns:
-        The output; the five tensors of the saved mixture, and the place of its sole format.
+        The output; the five tensors of the saved mixture, and the numbers of its summary.
     """
     config = MoR.from_text(mor)
     y, saved = forward_product(x, weight, bias, config, _note_of(ticket), save=save)
     if saved is None:
         return y, *_nothing(x)
-    names = [fmt.name for fmt in saved.mixture.formats] + [saved.mixture.wide_format.name]
-    sole = -1 if saved.sole is None else names.index(saved.sole)
-    # On the host, where it is asked for.
-    place = torch.tensor(sole, dtype=torch.int64, device="cpu")
+    assert saved.summary is not None
     codes, types, mantissa, exponents, wide = saved.mixture.tensors
-    return y, codes, types, mantissa, exponents, wide, place
+    return y, codes, types, mantissa, exponents, wide, saved.summary.numbers
 
 
 @mor_linear_op.register_fake
@@ -475,16 +472,15 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str, sav
     config = MoR.from_text(mor)
     rows, columns = x.numel() // x.shape[-1], x.shape[-1]
     shape = (rows, columns) if config.is_symmetric else (columns, rows)
-    place = torch.empty((), dtype=torch.int64, device="cpu")
-    return y, *config.stored_like(shape, x.device), place
+    return y, *config.stored_like(shape, x.device)
 
 
 def _nothing(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dtypes = torch.uint8, torch.uint8, torch.float32, torch.int8, torch.uint8
-    codes, types, mantissa, exponents, wide = (
+    dtypes = torch.uint8, torch.uint8, torch.float32, torch.int8, torch.uint8, torch.float64
+    codes, types, mantissa, exponents, wide, numbers = (
         torch.empty(0, dtype=dtype, device=x.device) for dtype in dtypes
     )
-    return codes, types, mantissa, exponents, wide, torch.empty(0, dtype=torch.int64, device="cpu")
+    return codes, types, mantissa, exponents, wide, numbers
 
 
 @torch.library.custom_op("subulp::mor_linear_backward", mutates_args=())
@@ -530,10 +526,7 @@ def _(
 
 
 def _restored(stored: Sequence[Tensor], mor: MoR, x_dtype: torch.dtype) -> Operand:
-    *tensors, place = stored
-    names = [*mor.recipe.formats, wide_format_of(x_dtype)]
-    sole = None if int(place) < 0 else names[int(place)].name
-    codes, types, mantissa, exponents, wide = tensors
+    codes, types, mantissa, exponents, wide, numbers = stored
     block, groups = mor.sizes((codes.shape[0], codes.shape[1]))
     mixture = Mixture(
         *(codes, types, mantissa, exponents, wide),
@@ -542,7 +535,8 @@ def _restored(stored: Sequence[Tensor], mor: MoR, x_dtype: torch.dtype) -> Opera
         groups,
         wide_format_of(x_dtype),
     )
-    return Operand(mixture, sole, transposed=mor.is_symmetric)
+    summary = summarise(mor.recipe, numbers, wide_format_of(x_dtype))
+    return Operand(mixture, summary, transposed=mor.is_symmetric)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -566,7 +560,8 @@ def _differentiate(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ..
         grad_x = of_x.view(ctx.x_shape) if needs_x else None
         grad_weight = of_weight if needs_weight else None
     if needs_bias:
-        grad_bias = grad_y.reshape(-1, weight.shape[0]).float().sum(0).to(ctx.bias_dtype)
+        rows = grad_y.reshape(-1, weight.shape[0])
+        grad_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
     return grad_x, grad_weight, grad_bias, None, None, None
 
 

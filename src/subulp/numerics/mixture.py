@@ -9,7 +9,8 @@ each other in ``wide``, block by block, so that both formats take what they woul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -118,7 +119,9 @@ class Mixture:
         mantissa: FP32 (mantissas of ``fmt.max``, group rows, group columns); formats whose largest
             values have the same mantissa, as E4M3 and E5M2, share one.
         exponents: int8 (block rows, block columns); of wide blocks, that of the first format.
-        wide: uint8, lower bytes of the wide numbers.
+        wide: uint8, lower bytes of the wide numbers; as they follow each other, or of the shape of
+            ``codes``, each at the place of its number and anything elsewhere: so a GPU leaves them,
+            where the host need not know how many there are.
         formats: The narrow formats.
         block: Rows and columns of a block.
         blocks_of_group: Rows and columns of blocks in a group.
@@ -150,6 +153,32 @@ class Mixture:
         """Bytes of the stored tensors."""
         return sum(t.nbytes for t in self.tensors)
 
+    def trimmed(self) -> Mixture:
+        """The mixture whose wide numbers' lower bytes follow each other; a GPU's host waits."""
+        if self.wide.dim() == 1:
+            return self
+        return replace(self, wide=to_blocks(self.wide, self.block)[self._wide_elements()])
+
+    def lower_bytes(self) -> Tensor:
+        """Lower bytes of wide numbers at their places, uint8 (rows, k), anything elsewhere.
+
+        Raises:
+            ValueError: There are more or fewer than wide numbers.
+        """
+        if self.wide.dim() == 2:
+            return self.wide
+        here = self._wide_elements()
+        if int(here.sum()) != self.wide.numel():
+            raise ValueError(
+                f"wide has shape {tuple(self.wide.shape)}: expected ({int(here.sum())},)"
+            )
+        found = torch.zeros(here.shape, dtype=torch.uint8, device=here.device)
+        found[here] = self.wide
+        return from_blocks(found, self.shape)
+
+    def _wide_elements(self) -> Tensor:
+        return _wide_elements(self.block_types(), self.formats, self.shape, self.block)
+
     def block_types(self) -> Tensor:
         """uint8 (block rows, block columns), also if the tensor decided."""
         return self.types.expand(self.exponents.shape)
@@ -160,33 +189,85 @@ class Mixture:
         return BlockScales(self.mantissa[row], self.exponents, self.blocks_of_group)
 
 
-@dataclass(frozen=True)
 class Summary:
     """What was decided about a matrix.
 
-    Attributes:
+    Its numbers stay where they were computed until one is asked for: on a GPU the host waits then.
+
+    Args:
         names: The formats, the wide one last: BF16, or FP16 for an FP16 matrix.
-        blocks: How many blocks each has; if the tensor decided, all of one.
-        elements: How many elements each has.
-        error: Mean error of what is in narrow formats; 0 if nothing is.
-        first_error: Mean error of the whole tensor in the first format.
-        amax: Largest magnitude; infinite if not all values are finite.
-        smallest: Smallest non-zero magnitude in finite blocks; infinite if there is none.
+        numbers: FP64 (parts of the blocks, numbers), see :func:`numbers_of`.
+
+    Attributes:
+        names: The formats.
+        numbers: The numbers.
     """
 
-    names: tuple[str, ...]
-    blocks: tuple[int, ...]
-    elements: tuple[int, ...]
-    error: float
-    first_error: float
-    amax: float
-    smallest: float
+    def __init__(self, names: tuple[str, ...], numbers: Tensor) -> None:
+        self.names, self.numbers = names, numbers
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many blocks each format has; if the tensor decided, all of one."""
+        return tuple(int(n) for n in self._values[0 : 2 * len(self.names) : 2])
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """How many elements each format has."""
+        return tuple(int(n) for n in self._values[1 : 2 * len(self.names) : 2])
+
+    @property
+    def error(self) -> float:
+        """Mean error of what is in narrow formats; 0 if nothing is."""
+        narrow, counted = self._values[-6:-4]
+        return narrow / counted if counted else 0.0
+
+    @property
+    def first_error(self) -> float:
+        """Mean error of the whole tensor in the first format."""
+        first, counted = self._values[-4:-2]
+        return first / counted if counted else 0.0
+
+    @property
+    def amax(self) -> float:
+        """Largest magnitude; infinite if not all values are finite."""
+        return self._values[-2]
+
+    @property
+    def smallest(self) -> float:
+        """Smallest non-zero magnitude in finite blocks; infinite if there is none."""
+        return self._values[-1]
 
     @property
     def sole(self) -> str | None:
         """The format that all elements have, ``None`` if there are several."""
         used = [n for n, count in zip(self.names, self.elements, strict=True) if count]
         return used[0] if len(used) == 1 else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Summary):
+            return NotImplemented
+        return self._all == other._all
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    def __repr__(self) -> str:
+        shares = ", ".join(
+            f"{name}: {count}" for name, count in zip(self.names, self.elements, strict=True)
+        )
+        return f"Summary({shares}; error={self.error:.3g}, first_error={self.first_error:.3g})"
+
+    @property
+    def _all(self) -> tuple[object, ...]:
+        return self.names, self._values
+
+    @cached_property
+    def _values(self) -> tuple[float, ...]:
+        """The numbers of all parts together."""
+        parts = self.numbers.cpu()
+        added = parts[:, :-2].sum(0).tolist()
+        return (*added, float(parts[:, -2].max()), float(parts[:, -1].min()))
 
 
 def mantissa_rows(formats: tuple[Format, ...]) -> tuple[int, ...]:
@@ -271,11 +352,7 @@ def decode(mixture: Mixture) -> Tensor:
     """The matrix, FP32: a narrow value times the inverse of its scale, or the wide number."""
     types = mixture.block_types()[..., None, None]
     codes = to_blocks(mixture.codes, mixture.block)
-    low = torch.zeros_like(codes)
-    low[_wide_elements(types[..., 0, 0], mixture.formats, mixture.shape, mixture.block)] = (
-        mixture.wide
-    )
-    whole = (codes.int() << 8) | low.int()
+    whole = (codes.int() << 8) | to_blocks(mixture.lower_bytes(), mixture.block).int()
     if mixture.wide_format == BF16:
         values = (whole << 16).view(torch.float32)
     else:
@@ -287,8 +364,9 @@ def decode(mixture: Mixture) -> Tensor:
 
 
 def numbers_of(mixture: Mixture, evidence: Evidence) -> Tensor:
-    """What :class:`Summary` is made of, FP64: per format blocks and elements; then two sums of
-    errors, each followed by how many numbers it is of; amax and smallest magnitude.
+    """What :class:`Summary` is made of, FP64 (1, numbers): per format blocks and elements; then two
+    sums of errors, each followed by how many numbers it is of; amax and smallest magnitude. Where a
+    GPU computes them they are as many rows as it took parts of the blocks.
     """
     types, sizes = mixture.block_types(), sizes_of_blocks(mixture.shape, mixture.block)
     sizes = sizes.to(types.device)
@@ -305,23 +383,12 @@ def numbers_of(mixture: Mixture, evidence: Evidence) -> Tensor:
     first = evidence.block_sums(mixture.formats[0]).double().sum()
     numbers += [narrow, counted, first, evidence.counts.sum()]
     numbers += [evidence.amax.max(), evidence.smallest.min()]
-    return torch.stack([n.double() for n in numbers])
+    return torch.stack([n.double() for n in numbers])[None]
 
 
 def summarise(recipe: Recipe, numbers: Tensor, wide_format: Format = BF16) -> Summary:
     """A summary of :func:`numbers_of`."""
-    values = numbers.tolist()
-    types = len(recipe.formats) + 1
-    narrow, counted, first, all_counted, amax, smallest = values[2 * types :]
-    return Summary(
-        (*(fmt.name for fmt in recipe.formats), wide_format.name),
-        tuple(int(n) for n in values[0 : 2 * types : 2]),
-        tuple(int(n) for n in values[1 : 2 * types : 2]),
-        narrow / counted if counted else 0.0,
-        first / all_counted if all_counted else 0.0,
-        amax,
-        smallest,
-    )
+    return Summary((*(fmt.name for fmt in recipe.formats), wide_format.name), numbers)
 
 
 def _wide_elements(

@@ -38,7 +38,7 @@ from ...numerics.partition import (
 )
 from ...numerics.scaling import Scaling, check_matrix
 from .. import backend
-from .job import DecodeJob, EncodeJob
+from .job import DecodeJob, EncodeJob, part_of
 
 __all__ = [
     "DecodeJob",
@@ -101,9 +101,8 @@ def encode(
         recipe, threshold = TENSOR, math.inf
     # A graph has the operator.
     call = mixture_encode if torch.compiler.is_compiling() else encode_stored
-    *stored, numbers = call(
-        x.contiguous(), to_text(recipe), block, groups, scaling, threshold, metric
-    )
+    dense = x if _takes_any_strides(x.device) else x.contiguous()
+    *stored, numbers = call(dense, to_text(recipe), block, groups, scaling, threshold, metric)
     found = _mixture(stored, recipe, block, groups, scaling, wide_format_of(x.dtype))
     return found, definition.summarise(recipe, numbers, found.wide_format)
 
@@ -152,7 +151,7 @@ def encode_stored(
     """The stored tensors of :class:`subulp.numerics.mixture.Mixture`, and its summary's numbers.
 
     Args:
-        x: FP32, BF16 or FP16 (rows, k), contiguous.
+        x: FP32, BF16 or FP16 (rows, k), contiguous where C++ reads it.
         recipe: ``"tensor"``, ``"subtensor-2way"``, ``"subtensor-3way"``, or any other as
             :func:`subulp.numerics.mixture.to_text` spells it.
         block: Rows and columns of a block.
@@ -162,13 +161,17 @@ def encode_stored(
         metric: One of ``numerics.metrics.KNOWN`` (default: ``"relative-error"``).
 
     Returns:
-        Codes, types, mantissas, exponents, lower bytes of wide numbers; FP64 numbers.
+        Codes, types, mantissas, exponents, lower bytes of wide numbers; FP64 numbers. Triton leaves
+        lower bytes at the places of their numbers, see :class:`subulp.numerics.mixture.Mixture`.
 
     Raises:
-        ValueError: ``x`` is no contiguous matrix, or an argument is unknown or cannot apply.
+        ValueError: ``x`` is no matrix, or not contiguous where C++ reads it, or an argument is
+            unknown or cannot apply.
     """
     check_matrix(x)
-    found = _check(x, recipe, block, groups, scaling)
+    if not (x.is_contiguous() or _takes_any_strides(x.device)):
+        raise ValueError(f"x has strides {x.stride()}: the kernels read rows; call x.contiguous()")
+    found = _check(recipe, block, groups, scaling)
     if scaling == "amax" and tuple(groups) != (1, 1):
         raise ValueError(f"groups={tuple(groups)} cannot apply to scaling='amax': use (1, 1)")
     if metric not in KNOWN:
@@ -195,9 +198,9 @@ def _(
     known = from_text(recipe)
     if scaling == "e8m0":
         groups = grid_of(x.shape, block)
-    return (
-        *stored_like((x.shape[0], x.shape[1]), known, block, groups, x.device),
-        torch.empty(2 * len(known.formats) + 8, dtype=torch.float64, device=x.device),
+    shape = x.shape[0], x.shape[1]
+    return *stored_like(shape, known, block, groups, x.device), numbers_like(
+        shape, known, block, x.device
     )
 
 
@@ -209,19 +212,33 @@ def stored_like(
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Tensors like those of a mixture, inside of a fake kernel: how many numbers will be wide is
-    unknown.
+    unknown, unless each has its place.
     """
     down, across = grid_of(shape, block)
     whole = recipe.granularity == "tensor"
     rows = 1 + max(mantissa_rows(recipe.formats))
-    wide = torch.library.get_ctx().new_dynamic_size(min=0)
+    if _leaves_places(device):
+        wide = torch.empty(shape, dtype=torch.uint8, device=device)
+    else:
+        count = torch.library.get_ctx().new_dynamic_size(min=0)
+        wide = torch.empty(count, dtype=torch.uint8, device=device)
     return (
         torch.empty(shape, dtype=torch.uint8, device=device),
         torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8, device=device),
         torch.empty((rows, *grid_of((down, across), groups)), dtype=torch.float32, device=device),
         torch.empty((down, across), dtype=torch.int8, device=device),
-        torch.empty(wide, dtype=torch.uint8, device=device),
+        wide,
     )
+
+
+def numbers_like(
+    shape: tuple[int, int], recipe: Recipe, block: Sequence[int], device: torch.device
+) -> Tensor:
+    """The numbers of a summary, inside of a fake kernel."""
+    down, across = grid_of(shape, block)
+    part = part_of((block[0], block[1]))
+    parts = -(-down * across // part) if _leaves_places(device) else 1
+    return torch.empty(parts, 2 * len(recipe.formats) + 8, dtype=torch.float64, device=device)
 
 
 def decode_stored(
@@ -242,7 +259,9 @@ def decode_stored(
     """
     if codes.dim() != 2 or codes.numel() == 0:
         raise ValueError(f"codes have shape {tuple(codes.shape)}: expected (rows, k)")
-    known = _check(codes, recipe, block, groups, "gam")
+    if not codes.is_contiguous():
+        raise ValueError(f"codes have strides {codes.stride()}: call codes.contiguous()")
+    known = _check(recipe, block, groups, "gam")
     wide_formats = {fmt.name: fmt for fmt in WIDE_FORMATS}
     if wide_format not in wide_formats:
         choices = ", ".join(wide_formats)
@@ -296,11 +315,17 @@ def _mixture(
     return Mixture(*tensors, recipe.formats, block, groups, wide_format)
 
 
-def _check(
-    x: Tensor, recipe: str, block: Sequence[int], groups: Sequence[int], scaling: str
-) -> Recipe:
-    if not x.is_contiguous():
-        raise ValueError(f"x has strides {x.stride()}: the kernels read rows; call x.contiguous()")
+def _takes_any_strides(device: torch.device) -> bool:
+    """Whether a matrix may be the transpose of another one."""
+    return backend.choose(device).backend != "cpu"
+
+
+def _leaves_places(device: torch.device) -> bool:
+    """Whether lower bytes of wide numbers lie at the places of the numbers."""
+    return backend.choose(device).backend == "triton"
+
+
+def _check(recipe: str, block: Sequence[int], groups: Sequence[int], scaling: str) -> Recipe:
     found = from_text(recipe)
     for name, sizes in (("block", block), ("groups", groups)):
         if len(sizes) != 2 or min(sizes) < 1:
@@ -339,6 +364,8 @@ def _check_stored(m: Mixture) -> None:
     types, last = m.types, len(m.formats)
     if int(types.max()) > last:
         raise ValueError(f"types reach {int(types.max())}: {last} formats and a wide one are known")
+    if m.wide.dim() == 2 and m.wide.shape == m.shape:
+        return
     wide = 0
     if m.wide.numel() or bool((types == last).any()):
         wide = int((sizes_of_blocks(m.shape, m.block) * (types == last)).sum())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ def run(job: Job) -> tuple[Tensor, ...] | Tensor:
     if job.device.type != "cpu":
         raise ValueError(f"x is on {job.device}: the C++ kernels read memory of the CPU; move x")
     if isinstance(job, DecodeJob):
+        job = replace(job, mixture=job.mixture.trimmed())
         return _decode(job) if _has_pass(job.mixture.formats) else _decode_any(job)
     known = job.fused
     return passes.encode(job, _Passes(job)) if known is None else _encode(job, known)
@@ -56,7 +58,7 @@ def _encode(job: EncodeJob, recipe: Recipe) -> tuple[Tensor, ...]:
     types = torch.empty((1, 1) if whole else (down, across), dtype=torch.uint8, device=CPU)
     mantissa = torch.empty((1, *groups), dtype=torch.float32, device=CPU)
     exponents = torch.empty((down, across), dtype=torch.int8, device=CPU)
-    numbers = torch.empty(2 * len(recipe.formats) + 8, dtype=torch.float64, device=CPU)
+    numbers = torch.empty(1, 2 * len(recipe.formats) + 8, dtype=torch.float64, device=CPU)
     call = native.Mixture(
         data_ptr("x", x, x.dtype),
         *(*x.shape, *job.block, *job.groups),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...numerics.metrics import RELATIVE_ERROR
+from ...numerics.metrics import RELATIVE_ERROR, TILE_COLUMNS, TILE_ROWS
 from ...numerics.mixture import RECIPES, Mixture, Recipe
 from ...numerics.scaling import Scaling
 
@@ -18,7 +18,7 @@ class EncodeJob:
     """A matrix to encode.
 
     Attributes:
-        x: FP32, BF16 or FP16 (rows, k), contiguous.
+        x: FP32, BF16 or FP16 (rows, k), contiguous where C++ reads it.
         recipe: Formats and tests.
         block: Rows and columns of a block.
         groups: Rows and columns of blocks in a group.
@@ -54,8 +54,8 @@ class DecodeJob:
 
     Attributes:
         mixture: The mixture.
-        room: FP32 or, for C++, BF16 of the matrix's shape, contiguous, which the result lies in;
-            ``None`` for memory of its own.
+        room: FP32, BF16 or, for Triton, FP16 of the matrix's shape, contiguous, which the result
+            lies in; ``None`` for memory of its own, FP32.
     """
 
     mixture: Mixture
@@ -74,6 +74,11 @@ class DecodeJob:
 
 
 Job = EncodeJob | DecodeJob
+
+
+def part_of(block: tuple[int, int]) -> int:
+    """Blocks whose numbers a program of Triton's adds up: fewer where they have many tiles."""
+    return 128 if block[0] <= TILE_ROWS and block[1] <= TILE_COLUMNS else 8
 
 
 @functools.cache

@@ -1,87 +1,38 @@
 """Products of mixtures: on units of FP8 where they can multiply the operands, else decoded.
 
 A narrow value times the inverse of its scale is the operand, on every device; units of FP8 multiply
-the narrow values and the inverse scales apart, which rounds at other places.
+the narrow values and the inverse scales apart, which rounds at other places. Of BF16 and FP16
+activations, a kernel on a GPU chooses by itself (triton_product.py); of FP32 ones, the host does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType
 
-from ...numerics import E4M3, E5M2, Format
-from ...numerics.mixture import Mixture
+from ...numerics import E4M3, E5M2
 from .. import backend, bf16_product
 from ..head import fp8
-from . import decode
 from .job import DecodeJob
+from .operand import Operand, ProductJob
 from .tiles import row_tiles
 
 _FP8 = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 # FP32 of an operand that are decoded at a time. Of a weight of 4096 x 4096, 2 MiB at a time take
 # twice as long, because each call takes a third of a millisecond; 16 MiB take as long as 8.
 TILE_BYTES = 8 * 1024 * 1024
+# Dtypes of a bias that the kernel reads.
+_ADDED = (torch.float32, torch.bfloat16, torch.float16)
 # The most and the least exponent of a factor that is a normal number, as its inverse is.
 _EXPONENTS = range(-126, 127)
 # What cuBLAS wants of the contracted size and of the columns.
 _MULTIPLE = 16
 # Values along the contraction that share a scale, in cuBLAS's finest scaling by FP32.
 _TILE = 128
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A factor of a product, ``(rows, k)`` after its transposition.
-
-    Attributes:
-        mixture: The matrix.
-        sole: Name of the format that all of it is in, ``None`` for several.
-        transposed: The contraction runs over the rows of ``mixture`` instead of its columns.
-    """
-
-    mixture: Mixture
-    sole: str | None
-    transposed: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and contracted size."""
-        return self._turn(self.mixture.shape)
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Rows and contracted size of a block."""
-        return self._turn(self.mixture.block)
-
-    def values(self) -> Tensor:
-        """FP32 (rows, k)."""
-        found = decode(self.mixture)
-        return found.t() if self.transposed else found
-
-    def codes(self) -> Tensor:
-        """The narrow values, uint8 (rows, k), contiguous; for operands wholly in one format."""
-        codes = self.mixture.codes
-        return codes.t().contiguous() if self.transposed else codes
-
-    @property
-    def format(self) -> Format | None:
-        """The narrow format that all of it is in, ``None`` for several or a wide one."""
-        return next((fmt for fmt in self.mixture.formats if fmt.name == self.sole), None)
-
-    def inverse_scales(self) -> Tensor:
-        """FP32 (block rows, blocks along k); of operands that are wholly in one narrow format."""
-        assert self.format is not None
-        index = self.mixture.formats.index(self.format)
-        found = self.mixture.scales(index).inverse_per_block()
-        return found.t() if self.transposed else found
-
-    def _turn(self, pair: tuple[int, int] | torch.Size) -> tuple[int, int]:
-        first, second = pair
-        return (second, first) if self.transposed else (first, second)
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -93,7 +44,7 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
         dtype: Dtype of the activations. Decoded values are rounded to it before they are multiplied
             if it is BF16 or FP16 on a GPU. If it is BF16 on a CPU with units of BF16, they are
             unless a mantissa that all scales share can be left to the result.
-        bias: (columns,), added in the dtype of the result where that is ``dtype``, else in FP32
+        bias: (columns,), added before the result is rounded to ``dtype``, or to the result
             (default: nothing).
 
     Returns:
@@ -102,29 +53,35 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
     device = a.mixture.codes.device
     if device.type == "cpu" and dtype == torch.bfloat16 and bf16_product.units_at(device):
         return _bf16_product(a, b, bias)
+    has_kernel = device.type == "cuda" and backend.choose(device).backend == "triton"
+    if has_kernel and dtype != torch.float32:
+        if bias is not None and bias.dtype not in _ADDED:
+            bias = bias.float()
+        job = ProductJob(a, b, dtype, bias, units=fp8.units_at(device))
+        if job.step is not None:
+            multiplied: Tensor = backend.run("mixture", job)
+            return multiplied
     found = _product(a, b, dtype)
     return found if bias is None else found + bias.to(found.dtype)
 
 
 def _product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     device = a.mixture.codes.device
-    if fp8.units_at(device):
-        scaling = scaling_of(a, b, dtype, tiles=has_tiles(device))
+    if dtype == torch.float32 and fp8.units_at(device):
+        scaling = scaling_of(a, b, tiles=has_tiles(device))
         if scaling is not None:
-            return unit_product(a, b, dtype, scaling)
+            return unit_product(a, b, scaling)
     if device.type == "cpu":
         return _tiled_product(a.values(), b)
-    left, right = a.values(), b.values()
-    if left.is_cuda and dtype != torch.float32:
-        return left.to(dtype) @ right.to(dtype).t()
-    return left @ right.t()
+    rounded = dtype if device.type == "cuda" else torch.float32
+    return a.values(rounded) @ b.values(rounded).t()
 
 
 def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     """``a @ b.T + bias`` in BF16, from operands that are BF16 numbers or rounded to them."""
     (left, of_left), (right, of_right) = _in_bf16(a), _in_bf16(b)
     scale, added = of_left * of_right, None if bias is None else bias.float()
-    rows, a_scale = _stored_values(left) or (_bf16_values(left), 1.0)
+    rows, a_scale = _stored_values(left) or (left.values(torch.bfloat16), 1.0)
     out = rows.new_empty(rows.shape[0], b.shape[0], dtype=torch.bfloat16)
     columns = _stored_values(right)
     if columns is not None:
@@ -139,7 +96,7 @@ def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     tiles = list(row_tiles(right.mixture, max(1, TILE_BYTES // (2 * right.mixture.shape[1]))))
     if not b.transposed:
         for tile, part in tiles:
-            values = _bf16_values(replace(right, mixture=part))
+            values = replace(right, mixture=part).values(torch.bfloat16)
             bf16_product.bf16_mm(
                 *(rows, values.t(), out[:, tile]),
                 a_scale=a_scale,
@@ -148,12 +105,12 @@ def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
             )
         return out
     if len(tiles) == 1:
-        values = _bf16_values(right).t()
+        values = right.values(torch.bfloat16).t()
         return bf16_product.bf16_mm(rows, values, out, a_scale=a_scale, out_scale=scale, bias=added)
     # The contraction runs over the tiles.
     sums = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     for tile, part in tiles:
-        values = _bf16_values(replace(right, mixture=part)).t()
+        values = replace(right, mixture=part).values(torch.bfloat16).t()
         sums.add_(bf16_product.bf16_mm(rows[:, tile], values, a_scale=a_scale))
     sums.mul_(scale)
     return out.copy_(sums if added is None else sums.add_(added))
@@ -186,14 +143,6 @@ def _stored_values(operand: Operand) -> tuple[Tensor, float] | None:
     return codes.t() if operand.transposed else codes, 2.0**-exponent
 
 
-def _bf16_values(operand: Operand) -> Tensor:
-    """BF16 (rows, k)."""
-    mixture = operand.mixture
-    room = torch.empty(mixture.shape, dtype=torch.bfloat16, device=mixture.codes.device)
-    found: Tensor = backend.run("mixture", DecodeJob(mixture, room))
-    return found.t() if operand.transposed else found
-
-
 def _tiled_product(left: Tensor, b: Operand) -> Tensor:
     """``left @ b.T`` in FP32, where ``b`` is never decoded as a whole."""
     width = b.mixture.shape[1]
@@ -224,13 +173,12 @@ def has_tiles(device: torch.device) -> bool:
     return hopper and _cuda_version() >= (12, 9)
 
 
-def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, *, tiles: bool) -> ScalingType | None:
-    """The kind of scales with which units of FP8 multiply two operands.
+def scaling_of(a: Operand, b: Operand, *, tiles: bool) -> ScalingType | None:
+    """The kind of scales with which units of FP8 multiply two operands to FP32.
 
     Args:
         a: (rows, k).
         b: (columns, k).
-        dtype: Dtype of ``a @ b.T``.
         tiles: Whether the units take scales of tiles.
 
     Returns:
@@ -240,17 +188,13 @@ def scaling_of(a: Operand, b: Operand, dtype: torch.dtype, *, tiles: bool) -> Sc
     if a.format not in _FP8 or b.format not in _FP8 or a.format == b.format == E5M2:
         return None
     if _is_tensorwise(a) and _is_tensorwise(b):
-        return None if dtype == torch.float16 else ScalingType.TensorWise
-    if not a.format == b.format == E4M3:
-        return None
-    if _is_rowwise(a) and _is_rowwise(b) and dtype == torch.bfloat16:
-        return ScalingType.RowWise
-    tiled = tiles and _is_tiled(a) and _is_tiled(b)
-    return ScalingType.BlockWise1x128 if tiled and dtype != torch.float16 else None
+        return ScalingType.TensorWise
+    tiled = tiles and a.format == b.format == E4M3 and _is_tiled(a) and _is_tiled(b)
+    return ScalingType.BlockWise1x128 if tiled else None
 
 
-def unit_product(a: Operand, b: Operand, dtype: torch.dtype, scaling: ScalingType) -> Tensor:
-    """``a @ b.T`` in ``dtype``, with scales as :func:`scaling_of` says."""
+def unit_product(a: Operand, b: Operand, scaling: ScalingType) -> Tensor:
+    """``a @ b.T`` in FP32, with scales as :func:`scaling_of` says."""
     rows, columns = a.shape[0], b.shape[0]
     tiled = scaling == ScalingType.BlockWise1x128
     width = _TILE if tiled else _MULTIPLE
@@ -259,18 +203,15 @@ def unit_product(a: Operand, b: Operand, dtype: torch.dtype, scaling: ScalingTyp
     right = _padded(b, _MULTIPLE, width)
     of_left = _scales(a, left.shape[0], scaling)
     of_right = _scales(b, right.shape[0], scaling)
-    if scaling == ScalingType.RowWise:
-        of_right = of_right.t()
-    result = F.scaled_mm(left, right.t(), of_left, scaling, of_right, scaling, output_dtype=dtype)
+    result = F.scaled_mm(
+        *(left, right.t(), of_left, scaling, of_right, scaling),
+        output_dtype=torch.float32,
+    )
     return result[:rows, :columns]
 
 
 def _is_tensorwise(operand: Operand) -> bool:
     return operand.mixture.exponents.numel() == 1
-
-
-def _is_rowwise(operand: Operand) -> bool:
-    return operand.block == (1, operand.shape[1])
 
 
 def _is_tiled(operand: Operand) -> bool:
@@ -290,15 +231,13 @@ def _padded(operand: Operand, height: int, width: int) -> Tensor:
 
 
 def _scales(operand: Operand, rows: int, scaling: ScalingType) -> Tensor:
-    """FP32: (), (rows, 1), or (rows, tiles) with a column's scales next to each other in memory."""
+    """FP32: (), or (rows, tiles) with a column's scales next to each other in memory."""
     inverse = operand.inverse_scales()
     if scaling == ScalingType.TensorWise:
         return inverse.reshape(())
-    if scaling == ScalingType.BlockWise1x128:
-        height, width = operand.block
-        tiles = torch.arange(0, operand.shape[1], _TILE, device=inverse.device)
-        inverse = inverse[:, tiles // width].repeat_interleave(height, 0)
-    inverse = inverse[: operand.shape[0]]
+    height, width = operand.block
+    tiles = torch.arange(0, operand.shape[1], _TILE, device=inverse.device)
+    inverse = inverse[:, tiles // width].repeat_interleave(height, 0)[: operand.shape[0]]
     padded = F.pad(inverse, (0, 0, 0, rows - inverse.shape[0]), value=1.0)
     return padded.t().contiguous().t() if padded.shape[1] > 1 else padded.contiguous()
 

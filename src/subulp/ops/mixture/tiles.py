@@ -15,6 +15,7 @@ def row_tiles(mixture: Mixture, rows: int) -> Iterator[tuple[slice, Mixture]]:
 
     Runs end where groups of blocks do: of larger groups, there are fewer runs.
     """
+    mixture = mixture.trimmed()
     height, width = mixture.shape
     if grid_of(mixture.shape, mixture.block) == (1, 1):
         # A single block: its wide numbers, if it is wide, follow each other row by row.

@@ -166,11 +166,21 @@ def nearest(x, fmt: tl.constexpr):
     if fmt == "fp32":
         code = x.to(tl.uint32, bitcast=True)
     else:
-        almost_half: tl.constexpr = (1 << (fraction_bits(fmt) - 1)) - 1
-        where = position(magnitude_of(x), fmt)
-        where += almost_half + ((where >> fraction_bits(fmt)) & 1)
-        rounded = tl.minimum(where >> fraction_bits(fmt), max_code(fmt))
-        code = restore_special(rounded.to(tl.uint32), x, fmt)
+        magnitude = magnitude_of(x)
+        if fmt == "bf16":
+            rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16
+        else:
+            # As position, in 32 bits: a significand more than two steps below the grid rounds to
+            # zero, however far below it lies.
+            field = magnitude >> 23
+            grid = tl.maximum(field, first_normal(fmt))
+            significand = (magnitude & 0x7FFFFF) | 0x800000
+            dropped = tl.minimum(grid - field + (23 - mantissa_bits(fmt)), 26)
+            odd = (significand >> dropped) & 1
+            almost_half = (tl.full(x.shape, 1, tl.uint32) << (dropped - 1)) - 1
+            rounded = (significand + almost_half + odd) >> dropped
+            rounded += (grid - first_normal(fmt)) << mantissa_bits(fmt)
+        code = restore_special(tl.minimum(rounded, max_code(fmt)), x, fmt)
     return code
 
 

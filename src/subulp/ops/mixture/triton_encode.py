@@ -1,0 +1,685 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Encoding in Triton: four launches, and nothing that the host waits for.
+
+1. ``measure_kernel``: magnitudes of tiles.
+2. ``blocks_kernel``: of blocks, of groups and of the tensor, whose mantissas are known then.
+3. ``candidates_kernel``: errors of tiles, and codes of the first format, which most have.
+4. ``write_kernel``: some programs decide about blocks and write what is known of them; the others
+   decide about their tiles, and write those of other types.
+
+Where a tensor decides that has more than 65,536 blocks, ``chunks_kernel`` adds up their errors
+first. Lower bytes of wide numbers lie at their places: how many there are, the host need not know.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...numerics import format_of
+from ...numerics.mixture import mantissa_rows, wide_format_of
+from ...numerics.partition import grid_of
+from ..triton import codec
+from . import triton_recipe as recipes
+from . import triton_scales as scales
+from .job import EncodeJob, part_of
+from .triton_tiles import Tiles, launch, load, place, steps, sums_of_tiles, warps_of
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+# Programs that look for tiles of other types: enough to fill a device several times.
+_WRITERS = 2048
+# Numbers of tiles that a program reads at once, all of a block if there are no more.
+_READ = 128
+TILES = 16
+
+
+def encode(job: EncodeJob) -> tuple[Tensor, ...]:
+    """The stored tensors, and the numbers of a summary, of each part of the blocks."""
+    tiles = Tiles(job.x.shape, job.block)
+    down, across = tiles.grid
+    work = _Work(job, tiles)
+    recipe, count = job.recipe, len(job.recipe.formats)
+    whole = recipe.granularity == "tensor"
+    groups = (1, 1) if job.scaling == "e8m0" else grid_of(tiles.grid, job.groups)
+    codes = work.empty(torch.uint8, *job.x.shape)
+    low = work.empty(torch.uint8, *job.x.shape)
+    types = work.empty(torch.uint8, *((1, 1) if whole else tiles.grid))
+    mantissa = work.empty(torch.float32, 1 + max(mantissa_rows(recipe.formats)), *groups)
+    exponents = work.empty(torch.int8, down, across)
+    parts = triton.cdiv(tiles.blocks, part_of(job.block))
+    numbers = work.empty(torch.float64, parts, 2 * count + 8)
+    work.measure()
+    work.candidates(codes)
+    work.write(codes, low, types, mantissa, exponents, numbers)
+    return codes, types, mantissa, exponents, low, numbers
+
+
+class _Work:
+    """The launches over one matrix."""
+
+    def __init__(self, job: EncodeJob, tiles: Tiles) -> None:
+        self._job, self._tiles = job, tiles
+        self._x = job.x.view(WORDS[job.x.dtype.itemsize])
+        self._recipe = recipes.name_of(job.recipe)
+        # Largest and smallest magnitudes, and counts of non-zero values.
+        self._of_tiles = [self.empty(torch.int32, tiles.count) for _ in range(3)]
+        self._of_blocks = [
+            self.empty(dtype, tiles.blocks) for dtype in (torch.float32, torch.float32, torch.int64)
+        ]
+        self._whole = self.empty(torch.int64, 3)
+        groups = grid_of(tiles.grid, job.groups)
+        self._groups = self.empty(torch.int32, *(groups if job.scaling == "gam" else (1, 1)))
+        self._group_sizes = (*job.groups, groups[1])
+        formats = len(job.recipe.candidates)
+        self._sums = self.empty(torch.float32, formats, tiles.count)
+
+    def empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._job.device)
+
+    def measure(self) -> None:
+        """Magnitudes of tiles, blocks, groups and the tensor."""
+        job, tiles = self._job, self._tiles
+        launch(
+            measure_kernel,
+            (tiles.programs,),
+            job.device,
+            *(self._x, *self._of_tiles, self._groups, self._whole, self._groups.numel()),
+            *(*job.x.stride(), *tiles.sizes),
+            FORMAT=format_of(job.x.dtype).name,
+            **tiles.layout,
+            num_warps=warps_of(tiles.layout),
+        )
+        at_once = 1 if tiles.is_block else TILES
+        launch(
+            blocks_kernel,
+            (triton.cdiv(tiles.blocks, _READ // at_once),),
+            job.device,
+            *(*self._of_tiles, *self._of_blocks, self._groups, self._whole),
+            *(tiles.blocks, tiles.grid[1], *tiles.per_block, *self._group_sizes),
+            TILES=at_once,
+            BLOCKS=_READ // at_once,
+            GROUPS="none"
+            if job.scaling != "gam"
+            else "one"
+            if self._groups.numel() == 1
+            else "many",
+        )
+
+    def candidates(self, codes: Tensor) -> None:
+        """Errors of tiles in every candidate, and codes of the first."""
+        job, tiles = self._job, self._tiles
+        launch(
+            candidates_kernel,
+            (tiles.programs, triton.cdiv(self._sums.shape[0], 2)),
+            job.device,
+            *(self._x, self._of_blocks[0], self._groups, codes, self._sums, tiles.count),
+            *(*job.x.stride(), *tiles.sizes, *self._group_sizes),
+            FORMAT=format_of(job.x.dtype).name,
+            RECIPE=self._recipe,
+            METRIC=job.metric,
+            SCALING=job.scaling,
+            **tiles.layout,
+            num_warps=warps_of(tiles.layout),
+        )
+
+    def write(self, *stored: Tensor) -> None:
+        """Types, and all that follows from them."""
+        mantissa, numbers = stored[3], stored[5]
+        job, tiles = self._job, self._tiles
+        chunks = triton.cdiv(tiles.blocks, recipes.CHUNK)
+        asked = "one" if chunks == 1 else "few" if chunks <= recipes.FEW else "many"
+        blocks = *self._of_blocks, self._whole, self._sums
+        sizes = tiles.count, chunks, tiles.blocks, tiles.grid[1], *tiles.per_block
+        of_chunks = self._sums
+        if job.recipe.granularity == "tensor" and asked == "many":
+            of_chunks = self.empty(torch.float32, self._sums.shape[0], chunks)
+            launch(
+                chunks_kernel,
+                (triton.cdiv(chunks, recipes.FEW), self._sums.shape[0]),
+                job.device,
+                *(self._sums, of_chunks, *sizes),
+                IS_BLOCK=tiles.is_block,
+            )
+        parts = numbers.shape[0]
+        launch(
+            write_kernel,
+            (parts + min(_WRITERS, tiles.programs),),
+            job.device,
+            *(self._x, *blocks, of_chunks, self._groups, *stored),
+            *(job.threshold, parts, tiles.programs, tiles.count, chunks, tiles.blocks),
+            *(
+                mantissa.shape[1] * mantissa.shape[2],
+                *job.x.stride(),
+                *tiles.sizes,
+                *self._group_sizes,
+            ),
+            FORMAT=format_of(job.x.dtype).name,
+            RECIPE=self._recipe,
+            SCALING=job.scaling,
+            WIDE=wide_format_of(job.x.dtype).name,
+            PART=part_of(job.block),
+            IS_BLOCK=tiles.is_block,
+            CHUNKS=asked,
+            **tiles.layout,
+            num_warps=warps_of(tiles.layout),
+        )
+
+
+# ------------------------------------------------------------------------------------- the kernels
+
+
+@triton.jit
+def measure_kernel(
+    x,
+    largest,
+    smallest,
+    counts,
+    groups,
+    whole,
+    group_count,
+    stride_row,
+    stride_column,
+    rows,
+    columns,
+    block_rows,
+    block_columns,
+    across,
+    tiles_down,
+    tiles_across,
+    FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    row, inside, start, end, _block, tile, exists = place(
+        tl.program_id(0), rows, columns, block_rows, block_columns, across, tiles_down,
+        tiles_across, ROWS, BY_ROW, SPAN,
+    )  # fmt: skip
+    # What the next launch begins with; there are no more groups than tiles.
+    tl.store(groups + tile, tl.zeros(tile.shape, tl.int32), mask=exists & (tile < group_count))
+    number = tl.arange(0, 4)
+    first = number < tl.where(tl.program_id(0) == 0, 3, 0)
+    tl.store(whole + number, tl.where(number == 1, 0x7F800000, 0).to(tl.int64), mask=first)
+    most = tl.zeros((ROWS, LANES), tl.int32)
+    least = tl.full((ROWS, LANES), 0x7FFFFFFF, tl.int32)
+    count = tl.zeros((ROWS, LANES), tl.int32)
+    for begin in range(start, end, LANES):
+        column = begin + tl.arange(0, LANES)
+        _at, here = steps(row, inside, column, end, columns)
+        value = load(x, row, column, here, stride_row, stride_column, FORMAT)
+        magnitude = codec.magnitude_of(value).to(tl.int32)
+        some = magnitude != 0
+        most = tl.maximum(most, magnitude)
+        least = tl.minimum(least, tl.where(some, magnitude, 0x7FFFFFFF))
+        count += some.to(tl.int32)
+    most_, least_, count_ = tl.max(most, 1), tl.min(least, 1), tl.sum(count, 1)
+    if not BY_ROW:
+        most_ = tl.max(most_, 0, keep_dims=True)
+        least_ = tl.min(least_, 0, keep_dims=True)
+        count_ = tl.sum(count_, 0, keep_dims=True)
+    tl.store(largest + tile, most_, mask=exists)
+    tl.store(smallest + tile, least_, mask=exists)
+    tl.store(counts + tile, count_, mask=exists)
+
+
+@triton.jit
+def blocks_kernel(
+    largest,
+    smallest,
+    counts,
+    amax,
+    least,
+    counted,
+    groups,
+    whole,
+    blocks,
+    across,
+    tiles_down,
+    tiles_across,
+    group_rows,
+    group_columns,
+    groups_across,
+    TILES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    here = block < blocks
+    width = across * tiles_across
+    first = block // across * tiles_down * width + block % across * tiles_across
+    most = tl.zeros((BLOCKS, TILES), tl.int32)
+    few = tl.full((BLOCKS, TILES), 0x7F800000, tl.int32)
+    count = tl.zeros((BLOCKS, TILES), tl.int64)
+    for begin in range(0, tiles_down * tiles_across, TILES):
+        tile = begin + tl.arange(0, TILES)
+        at = first[:, None] + (tile // tiles_across * width + tile % tiles_across)[None, :]
+        some = here[:, None] & (tile < tiles_down * tiles_across)[None, :]
+        most = tl.maximum(most, tl.load(largest + at, mask=some, other=0))
+        few = tl.minimum(few, tl.load(smallest + at, mask=some, other=0x7F800000))
+        count += tl.load(counts + at, mask=some, other=0)
+    # Patterns of NaNs lie above infinity's.
+    top = tl.minimum(tl.max(most, 1), 0x7F800000)
+    finite = top < 0x7F800000
+    bottom = tl.where(finite, tl.min(few, 1), 0x7F800000)
+    total = tl.where(finite, tl.sum(count, 1), 0)
+    tl.store(amax + block, top.to(tl.float32, bitcast=True), mask=here)
+    tl.store(least + block, bottom.to(tl.float32, bitcast=True), mask=here)
+    tl.store(counted + block, total, mask=here)
+    # Of these, no order shows in the result.
+    tl.atomic_max(whole, tl.max(top, 0).to(tl.int64))
+    tl.atomic_min(whole + 1, tl.min(tl.where(here, bottom, 0x7F800000), 0).to(tl.int64))
+    tl.atomic_add(whole + 2, tl.sum(total, 0))
+    of_group = tl.where(finite, top, 0)
+    if GROUPS == "one":
+        tl.atomic_max(groups, tl.max(of_group, 0))
+    elif GROUPS == "many":
+        group = scales.group_of(block, across, group_rows, group_columns, groups_across)
+        tl.atomic_max(groups + group, of_group, mask=here)
+
+
+@triton.jit
+def term_of(scaled, code, counted, FORMAT: tl.constexpr, METRIC: tl.constexpr):
+    """The terms of a metric of ``numerics.metrics.KNOWN``."""
+    rounded = codec.value(code, FORMAT)
+    one = tl.full(scaled.shape, 1.0, tl.float32)
+    if METRIC == "underflow":
+        term = tl.where(rounded == 0.0, one, 0.0)
+    else:
+        inverse = tl.div_rn(one, tl.where(rounded == 0.0, one, tl.abs(scaled)))
+        term = tl.where(rounded == 0.0, one, tl.abs(scaled - rounded) * inverse)
+        if METRIC == "squared-relative-error":
+            term = term * term
+    return tl.where(counted, term, 0.0)
+
+
+@triton.jit
+def scale_of(
+    amax,
+    groups,
+    block,
+    across,
+    group_rows,
+    group_columns,
+    groups_across,
+    FORMAT: tl.constexpr,
+    SCALING: tl.constexpr,
+):
+    """Scales of blocks."""
+    largest = tl.load(amax + block)
+    shared = scales.shared_of(
+        largest, groups, block, across, group_rows, group_columns, groups_across, FORMAT, SCALING
+    )
+    return scales.join(shared, scales.exponent_of(largest, shared, FORMAT))
+
+
+@triton.jit
+def errors_of(
+    first: tl.constexpr,
+    x,
+    amax,
+    groups,
+    codes,
+    sums,
+    tiles,
+    stride_row,
+    stride_column,
+    rows,
+    columns,
+    block_rows,
+    block_columns,
+    across,
+    tiles_down,
+    tiles_across,
+    group_rows,
+    group_columns,
+    groups_across,
+    FORMAT: tl.constexpr,
+    RECIPE: tl.constexpr,
+    METRIC: tl.constexpr,
+    SCALING: tl.constexpr,
+    ROWS: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """Sums of tiles in two candidates, from one read."""
+    row, inside, start, end, block, tile, exists = place(
+        tl.program_id(0), rows, columns, block_rows, block_columns, across, tiles_down,
+        tiles_across, ROWS, BY_ROW, SPAN,
+    )  # fmt: skip
+    both: tl.constexpr = first + 1 < recipes.candidates(RECIPE)
+    one: tl.constexpr = recipes.candidate(RECIPE, first)
+    other: tl.constexpr = recipes.candidate(RECIPE, first + 1 if both else first)
+    finite = (tl.load(amax + block) < float("inf"))[:, None]
+    factor = scale_of(
+        amax, groups, block, across, group_rows, group_columns, groups_across, one, SCALING
+    )[:, None]
+    factor2 = scale_of(
+        amax, groups, block, across, group_rows, group_columns, groups_across, other, SCALING
+    )[:, None]
+    total = tl.zeros((ROWS, LANES), tl.float32)
+    total2 = tl.zeros((ROWS, LANES), tl.float32)
+    for begin in range(start, end, LANES):
+        column = begin + tl.arange(0, LANES)
+        at, here = steps(row, inside, column, end, columns)
+        value = load(x, row, column, here, stride_row, stride_column, FORMAT)
+        counted = (codec.magnitude_of(value) != 0) & finite
+        # Blocks that are not finite have no errors.
+        scaled = tl.where(finite, value * factor, 0.0)
+        code = codec.nearest(scaled, one)
+        if first == 0:
+            tl.store(codes + at, code.to(tl.uint8), mask=here)
+        total += term_of(scaled, code, counted, one, METRIC)
+        if both:
+            scaled = tl.where(finite, value * factor2, 0.0)
+            total2 += term_of(scaled, codec.nearest(scaled, other), counted, other, METRIC)
+    of_tiles = sums_of_tiles(total, LANES, ROWS, BY_ROW)
+    tl.store(sums + tl.cast(tiles, tl.int64) * first + tile, of_tiles, mask=exists)
+    if both:
+        of_tiles = sums_of_tiles(total2, LANES, ROWS, BY_ROW)
+        tl.store(sums + tl.cast(tiles, tl.int64) * (first + 1) + tile, of_tiles, mask=exists)
+
+
+@triton.jit
+def candidates_kernel(
+    x,
+    amax,
+    groups,
+    codes,
+    sums,
+    tiles,
+    stride_row,
+    stride_column,
+    rows,
+    columns,
+    block_rows,
+    block_columns,
+    across,
+    tiles_down,
+    tiles_across,
+    group_rows,
+    group_columns,
+    groups_across,
+    FORMAT: tl.constexpr,
+    RECIPE: tl.constexpr,
+    METRIC: tl.constexpr,
+    SCALING: tl.constexpr,
+    ROWS: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    pairs: tl.constexpr = (recipes.candidates(RECIPE) + 1) // 2
+    for pair in tl.static_range(pairs):
+        if tl.program_id(1) == pair:
+            errors_of(
+                2 * pair, x, amax, groups, codes, sums, tiles, stride_row, stride_column, rows,
+                columns, block_rows, block_columns, across, tiles_down, tiles_across, group_rows,
+                group_columns, groups_across, FORMAT, RECIPE, METRIC, SCALING, ROWS, BY_ROW, LANES,
+                SPAN,
+            )  # fmt: skip
+
+
+@triton.jit
+def chunks_kernel(
+    sums,
+    of_chunks,
+    tiles,
+    chunks,
+    blocks,
+    across,
+    tiles_down,
+    tiles_across,
+    IS_BLOCK: tl.constexpr,
+):
+    chunk = tl.program_id(0) * 16 + tl.arange(0, 16)
+    candidate = tl.program_id(1).to(tl.int64)
+    found = recipes.sums_of_chunks(
+        sums + candidate * tiles, chunk, blocks, across, tiles_down, tiles_across, IS_BLOCK
+    )
+    tl.store(of_chunks + candidate * chunks + chunk, found, mask=chunk < chunks)
+
+
+@triton.jit
+def write_scales(
+    mantissa,
+    exponents,
+    types,
+    here,
+    amax,
+    groups,
+    block,
+    group_count,
+    across,
+    group_rows,
+    group_columns,
+    groups_across,
+    RECIPE: tl.constexpr,
+    SCALING: tl.constexpr,
+):
+    """Exponents of these blocks, and mantissas of as many groups."""
+    largest = tl.load(amax + block, mask=here, other=0.0)
+    for i in tl.static_range(recipes.narrow_formats(RECIPE)):
+        shared = scales.shared_of(
+            largest, groups, tl.where(here, block, 0), across, group_rows, group_columns,
+            groups_across, recipes.candidate(RECIPE, i), SCALING,
+        )  # fmt: skip
+        own = scales.exponent_of(largest, shared, recipes.candidate(RECIPE, i))
+        if i == 0:
+            # That of wide blocks too.
+            exponent = own
+        exponent = tl.where(types == i, own, exponent)
+    tl.store(exponents + block, exponent.to(tl.int8), mask=here)
+    here = block < group_count
+    of_group = tl.where(largest < float("inf"), largest, 0.0)
+    if SCALING == "gam":
+        of_group = tl.load(groups + block, mask=here, other=0).to(tl.float32, bitcast=True)
+    for row in tl.static_range(recipes.mantissas(RECIPE)):
+        found = scales.mantissa_of(of_group, recipes.format_of_mantissa(RECIPE, row), SCALING)
+        found = found.to(tl.float32, bitcast=True)
+        tl.store(mantissa + row * group_count + block, found, mask=here)
+
+
+@triton.jit
+def write_tile(
+    x,
+    codes,
+    low,
+    types,
+    row,
+    inside,
+    start,
+    end,
+    columns,
+    block,
+    amax,
+    groups,
+    stride_row,
+    stride_column,
+    across,
+    group_rows,
+    group_columns,
+    groups_across,
+    FORMAT: tl.constexpr,
+    RECIPE: tl.constexpr,
+    SCALING: tl.constexpr,
+    WIDE: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Numbers of a program's rows that are of other types than the first."""
+    last: tl.constexpr = recipes.narrow_formats(RECIPE)
+    for i in tl.static_range(1, last + 1):
+        if tl.max((types == i).to(tl.int32), 0) > 0:
+            mine = inside & (types == i)
+            if i < last:
+                factor = scale_of(
+                    amax, groups, block, across, group_rows, group_columns, groups_across,
+                    recipes.candidate(RECIPE, i), SCALING,
+                )[:, None]  # fmt: skip
+            for begin in range(start, end, LANES):
+                column = begin + tl.arange(0, LANES)
+                at, here = steps(row, mine, column, end, columns)
+                value = load(x, row, column, here, stride_row, stride_column, FORMAT)
+                if i < last:
+                    code = codec.nearest(value * factor, recipes.candidate(RECIPE, i))
+                else:
+                    both = codec.nearest(value, WIDE)
+                    code = both >> 8
+                    tl.store(low + at, (both & 0xFF).to(tl.uint8), mask=here)
+                tl.store(codes + at, code.to(tl.uint8), mask=here)
+
+
+@triton.jit
+def write_numbers(
+    numbers,
+    types,
+    here,
+    amax,
+    least,
+    counted,
+    sums,
+    block,
+    tiles,
+    rows,
+    columns,
+    block_rows,
+    block_columns,
+    across,
+    tiles_down,
+    tiles_across,
+    RECIPE: tl.constexpr,
+    IS_BLOCK: tl.constexpr,
+):
+    """What a summary is made of, as ``numerics.mixture.numbers_of``, of these blocks."""
+    last: tl.constexpr = recipes.narrow_formats(RECIPE)
+    height = tl.minimum(block_rows, rows - block // across * block_rows)
+    width = tl.minimum(block_columns, columns - block % across * block_columns)
+    size = height.to(tl.int64) * width
+    count = tl.load(counted + block, mask=here, other=0)
+    narrow = tl.zeros(block.shape, tl.float64)
+    for i in tl.static_range(last + 1):
+        mine = here & (types == i)
+        tl.store(numbers + 2 * i, tl.sum(mine.to(tl.int64), 0).to(tl.float64))
+        tl.store(numbers + 2 * i + 1, tl.sum(tl.where(mine, size, 0), 0).to(tl.float64))
+        if i < last:
+            of_blocks = sums + tl.cast(tiles, tl.int64) * i
+            found = recipes.sums_of_blocks(
+                of_blocks, block, mine, across, tiles_down, tiles_across, IS_BLOCK
+            )
+            narrow += found.to(tl.float64)
+    numbers += 2 * (last + 1)
+    found = recipes.sums_of_blocks(
+        sums, block, here, across, tiles_down, tiles_across, IS_BLOCK
+    )  # fmt: skip
+    inf = float("inf")
+    tl.store(numbers, tl.sum(narrow, 0))
+    tl.store(numbers + 1, tl.sum(tl.where(types < last, count, 0), 0).to(tl.float64))
+    tl.store(numbers + 2, tl.sum(found.to(tl.float64), 0))
+    tl.store(numbers + 3, tl.sum(count, 0).to(tl.float64))
+    most, few = tl.load(amax + block, mask=here, other=0.0), tl.load(least + block, here, inf)
+    tl.store(numbers + 4, tl.max(most, 0).to(tl.float64))
+    tl.store(numbers + 5, tl.min(few, 0).to(tl.float64))
+
+
+@triton.jit
+def write_kernel(
+    x,
+    amax,
+    least,
+    counted,
+    whole,
+    sums,
+    of_chunks,
+    groups,
+    codes,
+    low,
+    types,
+    mantissa,
+    exponents,
+    numbers,
+    threshold,
+    parts,
+    programs,
+    tiles,
+    chunks,
+    blocks,
+    group_count,
+    stride_row,
+    stride_column,
+    rows,
+    columns,
+    block_rows,
+    block_columns,
+    across,
+    tiles_down,
+    tiles_across,
+    group_rows,
+    group_columns,
+    groups_across,
+    FORMAT: tl.constexpr,
+    RECIPE: tl.constexpr,
+    SCALING: tl.constexpr,
+    WIDE: tl.constexpr,
+    PART: tl.constexpr,
+    IS_BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    program = tl.program_id(0)
+    of_tensor: tl.constexpr = recipes.is_of_tensor(RECIPE)
+    if program < parts:
+        each = program * PART + tl.arange(0, PART)
+        here = each < blocks
+        decided = recipes.types_of(
+            each, here, amax, least, counted, whole, sums, of_chunks, threshold, tiles, chunks,
+            blocks, across, tiles_down, tiles_across, RECIPE, IS_BLOCK, CHUNKS,
+        )  # fmt: skip
+        if of_tensor:
+            one = tl.arange(0, 1)
+            tl.store(types + one, decided.to(tl.uint8), mask=program + one == 0)
+            decided = tl.broadcast_to(decided, (PART,))
+        else:
+            tl.store(types + each, decided.to(tl.uint8), mask=here)
+        write_scales(
+            mantissa, exponents, decided, here, amax, groups, each, group_count, across, group_rows,
+            group_columns, groups_across, RECIPE, SCALING,
+        )  # fmt: skip
+        fields: tl.constexpr = 2 * recipes.narrow_formats(RECIPE) + 8
+        write_numbers(
+            numbers + program * fields, decided, here, amax, least, counted, sums, each, tiles,
+            rows, columns, block_rows, block_columns, across, tiles_down, tiles_across, RECIPE,
+            IS_BLOCK,
+        )  # fmt: skip
+    else:
+        of_all = tl.zeros((1,), tl.int32)
+        if of_tensor:
+            of_all = recipes.types_of(
+                of_all, of_all == 0, amax, least, counted, whole, sums, of_chunks,
+                threshold, tiles, chunks, blocks, across, tiles_down, tiles_across, RECIPE,
+                IS_BLOCK, CHUNKS,
+            )  # fmt: skip
+        for mine in range(program - parts, programs, tl.num_programs(0) - parts):
+            row, inside, start, end, block, _tile, _exists = place(
+                mine, rows, columns, block_rows, block_columns, across, tiles_down, tiles_across,
+                ROWS, BY_ROW, SPAN,
+            )  # fmt: skip
+            if of_tensor:
+                of_tile = tl.broadcast_to(of_all, block.shape)
+            else:
+                of_tile = recipes.types_of(
+                    block, block >= 0, amax, least, counted, whole, sums, of_chunks, threshold,
+                    tiles, chunks, blocks, across, tiles_down, tiles_across, RECIPE, IS_BLOCK,
+                    CHUNKS,
+                )  # fmt: skip
+            write_tile(
+                x, codes, low, of_tile, row, inside, start, end, columns, block, amax, groups,
+                stride_row, stride_column, across, group_rows, group_columns, groups_across,
+                FORMAT, RECIPE, SCALING, WIDE, LANES,
+            )  # fmt: skip
