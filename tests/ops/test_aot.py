@@ -6,6 +6,7 @@ import multiprocessing
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -53,21 +54,22 @@ def compiler(tmp_path_factory) -> Iterator[ProcessPoolExecutor]:
 
 def check(compiled) -> None:
     check_registers(compiled)
-    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", compiled.ptx)
+    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", compiled.text)
     assert not forbidden, "not IEEE arithmetic, or contracted"
 
 
 def check_registers(compiled) -> None:
     # Spilled registers lie on the stack.
-    assert compiled.resources["STACK"] == 0
-    assert compiled.resources["LOCAL"] == 0
+    found = compiled.resources()
+    assert found["stack"] == 0
+    assert found["local"] == 0
 
 
 @pytest.mark.parametrize("setup", ALL, ids=str)
 def test_hopper(compiler, setup):
     compiled = compiler.submit(aot_worker.compile_step, setup, 90).result()
     check(compiled)
-    assert re.search(r"ld\.global\.v[24]\.b32", compiled.ptx)
+    assert re.search(r"ld\.global\.v[24]\.b32", compiled.text)
 
 
 @pytest.mark.parametrize("capability", [80, 89, 100])
@@ -98,9 +100,9 @@ def test_shards(compiler, setup, capability):
 def test_scales(compiler, dtype):
     compiled = compiler.submit(aot_worker.compile_scales, "adam", dtype, 90).result()
     check(compiled)
-    assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
+    assert re.search(r"ld\.global\.v4\.b32", compiled.text)
     # 0.99 in FP64, as the host has it.
-    assert "0d3FEFAE147AE147AE" in compiled.ptx
+    assert "0d3FEFAE147AE147AE" in compiled.text
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["sought", "given"])
@@ -113,43 +115,56 @@ def test_scales_of_momenta(compiler, capability, given):
 def test_all_finite(compiler, dtype):
     compiled = compiler.submit(aot_worker.compile_all_finite, dtype, 90).result()
     check(compiled)
-    assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
+    assert re.search(r"ld\.global\.v4\.b32", compiled.text)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "capability", "aligned"),
+    ("dtype", "capability", "sizes"),
     [
         pytest.param(
-            *(dtype, capability, aligned),
-            id=f"{short(dtype)}-{capability}-{'aligned' if aligned else 'ragged'}",
-            marks=[] if capability == 90 or (aligned and dtype in (FP32, E4M3)) else NIGHTLY,
+            *(dtype, capability, sizes),
+            id=f"{short(dtype)}-{capability}-{'x'.join(map(str, sizes))}",
+            marks=[]
+            if capability == 90 or (sizes == aot_worker.MAIN and dtype in (FP32, E4M3))
+            else NIGHTLY,
         )
         for dtype in (FP32, BF16, FP16, E4M3)
         for capability in CAPABILITIES
-        for aligned in (True, False)
+        for sizes in (aot_worker.MAIN, aot_worker.RAGGED, aot_worker.ONES)
     ],
 )
-def test_head(compiler, dtype, capability, aligned):
-    compiled = compiler.submit(aot_worker.compile_head, dtype, capability, aligned).result()
+def test_head(compiler, dtype, capability, sizes):
+    compiled = compiler.submit(aot_worker.compile_head, dtype, capability, sizes).result()
     # The product is a sum of fused multiply-adds; the rounded operations after it are not.
     check_registers(compiled)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_head_of_bf16_operands(compiler, capability):
-    job = compiler.submit(aot_worker.compile_head, E4M3, capability, True, "bf16")
-    compiled = job.result()
+    call = partial(aot_worker.compile_head, E4M3, capability, products="bf16")
+    compiled = compiler.submit(call).result()
     check_registers(compiled)
     # Blackwell's have one name for both formats of 16 bits.
-    assert re.search(r"mma\S*(\.bf16|kind::f16)", compiled.ptx), "not on the units of BF16"
+    assert re.search(r"mma\S*(\.bf16|kind::f16)", compiled.text), "not on the units of BF16"
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("loss", [False, True])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_logistic(compiler, capability, loss, narrow):
-    for compiled in compiler.submit(aot_worker.compile_logistic, capability, loss, narrow).result():
-        check(compiled)
+    call = partial(aot_worker.compile_logistic, capability, loss=loss, narrow=narrow)
+    check(compiler.submit(call).result())
+
+
+@pytest.mark.parametrize("sizes", [aot_worker.RAGGED, aot_worker.ONES])
+def test_logistic_of_other_sizes(compiler, sizes):
+    call = partial(aot_worker.compile_logistic, 90, loss=True, narrow=True, sizes=sizes)
+    check(compiler.submit(call).result())
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_sum(compiler, capability):
+    check(compiler.submit(aot_worker.compile_sum, capability).result())
 
 
 TABLES = (
@@ -175,9 +190,17 @@ TABLES = (
     ],
 )
 def test_embedding(compiler, storage, rule, policy, dim, capability):
-    job = compiler.submit(aot_worker.compile_embedding, storage, rule, policy, capability, dim)
-    for compiled in job.result().values():
-        check(compiled)
+    table = storage, rule, policy, dim
+    for kernel in aot_worker.TABLE_KERNELS:
+        check(compiler.submit(aot_worker.compile_embedding, capability, kernel, table).result())
+
+
+@pytest.mark.parametrize("sizes", [(26, 1777), (3, 1), (1, 1)])
+@pytest.mark.parametrize("kernel", aot_worker.TABLE_KERNELS)
+def test_embedding_of_other_sizes(compiler, kernel, sizes):
+    """The last batch of an epoch is another kernel, and so is all that there is one of."""
+    table = "e4m3", "rowwise", "lru", 64
+    check(compiler.submit(aot_worker.compile_embedding, 90, kernel, table, sizes).result())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..triton import launch
 from ..triton.faults import report
 from .triton_rows import (
     constant,
@@ -52,7 +53,7 @@ def unused():
     return 2**63 - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def order_kernel(
     tables,
     features,
@@ -197,7 +198,7 @@ def sum_span(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def spans_kernel(
     tables,
     table_count,
@@ -233,7 +234,7 @@ def spans_kernel(
             tl.store(sums + window * BLOCK + element, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def update_kernel(
     tables,
     table_count,

@@ -144,7 +144,7 @@ def fused_update(
             as_fp32(job.weight_decay),
             1.0 / job.scale,
             address,
-            **options(job, aligned=dim % 8 == 0 and offset % 8 == 0),
+            **options(job, offset),
             enable_fp_fusion=False,
         )
 
@@ -152,13 +152,14 @@ def fused_update(
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def options(job: HeadJob, *, aligned: bool) -> dict[str, Any]:
-    """Constexpr arguments and compiler options of a launch."""
+def options(job: HeadJob, offset: int) -> dict[str, Any]:
+    """Constexpr arguments and compiler options of a launch, its first row at ``offset``."""
     return {
         "FORMAT": job.format.name,
         "RANDOM": job.rounding == "stochastic" and job.format.name != "fp32",
         "DECAY": job.weight_decay != 0.0,
-        "ALIGNED": aligned,
+        # Every row begins with a new counter of the random bits.
+        "ALIGNED": job.dim % 8 == 0 and offset % 8 == 0,
         # The interpreter takes BF16 numbers for integers.
         "UNITS": isinstance(update_kernel, triton.JITFunction),
         **BLOCKS,
@@ -167,15 +168,15 @@ def options(job: HeadJob, *, aligned: bool) -> dict[str, Any]:
     }
 
 
-def compile_for(capability: int, job: HeadJob, *, aligned: bool) -> Any:
-    """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
+def compile_for(target: launch.Target, job: HeadJob) -> Any:
+    """Compile the update of all of a job's rows ahead of time, see :func:`.launch.compile_for`."""
     word = {1: "*u8", 2: "*i16", 4: "*i32"}[job.rows.dtype.itemsize]
     operand = "*fp32" if job.products == "fp32" else "*bf16"
-    types = {"rows": word, "g": operand, "x": operand}
-    types |= dict.fromkeys(("labels", "dim", "batch"), "i32")
-    types |= dict.fromkeys(("lr", "weight_decay", "unit"), "fp32")
-    types["address"] = "*i64"
-    return launch.compile_for(update_kernel, capability, types, **options(job, aligned=aligned))
+    arguments: dict[str, str | int] = {"rows": word, "g": operand, "x": operand}
+    arguments |= {"labels": job.rows.shape[0], "dim": job.dim, "batch": job.x.shape[0]}
+    arguments |= dict.fromkeys(("lr", "weight_decay", "unit"), "fp32")
+    arguments["address"] = "*i64"
+    return launch.compile_for(update_kernel, target, arguments, **options(job, job.random.offset))
 
 
 @triton.jit

@@ -32,10 +32,10 @@ def add(terms: Tensor, parts: Tensor) -> None:
         sum_kernel[grid](terms, parts, terms.numel(), BLOCK=BLOCK, enable_fp_fusion=False)
 
 
-def compile_for(capability: int) -> Any:
-    """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
-    types = {"terms": "*fp64", "parts": "*fp64", "count": "i32"}
-    return launch.compile_for(sum_kernel, capability, types, BLOCK=BLOCK)
+def compile_for(target: launch.Target, count: int) -> Any:
+    """Compile the kernel for so many numbers ahead of time, see :func:`.launch.compile_for`."""
+    arguments: launch.Arguments = {"terms": "*fp64", "parts": "*fp64", "count": count}
+    return launch.compile_for(sum_kernel, target, arguments, BLOCK=BLOCK)
 
 
 @triton.constexpr_function
@@ -56,7 +56,7 @@ def units():
     return 2.0**WIDTH
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def sum_kernel(terms, parts, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     term = tl.load(terms + at, mask=at < count, other=0.0)
