@@ -102,14 +102,14 @@ def compile_embedding(
     sizes: tuple[int, int] = (26, 2048),
 ) -> Compiled:
     """A kernel for a table's storage, rule, policy and dimension; features and instances."""
-    job = _table_job(*table, *sizes)
+    job = table_job(*table, *sizes)
     if kernel in ("pool", "weight-grad"):
         pool = kernel == "pool"
         return Compiled.of(embedding_triton.compile_lookup(target, job, pool=pool))
     return Compiled.of(embedding_triton.compile_update(target, kernel, job))
 
 
-def _table_job(storage: str, rule: str, policy: str, dim: int, features: int, batch: int) -> Job:
+def table_job(storage: str, rule: str, policy: str, dim: int, features: int, batch: int) -> Job:
     cached = CachedTable(EmbeddingTable(640, dim, storage, 0.1, policy, 8))  # type: ignore[arg-type]
     none = torch.empty(0, dtype=torch.int32)
     roles = [none if t is None else t for t in (cached.counts, cached.stamps, cached.floors)]

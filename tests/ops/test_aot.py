@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
 
 from subulp.ops.strategy import all_names
+from subulp.ops.triton import launch
 
-from .support import BF16, DTYPES, E4M3, FP16, FP32, Setup, environment, setups, short
-
-aot_worker = pytest.importorskip("tests.ops.aot_worker", reason="Triton is not installed")
+from . import aot_worker
+from .support import BF16, DTYPES, E4M3, FP16, FP32, Setup, setups, short
 
 # Words of one, an odd number of and many bits; one that fills a half-word, and one beyond it.
 WIDTHS = (1, 7, 8, 16)
@@ -40,16 +42,7 @@ REPRESENTATIVE = (
 )
 # Hopper's code for all; the others', which comes from the same passes, for some.
 CAPABILITIES = (80, 89, 90, 100)
-
-
-@pytest.fixture(scope="module")
-def compiler(tmp_path_factory) -> Iterator[ProcessPoolExecutor]:
-    cache = str(tmp_path_factory.mktemp("triton"))
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        # The first job starts the process, which keeps this environment.
-        with environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache):
-            pool.submit(aot_worker.start).result()
-        yield pool
+AMD = pytest.mark.skipif(launch.TRITON_VERSION < (3, 7), reason="Triton 3.6 is refused")
 
 
 def check(compiled) -> None:
@@ -224,3 +217,47 @@ def test_mixture(compiler, kernel, block, capability):
 @pytest.mark.parametrize("kernel", ["measure", "candidates", "rest"])
 def test_mixture_of_narrow_input(compiler, kernel, dtype):
     check(compiler.submit(aot_worker.compile_mixture, kernel, (128, 128), dtype, 90).result())
+
+
+@AMD
+@pytest.mark.parametrize("setup", REPRESENTATIVE, ids=str)
+def test_amd(compiler, setup):
+    compiled = compiler.submit(aot_worker.compile_step, setup, "gfx942").result()
+    found = compiled.resources()
+    assert found["stack"] == found["spilled_registers"] == 0
+    # Subnormal numbers are kept.
+    assert re.search(r"\.amdhsa_float_denorm_mode_32 3$", compiled.text, re.M)
+    used = " ".join(compiled.instructions())
+    # The way to a quotient, or to a root, is made of them, and only that.
+    fused = re.search(r"v_(pk_)?(fma|fmac|mac|mad)_f", used)
+    assert bool(fused) == (setup.op == "adam")
+    assert ("v_sqrt_f32" in used) == (setup.op == "adam")
+    assert "v_rsq" not in used
+
+
+@AMD
+def test_head_and_tables_for_amd(compiler):
+    compiled = [
+        compiler.submit(aot_worker.compile_head, E4M3, "gfx942", products="bf16").result(),
+        compiler.submit(aot_worker.compile_sum, "gfx942").result(),
+        compiler.submit(aot_worker.compile_embedding, "gfx942", "update", TABLES[4]).result(),
+    ]
+    assert [c.resources()["stack"] for c in compiled] == [0, 0, 0]
+    assert any("mfma_f32" in name and "bf16" in name for name in compiled[0].instructions())
+
+
+def test_what_amd_refuses(monkeypatch):
+    """Before 3.7, Triton's root of a subnormal number is that of zero."""
+    launch.refuse_amd((3, 7))
+    with pytest.raises(RuntimeError, match=r"Triton 3\.6 computes square roots"):
+        launch.refuse_amd((3, 6))
+    with pytest.raises(ValueError, match="gfx1100"):
+        launch.gpu_of("gfx1100")
+    kernel, gpu = triton.JITFunction(launch.work.fn), torch.device("cuda")
+    monkeypatch.setattr(launch, "TRITON_VERSION", (3, 6))
+    launch.check_device(kernel, gpu)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(RuntimeError, match="square roots"):
+        launch.check_device(kernel, gpu)
+    monkeypatch.setattr(launch, "TRITON_VERSION", (3, 7))
+    launch.check_device(kernel, gpu)

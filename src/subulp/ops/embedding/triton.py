@@ -211,7 +211,7 @@ def compile_lookup(target: launch.Target, job: Job, *, pool: bool) -> Any:
     arguments |= {"count": job.lookups.values.numel(), "batch": job.lookups.batch}
     arguments["width"] = job.lookups.columns(job.tables)[-1]
     formats = triton_rows.formats_of(job)
-    options = lookup_options(job, formats, pool=pool, weighted=pool)
+    options = lookup_options(job, formats, pool=pool, weighted=True)
     return launch.compile_for(lookup_kernel, target, arguments, **options)
 
 

@@ -44,7 +44,7 @@ compiled in the midst of a training, for 1 and for multiples of 16."""
 _ARITHMETIC = {"enable_fp_fusion": False}
 
 
-_VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+TRITON_VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 
 
 def check_device(kernel: Any, device: torch.device) -> None:
@@ -62,7 +62,7 @@ def check_device(kernel: Any, device: torch.device) -> None:
             f"{device}: unset TRITON_INTERPRET before Python starts"
         )
     if device.type != "cpu" and torch.version.hip is not None:
-        refuse_amd(_VERSION)
+        refuse_amd(TRITON_VERSION)
 
 
 def refuse_amd(version: tuple[int, ...]) -> None:
@@ -273,7 +273,7 @@ def gpu_of(target: Target) -> GPUTarget:
         return GPUTarget("cuda", target, 32)
     if not target.startswith("gfx9"):
         raise ValueError(f"target is {target!r}: of AMD's GPUs, there are kernels for gfx9 alone")
-    refuse_amd(_VERSION)
+    refuse_amd(TRITON_VERSION)
     return GPUTarget("hip", target, 64)
 
 
