@@ -7,7 +7,8 @@ tensors with it, over the elements of a block that a thread has.
 
     python benchmarks/compiles.py --out benchmarks/results/compiles-triton-3.9.json
 
-With ``--only TEXT`` the cases whose names have it are compiled, and take their place in the record.
+With ``--only TEXT`` the cases whose names have it are compiled, and take their place in the record;
+there may be several.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,15 +50,16 @@ def warm_up(target: str) -> None:
     aot_worker.compile_all_finite(torch.float16, TARGETS[target])
 
 
-def compile_all(names: list[str], target: str) -> dict[str, Entry]:
-    """Compile cases for a target, in a process of its own with an empty cache."""
+def compile_all(names: list[str], targets: list[str]) -> Iterator[tuple[str, str, Entry]]:
+    """Compile cases for targets, in a process of its own with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            pool.submit(warm_up, target).result()
-            jobs = {name: pool.submit(measure, name, target) for name in names}
-            return {name: job.result() for name, job in jobs.items()}
+            for target in targets:
+                pool.submit(warm_up, target).result()
+                for name in names:
+                    yield name, target, pool.submit(measure, name, target).result()
 
 
 def refusals() -> dict[str, str]:
@@ -93,26 +96,25 @@ def show(cases: dict[str, dict[str, Entry]]) -> None:
 
 @app.default
 def run(
-    only: Annotated[str, Parameter(negative=())] = "",
+    only: Annotated[list[str] | None, Parameter(negative=())] = None,
     out: Annotated[Path | None, Parameter(negative=())] = None,
 ) -> None:
     """Compile, print and save.
 
     Args:
-        only: Part of the names of the cases to compile.
+        only: Parts of the names of the cases to compile.
         out: JSON file for the record.
     """
-    names = [name for name in CASES if only in name]
+    names = [name for name in CASES if only is None or any(part in name for part in only)]
     cases: dict[str, dict[str, Entry]] = {name: {} for name in CASES}
-    if only and out is not None and out.exists():
+    if only is not None and out is not None and out.exists():
         before = json.loads(out.read_text())
         if before["machine"]["versions"]["triton"] != triton.__version__:
             raise SystemExit(f"{out} is the record of another Triton: leave out --only")
         cases |= {name: entry for name, entry in before["cases"].items() if name in CASES}
     machine, refused = describe(("triton",)), refusals()
-    for target in [name for name in TARGETS if name not in refused]:
-        for name, entry in compile_all(names, target).items():
-            cases[name][target] = entry
+    for name, target, entry in compile_all(names, [t for t in TARGETS if t not in refused]):
+        cases[name][target] = entry
     cases = {name: targets for name, targets in cases.items() if targets}
     show({name: cases[name] for name in names})
     if out is not None:

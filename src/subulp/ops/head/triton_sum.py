@@ -61,6 +61,10 @@ def sum_kernel(terms, parts, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     term = tl.load(terms + at, mask=at < count, other=0.0)
     finite = tl.abs(term) < float("inf")
+    # First: the registers that tell which are finite are then free.
+    strange = tl.where(finite, 0.0, term)
+    if tl.min(finite.to(tl.int32), axis=0) == 0:
+        tl.atomic_add(parts + places() - 1, tl.sum(strange, axis=0))
     number = tl.where(finite, term, 0.0)
     for place in tl.static_range(places()):
         # Less what the next place takes. A whole number of at most 53 bits: nothing is rounded.
@@ -70,9 +74,6 @@ def sum_kernel(terms, parts, count, BLOCK: tl.constexpr):
         total = tl.sum(piece, axis=0) * unit(place)
         if total != 0.0:
             tl.atomic_add(parts + place, total)
-    strange = tl.where(finite, 0.0, term)
-    if tl.min(finite.to(tl.int32), axis=0) == 0:
-        tl.atomic_add(parts + places() - 1, tl.sum(strange, axis=0))
 
 
 @triton.jit
