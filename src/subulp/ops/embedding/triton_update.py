@@ -262,8 +262,7 @@ def update_kernel(
     first = tl.program_id(0).to(tl.int64) * PLACES
     # Nothing is updated where something was wrong.
     last = tl.where(tl.load(found) == 0, tl.minimum(first + PLACES, count), first)
-    for i in range(last - first):
-        at = first + i
+    for at in range(first, last):
         key = tl.load(keys + at)
         if key != unused():
             number = table_of(tables, table_count, key)
