@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
-from triton import knobs
 
 from subulp.nn.cached_table import CachedTable, EmbeddingTable
 from subulp.numerics import format_of
@@ -19,42 +14,36 @@ from subulp.ops.adam import triton as adam_triton
 from subulp.ops.all_finite import triton as all_finite_triton
 from subulp.ops.embedding import Job, Lookups, TableUpdate
 from subulp.ops.embedding import triton as embedding_triton
+from subulp.ops.head import RandomAddress, triton_dropout, triton_logistic, triton_sum
 from subulp.ops.head import triton as head_triton
-from subulp.ops.head import triton_dropout, triton_logistic, triton_sum
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
 from subulp.ops.step import triton_scales
+from subulp.ops.triton.launch import Target
 
+from .compiled import Compiled
 from .head_jobs import job as head_job
 from .support import Setup, arguments, fresh_state
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What the assembler and the disassembler say about a kernel."""
-
-    ptx: str
-    resources: dict[str, int]
 
 
 def start() -> None:
     """Nothing: by then this module is imported."""
 
 
-def compile_step(setup: Setup, capability: int, sharded: bool = False) -> Compiled:
+def compile_step(setup: Setup, target: Target, sharded: bool = False) -> Compiled:
     param = torch.zeros(32, dtype=setup.dtype)
     grad = param.to(setup.grad_dtype or setup.dtype)
     # Four columns of eight rows of sixteen.
     region = Region.of((8, 4), (16, 1), 0) if sharded else WHOLE
     args = arguments(setup, fresh_state(setup, [param]), [grad], 1, runs=region.runs)
     if setup.op == "adam":
-        return _inspect(adam_triton.compile_for(capability, adam.make_job(**args)))
-    return _inspect(sgd_triton.compile_for(capability, sgd.make_job(**args)))
+        return Compiled.of(adam_triton.compile_for(target, adam.make_job(**args)))
+    return Compiled.of(sgd_triton.compile_for(target, sgd.make_job(**args)))
 
 
 def compile_scales(
-    op: str, grad_dtype: torch.dtype, capability: int, given: bool = False
+    op: str, grad_dtype: torch.dtype, target: Target, given: bool = False
 ) -> Compiled:
     setup = Setup(op, "nearest", torch.float8_e4m3fn, grad_dtype=grad_dtype)
     param = torch.zeros(32, dtype=setup.dtype)
@@ -62,81 +51,116 @@ def compile_scales(
     grads = [param.to(grad_dtype)]
     args = arguments(setup, fresh_state(setup, [param]), grads, 1, gradient_amaxes=found)
     job = adam.make_job(**args) if op == "adam" else sgd.make_job(**args)
-    return _inspect(triton_scales.compile_for(capability, job))
+    return Compiled.of(triton_scales.compile_for(target, job))
 
 
-def compile_all_finite(dtype: torch.dtype, capability: int) -> Compiled:
-    return _inspect(all_finite_triton.compile_for(capability, dtype))
+def compile_all_finite(dtype: torch.dtype, target: Target) -> Compiled:
+    return Compiled.of(all_finite_triton.compile_for(target, dtype))
+
+
+MAIN, RAGGED, ONES = (131_072, 768, 128), (1001, 100, 37), (1, 1, 1)
+"""Labels, dimensions and instances of a head. Integers are compiled in where they are 1."""
 
 
 def compile_head(
-    dtype: torch.dtype, capability: int, aligned: bool, products: str = "fp32"
+    dtype: torch.dtype,
+    target: Target,
+    sizes: tuple[int, int, int] = MAIN,
+    products: str = "fp32",
 ) -> Compiled:
-    job = head_job(format_of(dtype), weight_decay=0.1, products=products)
-    return _inspect(head_triton.compile_for(capability, job, aligned=aligned))
+    labels, dim, batch = sizes
+    job = replace(
+        head_job(format_of(dtype), weight_decay=0.1, products=products),
+        rows=torch.empty(labels, dim, dtype=dtype, device="meta"),
+        x=torch.empty(batch, dim, device="meta"),
+        random=RandomAddress(seed=5, stream=0, step=3, offset=labels * dim),
+    )
+    return Compiled.of(head_triton.compile_for(target, job))
 
 
-def compile_dropout(dtype: torch.dtype, capability: int) -> list[Compiled]:
-    """The update of rows with a remainder and dropout, and the weights that are kept."""
-    job = head_job(format_of(dtype), weight_decay=0.1, dropout=0.5, precise=9)
-    update = head_triton.compile_for(capability, job, aligned=True, precise=True)
-    return [_inspect(k) for k in (update, triton_dropout.compile_for(capability, dtype))]
+def compile_dropout(
+    kernel: str, dtype: torch.dtype, target: Target, sizes: tuple[int, int, int] = MAIN
+) -> Compiled:
+    """The update of rows with a remainder and dropout, or the weights that are kept."""
+    labels, dim, batch = sizes
+    if kernel == "dropped":
+        return Compiled.of(triton_dropout.compile_for(target, dtype, labels * dim))
+    job = replace(
+        head_job(format_of(dtype), weight_decay=0.1, dropout=0.5),
+        rows=torch.empty(labels, dim, dtype=dtype, device="meta"),
+        remainder=torch.empty(labels // 4, dim, dtype=torch.bfloat16, device="meta"),
+        x=torch.empty(batch, dim, device="meta"),
+    )
+    return Compiled.of(head_triton.compile_for(target, job))
 
 
-def compile_logistic(capability: int, loss: bool, narrow: bool) -> list[Compiled]:
-    kernels = [triton_logistic.compile_for(capability, loss=loss, narrow=narrow)]
-    if loss:
-        kernels.append(triton_sum.compile_for(capability, PARTS, LOWEST, WIDTH))
-    return [_inspect(kernel) for kernel in kernels]
+def compile_logistic(
+    target: Target, *, loss: bool, narrow: bool, sizes: tuple[int, int, int] = MAIN
+) -> Compiled:
+    labels, _, batch = sizes
+    return Compiled.of(
+        triton_logistic.compile_for(
+            target, (labels, batch), count=5 * batch, first=labels, loss=loss, narrow=narrow
+        )
+    )
+
+
+def compile_sum(target: Target, sizes: tuple[int, int, int] = MAIN) -> Compiled:
+    return Compiled.of(triton_sum.compile_for(target, sizes[0], PARTS, LOWEST, WIDTH))
+
+
+TABLE_KERNELS = ("pool", "weight-grad", "order", "spans", "update")
 
 
 def compile_embedding(
-    storage: str, rule: str, policy: str, capability: int, dim: int
-) -> dict[str, Compiled]:
+    target: Target,
+    kernel: str,
+    table: tuple[str, str, str, int],
+    sizes: tuple[int, int] = (26, 2048),
+) -> Compiled:
+    """A kernel for a table's storage, rule, policy and dimension; features and instances."""
+    job = table_job(*table, *sizes)
+    if kernel in ("pool", "weight-grad"):
+        pool = kernel == "pool"
+        return Compiled.of(embedding_triton.compile_lookup(target, job, pool=pool))
+    return Compiled.of(embedding_triton.compile_update(target, kernel, job))
+
+
+def table_job(storage: str, rule: str, policy: str, dim: int, features: int, batch: int) -> Job:
     cached = CachedTable(EmbeddingTable(640, dim, storage, 0.1, policy, 8))  # type: ignore[arg-type]
     none = torch.empty(0, dtype=torch.int32)
     roles = [none if t is None else t for t in (cached.counts, cached.stamps, cached.floors)]
     shapes = {"sgd": (0,), "adagrad": (640, dim), "rowwise": (640,)}
     update = TableUpdate(*roles, torch.zeros(shapes[rule]), True, 0, 0.1, 0.1, 1e-6)
-    # As models have them, beside a small table of another kind.
+    # As models have them, beside a small table of another kind, unless there is one feature alone.
     small = TableUpdate(none, none, none, update.accumulator[:9], False, 1, 0.1, 0.1, 1e-6)
     tables = [cached.as_op(), CachedTable(EmbeddingTable(9, dim, "fp32")).as_op()]
-    lookups = Lookups([0, 1], none.long(), none.long(), None)
-    job = Job("update", tables, lookups, updates=[update, small])
-    compiled = {
-        "pool": embedding_triton.compile_lookup(capability, job, pool=True),
-        "weight-grad": embedding_triton.compile_lookup(capability, job, pool=False),
-        **embedding_triton.compile_update(capability, job),
-    }
-    return {name: _inspect(kernel) for name, kernel in compiled.items()}
+    count = min(2, features)
+    values = torch.zeros(features * batch, dtype=torch.int64)
+    lookups = Lookups(
+        [i % count for i in range(features)], values, torch.arange(len(values) + 1), None
+    )
+    return Job("update", tables[:count], lookups, updates=[update, small][:count], step=1)
+
+
+MIXTURE_KERNELS = ("measure", "candidates", "rest", "decode")
 
 
 def compile_mixture(
-    kernel: str, block: tuple[int, int], dtype: torch.dtype, capability: int
+    kernel: str, block: tuple[int, int], dtype: torch.dtype, target: Target
 ) -> Compiled:
-    return _inspect(mixture_triton.compile_for(capability, kernel, block, dtype))
+    return Compiled.of(mixture_triton.compile_for(target, kernel, block, dtype))
 
 
 def compile_mixture_product(
-    capability: int,
+    target: Target,
     dtype: torch.dtype,
     rows: int,
     transposed: tuple[bool, bool],
     constant: bool,
 ) -> Compiled:
-    return _inspect(
+    return Compiled.of(
         mixture_triton.compile_product(
-            capability, dtype, rows=rows, transposed=transposed, constant=constant
+            target, dtype, rows=rows, transposed=transposed, constant=constant
         )
-    )
-
-
-def _inspect(kernel: Any) -> Compiled:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
-        cubin.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
-        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return Compiled(
-        kernel.asm["ptx"], {k: int(v) for k, v in re.findall(r"\b([A-Z]+):(\d+)", usage)}
     )

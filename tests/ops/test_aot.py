@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
 
 from subulp.ops.strategy import all_names
+from subulp.ops.triton import launch
 
-from .support import BF16, DTYPES, E4M3, FP16, FP32, Setup, environment, setups, short
-
-aot_worker = pytest.importorskip("tests.ops.aot_worker", reason="Triton is not installed")
+from . import aot_worker
+from .support import BF16, DTYPES, E4M3, FP16, FP32, Setup, setups, short
 
 # Words of one, an odd number of and many bits; one that fills a half-word, and one beyond it.
 WIDTHS = (1, 7, 8, 16)
@@ -39,35 +42,27 @@ REPRESENTATIVE = (
 )
 # Hopper's code for all; the others', which comes from the same passes, for some.
 CAPABILITIES = (80, 89, 90, 100)
-
-
-@pytest.fixture(scope="module")
-def compiler(tmp_path_factory) -> Iterator[ProcessPoolExecutor]:
-    cache = str(tmp_path_factory.mktemp("triton"))
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        # The first job starts the process, which keeps this environment.
-        with environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache):
-            pool.submit(aot_worker.start).result()
-        yield pool
+AMD = pytest.mark.skipif(launch.TRITON_VERSION < (3, 7), reason="Triton 3.6 is refused")
 
 
 def check(compiled) -> None:
     check_registers(compiled)
-    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", compiled.ptx)
+    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", compiled.text)
     assert not forbidden, "not IEEE arithmetic, or contracted"
 
 
 def check_registers(compiled) -> None:
     # Spilled registers lie on the stack.
-    assert compiled.resources["STACK"] == 0
-    assert compiled.resources["LOCAL"] == 0
+    found = compiled.resources()
+    assert found["stack"] == 0
+    assert found["local"] == 0
 
 
 @pytest.mark.parametrize("setup", ALL, ids=str)
 def test_hopper(compiler, setup):
     compiled = compiler.submit(aot_worker.compile_step, setup, 90).result()
     check(compiled)
-    assert re.search(r"ld\.global\.v[24]\.b32", compiled.ptx)
+    assert re.search(r"ld\.global\.v[24]\.b32", compiled.text)
 
 
 @pytest.mark.parametrize("capability", [80, 89, 100])
@@ -98,9 +93,9 @@ def test_shards(compiler, setup, capability):
 def test_scales(compiler, dtype):
     compiled = compiler.submit(aot_worker.compile_scales, "adam", dtype, 90).result()
     check(compiled)
-    assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
+    assert re.search(r"ld\.global\.v4\.b32", compiled.text)
     # 0.99 in FP64, as the host has it.
-    assert "0d3FEFAE147AE147AE" in compiled.ptx
+    assert "0d3FEFAE147AE147AE" in compiled.text
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["sought", "given"])
@@ -113,50 +108,63 @@ def test_scales_of_momenta(compiler, capability, given):
 def test_all_finite(compiler, dtype):
     compiled = compiler.submit(aot_worker.compile_all_finite, dtype, 90).result()
     check(compiled)
-    assert re.search(r"ld\.global\.v4\.b32", compiled.ptx)
+    assert re.search(r"ld\.global\.v4\.b32", compiled.text)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "capability", "aligned"),
+    ("dtype", "capability", "sizes"),
     [
         pytest.param(
-            *(dtype, capability, aligned),
-            id=f"{short(dtype)}-{capability}-{'aligned' if aligned else 'ragged'}",
-            marks=[] if capability == 90 or (aligned and dtype in (FP32, E4M3)) else NIGHTLY,
+            *(dtype, capability, sizes),
+            id=f"{short(dtype)}-{capability}-{'x'.join(map(str, sizes))}",
+            marks=[]
+            if capability == 90 or (sizes == aot_worker.MAIN and dtype in (FP32, E4M3))
+            else NIGHTLY,
         )
         for dtype in (FP32, BF16, FP16, E4M3)
         for capability in CAPABILITIES
-        for aligned in (True, False)
+        for sizes in (aot_worker.MAIN, aot_worker.RAGGED, aot_worker.ONES)
     ],
 )
-def test_head(compiler, dtype, capability, aligned):
-    compiled = compiler.submit(aot_worker.compile_head, dtype, capability, aligned).result()
+def test_head(compiler, dtype, capability, sizes):
+    compiled = compiler.submit(aot_worker.compile_head, dtype, capability, sizes).result()
     # The product is a sum of fused multiply-adds; the rounded operations after it are not.
     check_registers(compiled)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", [FP32, E4M3], ids=short)
-def test_head_with_dropout_and_remainders(compiler, dtype, capability):
-    for compiled in compiler.submit(aot_worker.compile_dropout, dtype, capability).result():
-        check_registers(compiled)
+@pytest.mark.parametrize("kernel", ["update", "dropped"])
+def test_head_with_dropout_and_remainders(compiler, kernel, dtype, capability):
+    check_registers(compiler.submit(aot_worker.compile_dropout, kernel, dtype, capability).result())
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_head_of_bf16_operands(compiler, capability):
-    job = compiler.submit(aot_worker.compile_head, E4M3, capability, True, "bf16")
-    compiled = job.result()
+    call = partial(aot_worker.compile_head, E4M3, capability, products="bf16")
+    compiled = compiler.submit(call).result()
     check_registers(compiled)
     # Blackwell's have one name for both formats of 16 bits.
-    assert re.search(r"mma\S*(\.bf16|kind::f16)", compiled.ptx), "not on the units of BF16"
+    assert re.search(r"mma\S*(\.bf16|kind::f16)", compiled.text), "not on the units of BF16"
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("loss", [False, True])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_logistic(compiler, capability, loss, narrow):
-    for compiled in compiler.submit(aot_worker.compile_logistic, capability, loss, narrow).result():
-        check(compiled)
+    call = partial(aot_worker.compile_logistic, capability, loss=loss, narrow=narrow)
+    check(compiler.submit(call).result())
+
+
+@pytest.mark.parametrize("sizes", [aot_worker.RAGGED, aot_worker.ONES])
+def test_logistic_of_other_sizes(compiler, sizes):
+    call = partial(aot_worker.compile_logistic, 90, loss=True, narrow=True, sizes=sizes)
+    check(compiler.submit(call).result())
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_sum(compiler, capability):
+    check(compiler.submit(aot_worker.compile_sum, capability).result())
 
 
 TABLES = (
@@ -182,9 +190,17 @@ TABLES = (
     ],
 )
 def test_embedding(compiler, storage, rule, policy, dim, capability):
-    job = compiler.submit(aot_worker.compile_embedding, storage, rule, policy, capability, dim)
-    for compiled in job.result().values():
-        check(compiled)
+    table = storage, rule, policy, dim
+    for kernel in aot_worker.TABLE_KERNELS:
+        check(compiler.submit(aot_worker.compile_embedding, capability, kernel, table).result())
+
+
+@pytest.mark.parametrize("sizes", [(26, 1777), (3, 1), (1, 1)])
+@pytest.mark.parametrize("kernel", aot_worker.TABLE_KERNELS)
+def test_embedding_of_other_sizes(compiler, kernel, sizes):
+    """The last batch of an epoch is another kernel, and so is all that there is one of."""
+    table = "e4m3", "rowwise", "lru", 64
+    check(compiler.submit(aot_worker.compile_embedding, 90, kernel, table, sizes).result())
 
 
 MIXTURE_KERNELS = "measure", "blocks", "candidates", "chunks", "write", "decode"
@@ -228,6 +244,50 @@ def test_mixture_product(compiler, dtype, rows, constant, transposed, capability
     arguments = capability, dtype, rows, transposed, constant
     compiled = compiler.submit(aot_worker.compile_mixture_product, *arguments).result()
     check_registers(compiled)
-    fp8 = re.search(r"mma\S*(?:e4m3\.e4m3|kind::f8f6f4)", compiled.ptx)
+    fp8 = re.search(r"mma\S*(?:e4m3\.e4m3|kind::f8f6f4)", compiled.text)
     # The first with units of FP8 is Ada.
     assert (fp8 is not None) == (capability >= 89)
+
+
+@AMD
+@pytest.mark.parametrize("setup", REPRESENTATIVE, ids=str)
+def test_amd(compiler, setup):
+    compiled = compiler.submit(aot_worker.compile_step, setup, "gfx942").result()
+    found = compiled.resources()
+    assert found["stack"] == found["spilled_registers"] == 0
+    # Subnormal numbers are kept.
+    assert re.search(r"\.amdhsa_float_denorm_mode_32 3$", compiled.text, re.M)
+    used = " ".join(compiled.instructions())
+    # The way to a quotient, or to a root, is made of them, and only that.
+    fused = re.search(r"v_(pk_)?(fma|fmac|mac|mad)_f", used)
+    assert bool(fused) == (setup.op == "adam")
+    assert ("v_sqrt_f32" in used) == (setup.op == "adam")
+    assert "v_rsq" not in used
+
+
+@AMD
+def test_head_and_tables_for_amd(compiler):
+    compiled = [
+        compiler.submit(aot_worker.compile_head, E4M3, "gfx942", products="bf16").result(),
+        compiler.submit(aot_worker.compile_sum, "gfx942").result(),
+        compiler.submit(aot_worker.compile_embedding, "gfx942", "update", TABLES[4]).result(),
+    ]
+    assert [c.resources()["stack"] for c in compiled] == [0, 0, 0]
+    assert any("mfma_f32" in name and "bf16" in name for name in compiled[0].instructions())
+
+
+def test_what_amd_refuses(monkeypatch):
+    """Before 3.7, Triton's root of a subnormal number is that of zero."""
+    launch.refuse_amd((3, 7))
+    with pytest.raises(RuntimeError, match=r"Triton 3\.6 computes square roots"):
+        launch.refuse_amd((3, 6))
+    with pytest.raises(ValueError, match="gfx1100"):
+        launch.gpu_of("gfx1100")
+    kernel, gpu = triton.JITFunction(launch.work.fn), torch.device("cuda")
+    monkeypatch.setattr(launch, "TRITON_VERSION", (3, 6))
+    launch.check_device(kernel, gpu)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(RuntimeError, match="square roots"):
+        launch.check_device(kernel, gpu)
+    monkeypatch.setattr(launch, "TRITON_VERSION", (3, 7))
+    launch.check_device(kernel, gpu)

@@ -27,10 +27,10 @@ def run(job: StepJob) -> None:
     triton_step.run(adam_step_kernel, job, numbers, _flags(job))
 
 
-def compile_for(capability: int, job: StepJob) -> Any:
+def compile_for(target: launch.Target, job: StepJob) -> Any:
     """Compile the kernel of a job ahead of time, see :func:`.launch.compile_for`."""
     flags = _flags(job)
-    return triton_step.compile_for(capability, adam_step_kernel, job, _NUMBERS, flags)
+    return triton_step.compile_for(target, adam_step_kernel, job, _NUMBERS, flags)
 
 
 def _flags(job: StepJob) -> dict[str, Any]:

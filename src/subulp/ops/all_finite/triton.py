@@ -52,10 +52,10 @@ def _tables(table: np.ndarray) -> tuple[np.ndarray, ...]:
     return launch.plan(table[:, 0], BLOCK), table
 
 
-def compile_for(capability: int, dtype: torch.dtype) -> Any:
+def compile_for(target: launch.Target, dtype: torch.dtype) -> Any:
     """Compile the kernel of a dtype ahead of time, see :func:`.launch.compile_for`."""
     types = {"programs": "*i64", "tensors": "*i64", "result": "*u8"}
-    return launch.compile_for(all_finite_kernel, capability, types, **_options(dtype))
+    return launch.compile_for(all_finite_kernel, target, types, **_options(dtype))
 
 
 def _options(dtype: torch.dtype) -> dict[str, Any]:

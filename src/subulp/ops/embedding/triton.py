@@ -203,31 +203,28 @@ def block_of(job: Job) -> dict[str, int]:
     }
 
 
-def compile_lookup(capability: int, job: Job, *, pool: bool) -> Any:
-    """Compile the kernel of lookups ahead of time, see :func:`.launch.compile_for`."""
+def compile_lookup(target: launch.Target, job: Job, *, pool: bool) -> Any:
+    """Compile the kernel of a job's lookups ahead of time, see :func:`.launch.compile_for`."""
     names = "tables", "features", "values", "offsets", "statistics", "words"
-    types = dict.fromkeys(names, "*i64") | dict.fromkeys(("count", "batch", "width"), "i32")
-    types |= dict.fromkeys(("weights", "grad", "out"), "*fp32") | {"found": "*i32"}
+    arguments: dict[str, str | int] = {**dict.fromkeys(names, "*i64"), "found": "*i32"}
+    arguments |= dict.fromkeys(("weights", "grad", "out"), "*fp32")
+    arguments |= {"count": job.lookups.values.numel(), "batch": job.lookups.batch}
+    arguments["width"] = job.lookups.columns(job.tables)[-1]
     formats = triton_rows.formats_of(job)
-    options = lookup_options(job, formats, pool=pool, weighted=pool)
-    return launch.compile_for(lookup_kernel, capability, types, **options)
+    options = lookup_options(job, formats, pool=pool, weighted=True)
+    return launch.compile_for(lookup_kernel, target, arguments, **options)
 
 
-def compile_update(capability: int, job: Job) -> dict[str, Any]:
-    """Compile an update's kernels ahead of time."""
+def compile_update(target: launch.Target, name: str, job: Job) -> Any:
+    """Compile ``"order"``, ``"spans"`` or ``"update"``, a kernel of a job's update."""
     names = "tables", "features", "values", "offsets", "keys", "grad_at", "words", "order"
-    types = dict.fromkeys((*names, "evictions"), "*i64") | {"found": "*i32"}
-    types |= dict.fromkeys(("grad", "weights", "sums"), "*fp32")
-    numbers = "count", "bags", "batch", "width", "search", "table_count", "step"
-    types |= dict.fromkeys(numbers, "i32")
-    kernels = {"order": order_kernel, "spans": spans_kernel, "update": update_kernel}
-    options = update_options(job, triton_rows.formats_of(job), weighted=True)
-    return {
-        name: launch.compile_for(
-            kernel,
-            capability,
-            {key: type_ for key, type_ in types.items() if key in kernel.arg_names},
-            **options[name],
-        )
-        for name, kernel in kernels.items()
-    }
+    arguments: dict[str, str | int] = dict.fromkeys((*names, "evictions"), "*i64")
+    arguments |= {**dict.fromkeys(("grad", "weights", "sums"), "*fp32"), "found": "*i32"}
+    bags = job.lookups.batch * len(job.lookups.features)
+    arguments |= {"count": job.lookups.values.numel(), "bags": bags, "search": bags.bit_length()}
+    arguments |= {"batch": job.lookups.batch, "width": job.lookups.columns(job.tables)[-1]}
+    arguments |= {"table_count": len(job.tables), "step": job.step}
+    kernel = {"order": order_kernel, "spans": spans_kernel, "update": update_kernel}[name]
+    taken = {key: value for key, value in arguments.items() if key in kernel.arg_names}
+    options = update_options(job, triton_rows.formats_of(job), weighted=True)[name]
+    return launch.compile_for(kernel, target, taken, **options)

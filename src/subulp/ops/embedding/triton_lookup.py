@@ -6,11 +6,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..triton import launch
 from ..triton.faults import report
 from .triton_rows import constant, entry, fetch, find, row_sum, table_at
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def lookup_kernel(
     tables,
     features,

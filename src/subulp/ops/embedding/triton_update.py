@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..triton import launch
 from ..triton.faults import report
 from .triton_rows import (
     constant,
@@ -52,7 +53,7 @@ def unused():
     return 2**63 - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def order_kernel(
     tables,
     features,
@@ -198,7 +199,7 @@ def sum_span(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def spans_kernel(
     tables,
     table_count,
@@ -234,7 +235,7 @@ def spans_kernel(
             tl.store(sums + window * BLOCK + element, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def update_kernel(
     tables,
     table_count,
@@ -262,8 +263,7 @@ def update_kernel(
     first = tl.program_id(0).to(tl.int64) * PLACES
     # Nothing is updated where something was wrong.
     last = tl.where(tl.load(found) == 0, tl.minimum(first + PLACES, count), first)
-    for i in range(last - first):
-        at = first + i
+    for at in range(first, last):
         key = tl.load(keys + at)
         if key != unused():
             number = table_of(tables, table_count, key)

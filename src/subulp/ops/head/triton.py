@@ -156,7 +156,7 @@ def fused_update(
             1.0 / job.scale,
             factor_of(job.dropout),
             _address(job, first),
-            **options(job, precise=precise > 0, aligned=dim % 8 == 0 and offset % 8 == 0),
+            **options(job, offset, precise=precise > 0),
             enable_fp_fusion=False,
         )
 
@@ -175,13 +175,20 @@ def _address(job: HeadJob, first: int) -> Tensor:
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def options(job: HeadJob, *, aligned: bool, precise: bool) -> dict[str, Any]:
-    """Constexpr arguments and compiler options of a launch."""
+def options(job: HeadJob, offset: int, *, precise: bool) -> dict[str, Any]:
+    """Constexpr arguments and compiler options of a launch.
+
+    Args:
+        job: The chunk's step.
+        offset: Where the random bits of the first row begin.
+        precise: Whether some of the rows have a remainder.
+    """
     return {
         "FORMAT": job.format.name,
         "RANDOM": job.rounding == "stochastic" and job.format.name != "fp32",
         "DECAY": job.weight_decay != 0.0,
-        "ALIGNED": aligned,
+        # Every row begins with a new counter of the random bits.
+        "ALIGNED": job.dim % 8 == 0 and offset % 8 == 0,
         "PRECISE": precise,
         "DROPOUT": job.dropout != 0.0,
         # The interpreter takes BF16 numbers for integers.
@@ -192,16 +199,19 @@ def options(job: HeadJob, *, aligned: bool, precise: bool) -> dict[str, Any]:
     }
 
 
-def compile_for(capability: int, job: HeadJob, *, aligned: bool, precise: bool = False) -> Any:
-    """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
+def compile_for(target: launch.Target, job: HeadJob) -> Any:
+    """Compile the update of all of a job's rows ahead of time, see :func:`.launch.compile_for`."""
     word = {1: "*u8", 2: "*i16", 4: "*i32"}[job.rows.dtype.itemsize]
     operand = "*fp32" if job.products == "fp32" else "*bf16"
-    types = {"rows": word, "remainder": "*bf16", "g": operand, "x": operand}
-    types |= dict.fromkeys(("precise", "labels", "dim", "batch"), "i32")
-    types |= dict.fromkeys(("lr", "weight_decay", "scale", "unit", "factor"), "fp32")
-    types["address"] = "*i64"
-    flags = options(job, aligned=aligned, precise=precise)
-    return launch.compile_for(update_kernel, capability, types, **flags)
+    arguments: dict[str, str | int] = {"rows": word, "g": operand, "x": operand}
+    # Without a remainder the gradient takes its place.
+    arguments["remainder"] = "*bf16" if job.precise else operand
+    arguments |= {"precise": job.precise, "labels": job.rows.shape[0], "dim": job.dim}
+    arguments["batch"] = job.x.shape[0]
+    arguments |= dict.fromkeys(("lr", "weight_decay", "scale", "unit", "factor"), "fp32")
+    arguments["address"] = "*i64"
+    flags = options(job, job.random.offset, precise=job.precise > 0)
+    return launch.compile_for(update_kernel, target, arguments, **flags)
 
 
 @triton.jit

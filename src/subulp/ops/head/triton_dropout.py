@@ -54,13 +54,13 @@ def dropped(
     return out
 
 
-def compile_for(capability: int, dtype: torch.dtype) -> Any:
-    """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
+def compile_for(target: launch.Target, dtype: torch.dtype, count: int) -> Any:
+    """Compile the kernel for so many weights ahead of time, see :func:`.launch.compile_for`."""
     word = {1: "*u8", 2: "*i16", 4: "*i32"}[dtype.itemsize]
-    types = {"rows": word, "out": "*bf16", "count": "i32", "scale": "fp32", "factor": "fp32"}
-    types["address"] = "*i64"
+    arguments: dict[str, str | int] = {"rows": word, "out": "*bf16", "count": count}
+    arguments |= {"scale": "fp32", "factor": "fp32", "address": "*i64"}
     options = {"FORMAT": format_of(dtype).name, "BLOCK": BLOCK}
-    return launch.compile_for(dropped_kernel, capability, types, **options)
+    return launch.compile_for(dropped_kernel, target, arguments, **options)
 
 
 @triton.jit

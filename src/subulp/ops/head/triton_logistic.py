@@ -21,9 +21,6 @@ from ..triton import launch
 BLOCK = 128
 """Rows of a program, and positives that it takes at a time."""
 
-_NUMBERS = {"count": "i32", "first": "i64", "height": "i32", "width": "i32"}
-_NUMBERS |= {"gain": "fp32", "scale": "fp32"}
-
 
 def run(
     logits: Tensor,
@@ -73,15 +70,34 @@ def _options(**flags: bool) -> dict[str, Any]:
     return {name.upper(): flag for name, flag in flags.items()} | {"BLOCK": BLOCK}
 
 
-def compile_for(capability: int, *, loss: bool, narrow: bool) -> Any:
-    """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
-    types = {"logits": "*fp32", "gradient": "*bf16" if narrow else "*fp32", "terms": "*fp64"}
-    types |= {"kept": "*fp32", "rows": "*i64", "columns": "*i64", **_NUMBERS}
+def compile_for(
+    target: launch.Target,
+    shape: tuple[int, int],
+    *,
+    count: int,
+    first: int,
+    loss: bool,
+    narrow: bool,
+) -> Any:
+    """Compile the kernel ahead of time, see :func:`.launch.compile_for`.
+
+    Args:
+        target: For which GPU.
+        shape: Of the logits.
+        count: How many positives there are.
+        first: Number of the first row.
+        loss: Whether to compute the losses.
+        narrow: Whether to round the logits, and what they become, to BF16.
+    """
+    pointers = {"logits": "*fp32", "gradient": "*bf16" if narrow else "*fp32", "terms": "*fp64"}
+    pointers |= {"kept": "*fp32", "rows": "*i64", "columns": "*i64"}
+    integers = {"count": count, "first": first, "height": shape[0], "width": shape[1]}
+    arguments = pointers | integers | {"gain": "fp32", "scale": "fp32"}
     options = _options(gradient=True, loss=loss, narrow=narrow)
-    return launch.compile_for(logistic_kernel, capability, types, **options)
+    return launch.compile_for(logistic_kernel, target, arguments, **options)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def logistic_kernel(
     logits,
     gradient,

@@ -42,13 +42,13 @@ def _options(places: int, lowest: int, width: int) -> dict[str, int]:
     return {"PLACES": places, "LOWEST": lowest, "WIDTH": width, "BLOCK": BLOCK}
 
 
-def compile_for(capability: int, places: int, lowest: int, width: int) -> Any:
-    """Compile the kernel ahead of time, see :func:`.launch.compile_for`."""
-    types = {"terms": "*fp64", "parts": "*fp64", "count": "i32"}
-    return launch.compile_for(sum_kernel, capability, types, **_options(places, lowest, width))
+def compile_for(target: launch.Target, count: int, places: int, lowest: int, width: int) -> Any:
+    """Compile the kernel for so many numbers ahead of time, see :func:`.launch.compile_for`."""
+    arguments: launch.Arguments = {"terms": "*fp64", "parts": "*fp64", "count": count}
+    return launch.compile_for(sum_kernel, target, arguments, **_options(places, lowest, width))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=launch.VARYING)
 def sum_kernel(
     terms,
     parts,
@@ -61,6 +61,10 @@ def sum_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     term = tl.load(terms + at, mask=at < count, other=0.0)
     finite = tl.abs(term) < float("inf")
+    # First: the registers that tell which are finite are then free.
+    strange = tl.where(finite, 0.0, term)
+    if tl.min(finite.to(tl.int32), axis=0) == 0:
+        tl.atomic_add(parts + PLACES - 1, tl.sum(strange, axis=0))
     number = tl.where(finite, term, 0.0)
     for place in tl.static_range(PLACES):
         # Less what the next place takes. A whole number of at most 53 bits: nothing is rounded.
@@ -71,9 +75,6 @@ def sum_kernel(
         total = tl.sum(piece, axis=0) * codec.two_to(LOWEST + WIDTH * place)
         if total != 0.0:
             tl.atomic_add(parts + place, total)
-    strange = tl.where(finite, 0.0, term)
-    if tl.min(finite.to(tl.int32), axis=0) == 0:
-        tl.atomic_add(parts + PLACES - 1, tl.sum(strange, axis=0))
 
 
 @triton.jit

@@ -37,7 +37,7 @@ KERNELS = "measure", "blocks", "candidates", "chunks", "write", "decode"
 
 
 def compile_for(
-    capability: int,
+    target: launch.Target,
     kernel: str,
     block: tuple[int, int],
     dtype: torch.dtype,
@@ -46,7 +46,7 @@ def compile_for(
     """Compile a kernel ahead of time, see :func:`subulp.ops.triton.launch.compile_for`.
 
     Args:
-        capability: 90 for sm_90, and so on.
+        target: Which GPU.
         kernel: One of :data:`KERNELS`.
         block: Rows and columns of a block.
         dtype: Dtype of the matrix, or of the decoded one.
@@ -76,11 +76,11 @@ def compile_for(
     signature = {n: types.get(n, "i32") for n in compiled.arg_names if n not in constants}
     options = {name: value for name, value in known.items() if name in constants}
     options["num_warps"] = warps_of(layout) if "ROWS" in constants else 4
-    return launch.compile_for(compiled, capability, signature, **options)
+    return launch.compile_for(compiled, target, signature, **options)
 
 
 def compile_product(
-    capability: int,
+    target: launch.Target,
     dtype: torch.dtype,
     *,
     rows: int,
@@ -90,14 +90,18 @@ def compile_product(
     """Compile the product ahead of time, with units of FP8 where a GPU has them.
 
     Args:
-        capability: 90 for sm_90, and so on.
+        target: Which GPU.
         dtype: Dtype of the result.
         rows: Rows of the result.
         transposed: Whether the contraction runs over the rows of each mixture.
         constant: Whether no scale changes along it.
     """
     constants: dict[str, Any] = {
-        **{"TO": format_of(dtype).name, "BIAS": True, "UNITS": capability >= 89},
+        **{
+            "TO": format_of(dtype).name,
+            "BIAS": True,
+            "UNITS": isinstance(target, int) and target >= 89,
+        },
         **{"STEP": steps_of(transposed)[0], "CONSTANT": constant, "INTERPRETED": False},
         **triton_product.layout_of(rows),
     }
@@ -114,7 +118,7 @@ def compile_product(
     types |= {f"{f}_{n}": kind for kind, names in _POINTERS.items() for n in names for f in "ab"}
     kernel = triton_product.product_kernel
     signature = {n: types.get(n, "i32") for n in kernel.arg_names if n not in constants}
-    return launch.compile_for(kernel, capability, signature, **constants)
+    return launch.compile_for(kernel, target, signature, **constants)
 
 
 _POINTERS = {

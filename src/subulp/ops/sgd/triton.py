@@ -25,10 +25,10 @@ def run(job: StepJob) -> None:
     triton_step.run(sgd_step_kernel, job, numbers, _flags(job))
 
 
-def compile_for(capability: int, job: StepJob) -> Any:
+def compile_for(target: launch.Target, job: StepJob) -> Any:
     """Compile the kernel of a job ahead of time, see :func:`.launch.compile_for`."""
     numbers = ("momentum", "one_minus_dampening", "weight_decay")
-    return triton_step.compile_for(capability, sgd_step_kernel, job, numbers, _flags(job))
+    return triton_step.compile_for(target, sgd_step_kernel, job, numbers, _flags(job))
 
 
 def _flags(job: StepJob) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _news(job: StepJob) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compile_for(
-    capability: int,
+    target: launch.Target,
     kernel: Any,
     job: StepJob,
     numbers: tuple[str, ...],
@@ -103,7 +103,7 @@ def compile_for(
         options["scales"] = None
     else:
         types["scales"] = "*fp32"
-    return launch.compile_for(kernel, capability, types, **options)
+    return launch.compile_for(kernel, target, types, **options)
 
 
 def _options(job: StepJob, flags: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def run(job: StepJob, there: Tensor) -> Tensor | None:
     return scales
 
 
-def compile_for(capability: int, job: StepJob) -> Any:
+def compile_for(target: launch.Target, job: StepJob) -> Any:
     """Compile the kernel that ``run`` would launch."""
     assert job.scaling is not None
     types = {"programs": "*i64", "tensors": "*i64", "progress": "*i32", "scales": "*fp32"}
@@ -78,7 +78,7 @@ def compile_for(capability: int, job: StepJob) -> Any:
         options["given"] = None
     else:
         types["given"] = "*fp32"
-    return launch.compile_for(scales_kernel, capability, types, **options)
+    return launch.compile_for(scales_kernel, target, types, **options)
 
 
 def _tables(table: np.ndarray) -> tuple[np.ndarray, ...]:

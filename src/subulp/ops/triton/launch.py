@@ -13,7 +13,7 @@ is the end of a tensor, or belongs to an unaligned tensor.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -36,12 +36,19 @@ _PROGRAMS = 4096
 # fused into the backward pass.
 _KEPT = 256
 
+VARYING = ("count", "first", "step")
+"""Arguments that change from call to call: what kernels know of them would be another kernel, to be
+compiled in the midst of a training, for 1 and for multiples of 16."""
+
 # A fused multiply-add rounds once where the reference rounds twice.
 _ARITHMETIC = {"enable_fp_fusion": False}
 
 
+TRITON_VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+
+
 def check_device(kernel: Any, device: torch.device) -> None:
-    """Raise RuntimeError unless ``kernel`` runs on tensors of ``device``."""
+    """Raise RuntimeError unless ``kernel`` runs on tensors of ``device``, with the right bits."""
     interpreted = not isinstance(kernel, triton.JITFunction)
     if device.type == "cpu" and not interpreted:
         raise RuntimeError(
@@ -53,6 +60,18 @@ def check_device(kernel: Any, device: torch.device) -> None:
         raise RuntimeError(
             f"The Triton kernels are interpreted, which takes CPU tensors, and got tensors on "
             f"{device}: unset TRITON_INTERPRET before Python starts"
+        )
+    if device.type != "cpu" and torch.version.hip is not None:
+        refuse_amd(TRITON_VERSION)
+
+
+def refuse_amd(version: tuple[int, ...]) -> None:
+    """Raise RuntimeError where Triton compiles other arithmetic than ours for AMD's GPUs."""
+    if version < (3, 7):
+        raise RuntimeError(
+            f"Triton {'.'.join(map(str, version))} computes square roots on AMD's GPUs from "
+            "reciprocal ones, which lose what lies below the normal range: install Triton 3.7 or "
+            "later"
         )
 
 
@@ -167,31 +186,95 @@ def launch(kernel: Any, device: torch.device, programs: Tensor, *args: Any, **op
         kernel[(programs.numel() // 3,)](programs, *args, **options, **_ARITHMETIC)
 
 
-def compile_for(kernel: Any, capability: int, types: dict[str, str], **options: Any) -> Any:
+Target = int | str
+"""A GPU that need not be there: 90 for NVIDIA's sm_90, and so on; AMD's by name, as gfx942."""
+
+Arguments = Mapping[str, int | str]
+"""Run-time arguments: numbers of integers, Triton types of all others."""
+
+
+def specialised(value: int | str, parameter: Any) -> tuple[str, str]:
+    """For what a kernel is compiled when it is launched with an argument.
+
+    Args:
+        value: An integer, or the Triton type of anything else: see :func:`source_for`.
+        parameter: The kernel's ``KernelParam``.
+
+    Returns:
+        The type, ``"constexpr"`` if the number itself is compiled in; and what a back end may know
+        of it: ``"D"``, 16 divides it; ``"S"``, 32 bits hold any place in the tensor.
+    """
+    aligns = "" if parameter.do_not_specialize_on_alignment else "D"
+    if isinstance(value, str):
+        type_, known = value, aligns + "S" if value.startswith("*") else ""
+    elif value == 1 and not parameter.do_not_specialize:
+        type_, known = "constexpr", ""
+    else:
+        type_ = "i32" if -(2**31) <= value < 2**31 else "i64" if value < 2**63 else "u64"
+        known = "" if value % ALIGNMENT else aligns
+    return type_, "" if parameter.do_not_specialize else known
+
+
+def source_for(kernel: Any, target: Target, arguments: Arguments, **options: Any) -> Any:
+    """What a launch with some arguments compiles.
+
+    Args:
+        kernel: Kernel, not interpreted.
+        target: For which GPU.
+        arguments: Of pointers and floats the Triton type, of integers the number: see
+            :func:`specialised`. Pointers are aligned, to tensors of less than 2 GiB. A type of
+            integers stands for any number.
+        options: Constexpr arguments.
+
+    Returns:
+        The ``triton.compiler.ASTSource``.
+    """
+    assert isinstance(kernel, triton.JITFunction), "interpreted kernels have no code"
+    backend = triton.compiler.make_backend(gpu_of(target))
+    signature, constants, attributes = {}, {}, {}
+    for i, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
+        known = ""
+        if name not in arguments:
+            signature[name], constants[name] = "constexpr", options[name]
+        else:
+            signature[name], known = specialised(arguments[name], parameter)
+            if signature[name] == "constexpr":
+                constants[name] = arguments[name]
+        if found := backend.parse_attr(known):
+            attributes[i,] = found
+    return triton.compiler.ASTSource(kernel, signature, constants, attributes)
+
+
+def compile_for(kernel: Any, target: Target, arguments: Arguments, **options: Any) -> Any:
     """Compile a kernel as :func:`launch` would, for a GPU that need not be there.
 
     Args:
         kernel: Kernel, not interpreted.
-        capability: 90 for sm_90, and so on.
-        types: Triton types of the run-time arguments.
+        target: Which GPU.
+        arguments: The run-time arguments, see :func:`source_for`.
         options: Constexpr arguments and compiler options, as for ``launch``.
 
     Returns:
         The ``triton.compiler.CompiledKernel``.
     """
-    assert isinstance(kernel, triton.JITFunction), "interpreted kernels have no code"
-    constants = {name: options.pop(name) for name in kernel.arg_names if name not in types}
-    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    attributes = {
-        (i,): [["tt.divisibility", ALIGNMENT]]
-        for i, type_ in enumerate(signature.values())
-        if type_.startswith("*")
-    }
-    return triton.compile(
-        triton.compiler.ASTSource(kernel, signature, constants, attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options=options | _ARITHMETIC,
-    )
+    source = source_for(kernel, target, arguments, **options)
+    compiler = {name: value for name, value in options.items() if name not in kernel.arg_names}
+    return triton.compile(source, target=gpu_of(target), options=compiler | _ARITHMETIC)
+
+
+def gpu_of(target: Target) -> GPUTarget:
+    """Triton's name for a GPU.
+
+    Raises:
+        ValueError: It is none of AMD's with waves of 64 lanes, ``gfx9``.
+        RuntimeError: This Triton compiles other arithmetic for AMD's, see :func:`refuse_amd`.
+    """
+    if isinstance(target, int):
+        return GPUTarget("cuda", target, 32)
+    if not target.startswith("gfx9"):
+        raise ValueError(f"target is {target!r}: of AMD's GPUs, there are kernels for gfx9 alone")
+    refuse_amd(TRITON_VERSION)
+    return GPUTarget("hip", target, 64)
 
 
 @triton.jit

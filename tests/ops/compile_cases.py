@@ -1,0 +1,119 @@
+"""Cases of every kernel, to be compiled: its main sizes, one of each kind of storage and rule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from subulp.ops.all_finite import triton as all_finite_triton
+from subulp.ops.head import triton as head_triton
+from subulp.ops.head import triton_sum
+from subulp.ops.step import triton as step_triton
+from subulp.ops.step import triton_scales
+from subulp.ops.triton.launch import Target
+
+from . import aot_worker
+from .compiled import Compiled
+from .support import BF16, E4M3, FP16, FP32, Setup
+
+TARGETS: dict[str, Target] = {"sm_80": 80, "sm_89": 89, "sm_90": 90, "sm_100": 100}
+TARGETS["gfx942"] = "gfx942"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel and its arguments.
+
+    Attributes:
+        compiled: The code for a ``target``.
+        elements: Of a block, where a program takes blocks of elements.
+    """
+
+    compiled: Callable[..., Compiled]
+    elements: int | None = None
+
+
+def _step(*setup: Any, sharded: bool = False, **options: Any) -> Case:
+    compiled = partial(aot_worker.compile_step, Setup(*setup, **options), sharded=sharded)
+    return Case(compiled, step_triton.BLOCK)
+
+
+def _scales(op: str, *, given: bool) -> Case:
+    compiled = partial(aot_worker.compile_scales, op, BF16, given=given)
+    return Case(compiled, None if given else triton_scales.BLOCK)
+
+
+def _head(dtype: Any, **options: Any) -> Case:
+    blocks = head_triton.BLOCKS
+    elements = blocks["BLOCK_LABELS"] * blocks["BLOCK_DIM"]
+    return Case(partial(aot_worker.compile_head, dtype, **options), elements)
+
+
+def _table(kernel: str, *table: Any) -> Case:
+    return Case(partial(aot_worker.compile_embedding, kernel=kernel, table=table))
+
+
+_TABLES = {
+    "fp32, SGD, LFU": ("fp32", "sgd", "lfu", 64),
+    "bf16, Adagrad, LRU": ("bf16", "adagrad", "lru", 128),
+    "e4m3, row-wise, LRU": ("e4m3", "rowwise", "lru", 64),
+    "int8, row-wise, LFU": ("int8", "rowwise", "lfu", 128),
+    "int4, row-wise, LFU": ("int4", "rowwise", "lfu", 128),
+}
+_TABLE = _TABLES["e4m3, row-wise, LRU"]
+
+CASES = {
+    "Adam, fp32": _step("adam", "fp32", FP32),
+    "Adam, nearest, bf16": _step("adam", "nearest", BF16),
+    "Adam, stochastic, bf16": _step("adam", "stochastic", BF16),
+    "Adam, stochastic, bf16, shards": _step("adam", "stochastic", BF16, sharded=True),
+    "Adam, kahan, bf16": _step("adam", "kahan", BF16),
+    "Adam, collage-light, bf16": _step("adam", "collage-light", BF16),
+    "Adam, collage-plus, bf16": _step("adam", "collage-plus", BF16),
+    "Adam, master, bf16": _step("adam", "master", BF16),
+    "Adam, extra-bits-8, bf16": _step("adam", "extra-bits-8", BF16),
+    "Adam, extra-bits-7-stochastic, fp16": _step("adam", "extra-bits-7-stochastic", FP16),
+    "Adam, stochastic, e4m3": _step("adam", "stochastic", E4M3),
+    "Adam, collage-plus, e4m3": _step("adam", "collage-plus", E4M3),
+    "SGD, nearest, bf16": _step("sgd", "nearest", BF16),
+    "SGD, kahan, bf16": _step("sgd", "kahan", BF16),
+    "SGD, extra-bits-8, bf16, Nesterov": _step("sgd", "extra-bits-8", BF16, nesterov=True),
+    "SGD, stochastic, e4m3": _step("sgd", "stochastic", E4M3),
+    "scales, sought": _scales("adam", given=False),
+    "scales, given": _scales("sgd", given=True),
+    "all finite, fp32": Case(partial(aot_worker.compile_all_finite, FP32), all_finite_triton.BLOCK),
+    "all finite, bf16": Case(partial(aot_worker.compile_all_finite, BF16), all_finite_triton.BLOCK),
+    "head, fp32": _head(FP32),
+    "head, bf16, products in bf16": _head(BF16, products="bf16"),
+    "head, e4m3, products in bf16": _head(E4M3, products="bf16"),
+    "head, e4m3, ragged": _head(E4M3, sizes=aot_worker.RAGGED),
+    "logits, fp32": Case(partial(aot_worker.compile_logistic, loss=True, narrow=False)),
+    "logits, bf16": Case(partial(aot_worker.compile_logistic, loss=True, narrow=True)),
+    "sum": Case(aot_worker.compile_sum, triton_sum.BLOCK),
+    "tables, weights' gradient": _table("weight-grad", *_TABLE),
+    "tables, order": _table("order", *_TABLE),
+    "tables, spans": _table("spans", *_TABLE),
+    **{f"tables, lookup, {name}": _table("pool", *t) for name, t in _TABLES.items()},
+    **{f"tables, update, {name}": _table("update", *t) for name, t in _TABLES.items()},
+    **{
+        f"mixture, {kernel}": Case(partial(aot_worker.compile_mixture, kernel, (128, 128), FP32))
+        for kernel in aot_worker.MIXTURE_KERNELS
+    },
+}
+
+
+def measure(name: str, target: str) -> dict[str, float]:
+    """What a case compiles to, and the seconds that it takes; counts are the same everywhere."""
+    case = CASES[name]
+    start = time.perf_counter()
+    compiled = case.compiled(target=TARGETS[target])
+    seconds = round(time.perf_counter() - start, 2)
+    count = len(compiled.instructions())
+    found = {"seconds": seconds, **compiled.resources(), "shared": compiled.shared}
+    found |= {**compiled.spills(), "instructions": count}
+    if case.elements is not None:
+        found["instructions_per_element"] = round(count * compiled.threads / case.elements, 1)
+    return found

@@ -1,0 +1,85 @@
+"""What an assembler and a disassembler say about a compiled kernel."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from triton import knobs
+
+# How a kernel goes on about registers that it has not: on the stack.
+_NVIDIA = {"registers": "REG", "stack": "STACK", "local": "LOCAL"}
+_AMD = {"registers": "vgpr_count", "stack": "private_segment_fixed_size"}
+_AMD |= {"spilled_registers": "vgpr_spill_count", "spilled_scalars": "sgpr_spill_count"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's code.
+
+    Attributes:
+        text: PTX, or AMD's assembly.
+        binary: What a GPU loads.
+        is_amd: Whether it is an AMD one.
+        threads: Of a program.
+        shared: Bytes of shared memory.
+    """
+
+    text: str
+    binary: bytes
+    is_amd: bool
+    threads: int
+    shared: int
+
+    @classmethod
+    def of(cls, kernel: Any) -> Compiled:
+        """What Triton has compiled."""
+        is_amd = "amdgcn" in kernel.asm
+        names = ("amdgcn", "hsaco") if is_amd else ("ptx", "cubin")
+        text, binary = (kernel.asm[name] for name in names)
+        threads = kernel.metadata.num_warps * kernel.metadata.target.warp_size
+        return cls(text, binary, is_amd, threads, kernel.metadata.shared)
+
+    def resources(self) -> dict[str, int]:
+        """What a thread takes: registers, and bytes of memory of its own."""
+        if self.is_amd:
+            return {
+                name: int(re.findall(rf"^\s+\.{key}:\s+(\d+)$", self.text, re.M)[0])
+                for name, key in _AMD.items()
+            }
+        usage = self._told(knobs.nvidia.cuobjdump.path, "--dump-resource-usage")
+        return {name: int(re.findall(rf"\b{key}:(\d+)", usage)[0]) for name, key in _NVIDIA.items()}
+
+    def instructions(self) -> list[str]:
+        """The operations of the machine, in the order of their addresses."""
+        if self.is_amd:
+            # Labels begin lines, directives have a dot.
+            return re.findall(r"^\t([a-z]\w+)(?=\s|$)", self._code(), re.M)
+        code = self._told(knobs.nvidia.nvdisasm.path)
+        found = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", code, re.M)
+        # They fill the end of the code.
+        return [name for name in found if name != "NOP"]
+
+    def spills(self) -> dict[str, int]:
+        """Loads and stores of a thread's own memory."""
+        found = self.instructions()
+        loads, stores = ("scratch_load", "scratch_store") if self.is_amd else ("LDL", "STL")
+        return {
+            "local_loads": sum(name.startswith(loads) for name in found),
+            "local_stores": sum(name.startswith(stores) for name in found),
+        }
+
+    def _code(self) -> str:
+        """The part of AMD's assembly that runs."""
+        return self.text[: self.text.index(".section\t.rodata")]
+
+    def _told(self, *command: str) -> str:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+            cubin.write(self.binary)
+            cubin.flush()
+            return subprocess.run(
+                [*command, cubin.name], check=True, capture_output=True, text=True
+            ).stdout

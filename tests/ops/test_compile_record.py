@@ -1,0 +1,83 @@
+"""The records of what kernels compile to are those of these kernels, and no kernel has a stack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
+
+from . import compile_cases
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+VERSIONS = ("3.6", "3.7", "3.8", "3.9")
+INSTALLED = triton.__version__.rpartition(".")[0]
+
+STACKS: dict[str, str] = {}
+"""Cases that have a stack, with the reason."""
+
+COMPARED = (
+    "Adam, stochastic, bf16",
+    "Adam, stochastic, e4m3",
+    "SGD, extra-bits-8, bf16, Nesterov",
+    "head, e4m3, products in bf16",
+    "logits, bf16",
+    "tables, order",
+    "tables, update, e4m3, row-wise, LRU",
+)
+
+
+def name_of(version: str) -> str:
+    return f"compiles-triton-{version}.json"
+
+
+@pytest.fixture(params=VERSIONS)
+def record(request) -> dict[str, Any]:
+    found = json.loads((RESULTS / name_of(request.param)).read_text())
+    assert found["machine"]["versions"]["triton"].startswith(f"{request.param}.")
+    return found
+
+
+def test_records_are_whole(record):
+    expected = compile_cases.TARGETS.keys() - record["refused"].keys()
+    assert record["cases"].keys() == compile_cases.CASES.keys()
+    for targets in record["cases"].values():
+        assert targets.keys() == expected
+
+
+def test_what_is_refused(record):
+    is_first = record["machine"]["versions"]["triton"].startswith("3.6.")
+    assert list(record["refused"]) == (["gfx942"] if is_first else [])
+
+
+def has_stack(entry: dict[str, float]) -> bool:
+    names = "stack", "local", "local_loads", "local_stores", "spilled_registers"
+    return any(entry.get(name, 0) for name in names)
+
+
+def test_no_kernel_has_a_stack():
+    found = set()
+    for version in VERSIONS:
+        cases = json.loads((RESULTS / name_of(version)).read_text())["cases"]
+        found |= {name for name, targets in cases.items() if any(map(has_stack, targets.values()))}
+    assert found == STACKS.keys()
+
+
+@pytest.mark.skipif(INSTALLED not in VERSIONS, reason="this Triton has no record")
+@pytest.mark.parametrize("name", COMPARED)
+def test_record_is_of_these_kernels(compiler, name):
+    record = json.loads((RESULTS / name_of(INSTALLED)).read_text())
+    if record["machine"]["versions"]["triton"] != triton.__version__:
+        pytest.skip("the record is of another release of this Triton")
+    now = compiler.submit(compile_cases.measure, name, "sm_90").result()
+    before = record["cases"][name]["sm_90"]
+    names = "registers", "stack", "local", "shared", "instructions"
+    assert {n: now[n] for n in names} == {n: before[n] for n in names}, (
+        f"{name} compiles to other code: python benchmarks/compiles.py --out "
+        f"benchmarks/results/{name_of(INSTALLED)} --only '{name}', with each Triton that has one"
+    )
