@@ -263,7 +263,8 @@ def update_kernel(
     first = tl.program_id(0).to(tl.int64) * PLACES
     # Nothing is updated where something was wrong.
     last = tl.where(tl.load(found) == 0, tl.minimum(first + PLACES, count), first)
-    for at in range(first, last):
+    # What rows need of lanes, computed once for all of them, would fill registers.
+    for at in tl.range(first, last, disable_licm=True):
         key = tl.load(keys + at)
         if key != unused():
             number = table_of(tables, table_count, key)
