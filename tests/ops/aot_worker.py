@@ -143,7 +143,7 @@ def table_job(storage: str, rule: str, policy: str, dim: int, features: int, bat
     return Job("update", tables[:count], lookups, updates=[update, small][:count], step=1)
 
 
-MIXTURE_KERNELS = ("measure", "candidates", "rest", "decode")
+MIXTURE_KERNELS = mixture_triton.KERNELS
 
 
 def compile_mixture(

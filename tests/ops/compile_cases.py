@@ -10,7 +10,7 @@ from typing import Any
 
 from subulp.ops.all_finite import triton as all_finite_triton
 from subulp.ops.head import triton as head_triton
-from subulp.ops.head import triton_sum
+from subulp.ops.head import triton_dropout, triton_sum
 from subulp.ops.step import triton as step_triton
 from subulp.ops.step import triton_scales
 from subulp.ops.triton.launch import Target
@@ -90,6 +90,13 @@ CASES = {
     "head, bf16, products in bf16": _head(BF16, products="bf16"),
     "head, e4m3, products in bf16": _head(E4M3, products="bf16"),
     "head, e4m3, ragged": _head(E4M3, sizes=aot_worker.RAGGED),
+    "head, e4m3, dropout and remainders": Case(
+        partial(aot_worker.compile_dropout, "update", E4M3),
+        head_triton.BLOCKS["BLOCK_LABELS"] * head_triton.BLOCKS["BLOCK_DIM"],
+    ),
+    "head, e4m3, weights kept": Case(
+        partial(aot_worker.compile_dropout, "dropped", E4M3), triton_dropout.BLOCK
+    ),
     "logits, fp32": Case(partial(aot_worker.compile_logistic, loss=True, narrow=False)),
     "logits, bf16": Case(partial(aot_worker.compile_logistic, loss=True, narrow=True)),
     "sum": Case(aot_worker.compile_sum, triton_sum.BLOCK),
@@ -102,6 +109,15 @@ CASES = {
         f"mixture, {kernel}": Case(partial(aot_worker.compile_mixture, kernel, (128, 128), FP32))
         for kernel in aot_worker.MIXTURE_KERNELS
     },
+    "mixture, product": Case(
+        partial(
+            aot_worker.compile_mixture_product,
+            dtype=BF16,
+            rows=512,
+            transposed=(False, True),
+            constant=False,
+        )
+    ),
 }
 
 

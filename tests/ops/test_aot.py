@@ -203,9 +203,6 @@ def test_embedding_of_other_sizes(compiler, kernel, sizes):
     check(compiler.submit(aot_worker.compile_embedding, 90, kernel, table, sizes).result())
 
 
-MIXTURE_KERNELS = "measure", "blocks", "candidates", "chunks", "write", "decode"
-
-
 @pytest.mark.parametrize(
     ("block", "capability"),
     [
@@ -218,7 +215,7 @@ MIXTURE_KERNELS = "measure", "blocks", "candidates", "chunks", "write", "decode"
         for capability in CAPABILITIES
     ],
 )
-@pytest.mark.parametrize("kernel", MIXTURE_KERNELS)
+@pytest.mark.parametrize("kernel", aot_worker.MIXTURE_KERNELS)
 def test_mixture(compiler, kernel, block, capability):
     check(compiler.submit(aot_worker.compile_mixture, kernel, block, FP32, capability).result())
 
