@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from subulp.nn.cached_table import CachedTable, EmbeddingTable
-from subulp.numerics import format_of
+from subulp.numerics import format_of, simulated
+from subulp.numerics.mixture import RECIPES
 from subulp.numerics.random_bits import WHOLE, Region
 from subulp.ops import adam, sgd
 from subulp.ops.adam import triton as adam_triton
@@ -20,6 +21,7 @@ from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
 from subulp.ops.step import triton_scales
+from subulp.ops.triton.codec import name_of
 from subulp.ops.triton.launch import Target
 
 from .compiled import Compiled
@@ -40,6 +42,14 @@ def compile_step(setup: Setup, target: Target, sharded: bool = False) -> Compile
     if setup.op == "adam":
         return Compiled.of(adam_triton.compile_for(target, adam.make_job(**args)))
     return Compiled.of(sgd_triton.compile_for(target, sgd.make_job(**args)))
+
+
+def compile_after_new_names() -> None:
+    """Kernels that share functions, while names of formats and recipes come to be known."""
+    kernels = "measure", "candidates", "decode"
+    for bits, (kernel, recipe) in enumerate(zip(kernels, RECIPES.values(), strict=False), 2):
+        mixture_triton.compile_for(90, kernel, (1, 32), torch.float32, recipe)
+        name_of(simulated(4, bits))
 
 
 def compile_scales(

@@ -14,6 +14,16 @@ from .support import environment
 @pytest.fixture(scope="session")
 def compiler(tmp_path_factory) -> Iterator[ProcessPoolExecutor]:
     """Triton cannot compile where it interprets."""
+    yield from _compiler(tmp_path_factory)
+
+
+@pytest.fixture
+def fresh_compiler(tmp_path_factory) -> Iterator[ProcessPoolExecutor]:
+    """One that has compiled nothing yet."""
+    yield from _compiler(tmp_path_factory)
+
+
+def _compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecutor]:
     aot_worker = pytest.importorskip("tests.ops.aot_worker", reason="Triton is not installed")
     cache = str(tmp_path_factory.mktemp("triton"))
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

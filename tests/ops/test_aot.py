@@ -132,6 +132,11 @@ def test_head(compiler, dtype, capability, sizes):
     check_registers(compiled)
 
 
+def test_names_that_come_to_be_known_between_compilations(fresh_compiler):
+    """Triton takes a global that has changed for an error."""
+    fresh_compiler.submit(aot_worker.compile_after_new_names).result()
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", [FP32, E4M3], ids=short)
 @pytest.mark.parametrize("kernel", ["update", "dropped"])

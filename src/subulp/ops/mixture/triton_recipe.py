@@ -43,7 +43,7 @@ class _Facts:
     entries: tuple[tuple[_Test, ...], ...]
 
 
-_known: dict[str, _Facts] = {}
+_known: codec.Named[_Facts] = codec.Named()
 
 
 def name_of(recipe: Recipe) -> str:

@@ -9,12 +9,28 @@ the casts of the hardware saturate, round and treat NaN in ways of their own. Te
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import triton
 import triton.language as tl
 
 from ...numerics.formats import STORED, Format
 
-FORMATS = {f.name: f for f in STORED}
+T = TypeVar("T")
+
+
+class Named(dict[str, T]):
+    """What the names of constexpr arguments stand for: more of them come, none changes.
+
+    Triton refuses a kernel where a global is no longer what it was when the kernel was compiled,
+    and keeps a copy to compare. A copy of this is itself: all that a kernel has read of it stays.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Named[T]:
+        return self
+
+
+FORMATS = Named({f.name: f for f in STORED})
 """The formats that dtypes store, and those that :func:`name_of` has named."""
 
 
