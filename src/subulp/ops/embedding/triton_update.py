@@ -76,7 +76,8 @@ def order_kernel(
 ):
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     lane = tl.arange(0, BLOCK).to(tl.int64)
-    for start in range(program * BLOCK, bags, programs * BLOCK):
+    # What the lanes need, computed once for all loops, would fill registers.
+    for start in tl.range(program * BLOCK, bags, programs * BLOCK, disable_licm=True):
         bag = start + lane
         here = bag < bags
         first = tl.load(offsets + bag, mask=here, other=0)
@@ -88,7 +89,7 @@ def order_kernel(
             report(words, found, constant("BAD_OFFSETS"), which, begins, ends, count)
 
     used = tl.minimum(tl.load(offsets + bags), count)
-    for start in range(program * BLOCK, count, programs * BLOCK):
+    for start in tl.range(program * BLOCK, count, programs * BLOCK, disable_licm=True):
         k = start + lane
         here = k < used
         # The last bag that begins at k or before.
@@ -121,7 +122,7 @@ def order_kernel(
 
     # Without bags a batch of one is given, and there is no gradient.
     size = tl.where(bags > 0, batch, 0).to(tl.int64) * width
-    for start in range(program * BLOCK, size, programs * BLOCK):
+    for start in tl.range(program * BLOCK, size, programs * BLOCK, disable_licm=True):
         g = tl.load(grad + start + lane, mask=start + lane < size, other=0.0)
         if tl.max((tl.abs(g) < float("inf")).to(tl.int32) ^ 1, axis=0) > 0:
             report(words, found, constant("BAD_GRADIENT"), batch, width, 0, 0)
