@@ -18,9 +18,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 VERSIONS = ("3.6", "3.7", "3.8", "3.9")
 INSTALLED = triton.__version__.rpartition(".")[0]
 
-STACKS = {
-    "mixture, candidates": "two formats and the sums of both in one kernel: Triton 3.6, 3.7",
-}
+STACKS: dict[str, str] = {}
 """Cases that have a stack, with the reason and where."""
 
 COMPARED = (
