@@ -21,7 +21,7 @@ from subulp.ops.all_finite import triton as all_finite_triton
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic, triton_sum
-from subulp.ops.head.exact_sum import new_parts
+from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH, new_parts
 from subulp.ops.sgd import triton as sgd_triton
 from subulp.ops.step import triton_scales
 from subulp.ops.triton import launch
@@ -118,8 +118,10 @@ def head(
 def exact_sum(count: int) -> tuple[list[Source], list[Source]]:
     terms = torch.zeros(count, dtype=torch.float64)
     # On the CPU, losses are summed by other means.
-    add = partial(triton_sum.add, terms, new_parts(torch.device("cpu")))
-    return of_launches(add), of_compiles(partial(triton_sum.compile_for, 90, count))
+    parts = new_parts(torch.device("cpu"))
+    add = partial(triton_sum.add, terms, parts, LOWEST, WIDTH)
+    compiled = partial(triton_sum.compile_for, 90, count, PARTS, LOWEST, WIDTH)
+    return of_launches(add), of_compiles(compiled)
 
 
 def tables(kind: str, sizes: tuple[int, int]) -> tuple[list[Source], list[Source]]:
