@@ -4,7 +4,8 @@
 A lookup is one launch; an update is four: keys, a sort by them, sums of what many lookups share,
 and the rows. Nothing waits for the GPU: kernels check the numbers themselves, and what they find is
 raised when the host comes by, see :mod:`subulp.ops.triton.faults`. Bags of bad numbers are NaN
-until then, and no row is updated.
+until then, and no row is updated; strange tags are found as an update comes to their set, as C++
+finds them.
 """
 
 from __future__ import annotations
