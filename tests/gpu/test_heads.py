@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from subulp import nn, optim
+from tests.ops.support import environment
 
 from .places import on_both, on_every_device, same_bits
 
@@ -69,6 +70,23 @@ def test_few_positives_and_instances(device, count):
         return [head.weight(torch.arange(70, device=place)), value.detach()]
 
     for a, b in zip(*on_both(device, train), strict=True):
+        assert same_bits(a, b)
+
+
+@on_every_device
+def test_the_reference_gets_a_chunks_own_positives(device):
+    def train(place):
+        head = nn.ExtremeClassifier(32, 70, chunks=7, seed=1, products="fp32", device=place)
+        optim.RowSGD(head, lr=0.5)
+        positives = torch.tensor([3, 40, 69], device=place)
+        value = head(one_hot(place, 32), torch.zeros_like(positives), positives, loss=True)
+        value.backward()
+        return [head.weight(torch.arange(70, device=place)), value.detach()]
+
+    expected = train(torch.device("cpu"))
+    with environment(SUBULP_BACKEND="reference"):
+        found = train(torch.device(device))
+    for a, b in zip(expected, found, strict=True):
         assert same_bits(a, b)
 
 

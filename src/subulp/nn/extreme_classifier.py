@@ -18,7 +18,16 @@ from torch.autograd.function import once_differentiable
 from ..numerics import Format
 from ..ops import backend, bf16_product
 from ..ops.graph_breaks import between_graphs
-from ..ops.head import HeadJob, Products, RandomAddress, Rounding, exact_sum, fp8, head_step
+from ..ops.head import (
+    HeadJob,
+    Products,
+    RandomAddress,
+    Rounding,
+    exact_sum,
+    finds_positives,
+    fp8,
+    head_step,
+)
 from ..ops.pointers import check_plain
 from ..ops.row_protocols import RowRule
 from .fixed_dtypes import FixedDtypes
@@ -447,8 +456,7 @@ class ExtremeClassifier(FixedDtypes):
                     continue
                 last = own.first + own.count
                 pairs = slice(None)
-                if not labels.is_cuda:
-                    # Kernels of GPUs find them, for which the host would wait.
+                if not finds_positives(labels.device):
                     bounds = torch.tensor([own.first, last], dtype=torch.int64, device=x.device)
                     pairs = slice(*torch.searchsorted(labels, bounds).tolist())
                 places = slice(own.place, own.place + own.count)

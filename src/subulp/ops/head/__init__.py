@@ -36,7 +36,8 @@ class HeadJob:
         grad_x: FP32 ``(batch, dim)``; the chunk's part is added.
         positive_instances: int64 ``(count,)``.
         positive_labels: int64 ``(count,)``, ascending, counted from the chunk's first row; no pair
-            is given twice. On a GPU others than the chunk's may be among them.
+            is given twice. Others than the chunk's may be among them where :func:`finds_positives`
+            says so.
         gain: Factor on the gradient of the logits.
         lr: Learning rate.
         weight_decay: Weight decay of the rows.
@@ -99,6 +100,11 @@ class HeadJob:
     def precise(self) -> int:
         """Rows that have a remainder."""
         return 0 if self.remainder is None else self.remainder.shape[0]
+
+
+def finds_positives(device: torch.device) -> bool:
+    """Whether a step leaves out positives of other chunks: the host would wait to do it itself."""
+    return backend.choose(device).backend == "triton"
 
 
 def head_step(job: HeadJob) -> None:

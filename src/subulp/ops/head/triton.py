@@ -39,12 +39,12 @@ def run(job: HeadJob) -> None:
     # Rows of integers or of simulated formats have no kernel of their own, nor have weights that
     # dropout has scaled and that are multiplied as they are; a run of a chunk has its shape.
     stored = isinstance(job.format, Format) and job.format.dtype is not None
-    dropped = job.train and job.dropout != 0.0
-    if stored and not (dropped and job.products == "fp8") and not job.before + job.after:
+    has_dropout = job.train and job.dropout != 0.0
+    if stored and not (has_dropout and job.products == "fp8") and not job.before + job.after:
         _run_fused(job)
         return
     size = max(1, TILE_BYTES // (4 * job.dim))
-    update = fused_update if stored and not dropped and job.remainder is None else None
+    update = fused_update if stored and not has_dropout and job.remainder is None else None
     tiles.run(job, size, sgd.run, update, fp8_units=fp8.units_at(job.device))
 
 
