@@ -142,7 +142,7 @@ def fused_update(
     scope = torch.cuda.device(job.device) if job.device.type == "cuda" else contextlib.nullcontext()
     with scope:
         update_kernel[grid](
-            rows.view(_WORDS[rows.dtype.itemsize]),
+            rows.view(codec.WORDS[rows.dtype.itemsize]),
             remainder,
             g,
             x,
@@ -170,9 +170,6 @@ def _address(job: HeadJob, first: int) -> Tensor:
     offset, least = job.random.offset + first * job.dim, round(job.dropout * 2**32)
     numbers = np.array([int(key), job.random.step, offset, least], dtype=np.int64)
     return launch.upload(job.device, numbers)[0]
-
-
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def options(job: HeadJob, offset: int, *, precise: bool) -> dict[str, Any]:

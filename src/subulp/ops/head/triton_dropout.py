@@ -41,7 +41,7 @@ def dropped(
     with torch.cuda.device(rows.device) if on_gpu else contextlib.nullcontext():
         if rows.numel():
             dropped_kernel[(triton.cdiv(rows.numel(), BLOCK),)](
-                rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[rows.itemsize]),
+                rows.view(codec.WORDS[rows.dtype.itemsize]),
                 out,
                 rows.numel(),
                 scale,

@@ -15,7 +15,6 @@ from ..triton import codec
 from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .job import DecodeJob
-from .triton_encode import WORDS
 from .triton_tiles import Tiles, launch, place, steps, warps_of
 
 
@@ -31,7 +30,7 @@ def decode(job: DecodeJob) -> Tensor:
         (tiles.programs,),
         job.device,
         *(m.codes.contiguous(), m.types.contiguous(), m.mantissa.contiguous()),
-        *(m.exponents.contiguous(), low.contiguous(), out.view(WORDS[out.dtype.itemsize])),
+        *(m.exponents.contiguous(), low.contiguous(), out.view(codec.WORDS[out.dtype.itemsize])),
         *(m.mantissa.shape[1] * m.mantissa.shape[2], *tiles.sizes),
         *(*m.blocks_of_group, m.mantissa.shape[2]),
         RECIPE=name_of(m.formats),

@@ -27,8 +27,6 @@ from . import triton_scales as scales
 from .job import EncodeJob, part_of
 from .triton_tiles import Tiles, launch, load, place, steps, sums_of_tiles, warps_of
 
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
 # Programs that look for tiles of other types: enough to fill a device several times.
 _WRITERS = 2048
 # Numbers of tiles that a program reads at once, all of a block if there are no more.
@@ -62,7 +60,7 @@ class _Work:
 
     def __init__(self, job: EncodeJob, tiles: Tiles) -> None:
         self._job, self._tiles = job, tiles
-        self._x = job.x.view(WORDS[job.x.dtype.itemsize])
+        self._x = job.x.view(codec.WORDS[job.x.dtype.itemsize])
         self._recipe = recipes.name_of(job.recipe)
         # Largest and smallest magnitudes, and counts of non-zero values.
         self._of_tiles = [self.empty(torch.int32, tiles.count) for _ in range(3)]

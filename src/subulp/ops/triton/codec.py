@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import torch
 import triton
 import triton.language as tl
 
@@ -42,6 +43,10 @@ def name_of(fmt: Format) -> str:
         return fmt.name
     FORMATS[name] = fmt
     return name
+
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""As what kernels are given a tensor of codes, by its bytes."""
 
 
 @triton.constexpr_function
