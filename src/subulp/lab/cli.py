@@ -24,6 +24,7 @@ from cyclopts.config import Dict
 from rich.console import Console
 
 from .._version import version
+from .cli_reproduce import reproduce
 from .cli_trained import evaluate, predict, sample
 from .engine.config import CHECKPOINTS, MACHINE, RunConfig
 from .engine.launched import Silent, is_first, speaker_of
@@ -334,6 +335,7 @@ def data_dblp(
 app.command(predict)
 app.command(sample)
 app.command(evaluate)
+app.command(reproduce)
 
 
 @app.command

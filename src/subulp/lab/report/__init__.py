@@ -6,6 +6,7 @@ import importlib.resources
 import itertools
 from collections.abc import Sequence
 from datetime import datetime
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import jinja2
@@ -71,21 +72,41 @@ def write_run_report(directory: Path) -> None:
 
 
 def _page(groups: Sequence[Group]) -> str:
+    return fill(
+        "page.html.jinja",
+        sections=[section(group) for group in groups],
+        title=", ".join(label for group in groups for label in group.labels),
+    )
+
+
+def fill(template: str, folder: Traversable | None = None, **values: object) -> str:
+    """A page, complete in itself, with the style, the colours and the figures of all reports.
+
+    Args:
+        template: Name of a Jinja template.
+        folder: Where it is; ``None`` is beside this file (default: ``None``).
+        values: What it shows besides.
+    """
     files = importlib.resources.files(__package__)
+    places = (files,) if folder is None else (folder, files)
+
+    def load(name: str) -> str | None:
+        found = next((f / name for f in places if (f / name).is_file()), None)
+        return None if found is None else found.read_text(encoding="utf-8")
+
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        loader=jinja2.FunctionLoader(lambda name: (files / name).read_text(encoding="utf-8")),
+        loader=jinja2.FunctionLoader(load),
     )
     numbers = itertools.count()
     environment.globals["svg"] = lambda chart: Markup(svg(chart, f"f{next(numbers)}-"))
-    page = environment.get_template("page.html.jinja").render(
-        sections=[section(group) for group in groups],
+    page = environment.get_template(template).render(
         colours=COLOURS,
         version=version(),
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        title=", ".join(label for group in groups for label in group.labels),
+        **values,
     )
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", page)

@@ -1,0 +1,97 @@
+"""The command that repeats what the papers claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from .engine.config import COMPARED, MACHINE, numbers
+
+_FLAG = Parameter(negative=())
+
+
+def reproduce(
+    *claims: str,
+    size: Annotated[Literal["smallest", "small", "paper"], COMPARED] = "small",
+    seeds: Annotated[
+        tuple[int, ...] | None,
+        numbers("seeds", int, "0,1,2", ("--seed", "--seeds")),
+        Parameter(show_default=False),
+    ] = None,
+    data: Annotated[str | None, COMPARED] = None,
+    jobs: Annotated[int | None, MACHINE] = None,
+    out: Path = Path("runs") / "reproduce",
+    json: Annotated[bool, _FLAG] = False,
+) -> int:
+    """Repeat tables, figures and claims of the papers, and say whether they hold.
+
+    Without a claim, or with the word list, all of them are listed. A reproduction that was stopped
+    goes on when its command is given again; claims that share runs train once. For example:
+
+        subulp reproduce collage-table6 collage-figure12
+
+    Args:
+        claims: Their names; the name of a paper (collage, extra-bits, elmo, cached-tables, mor) is
+            all of its claims, and all is every one.
+        size: How much is run: smallest shows in seconds that the command works, and decides
+            nothing; small is what two cores carry; paper is the paper's size.
+        seeds: Seeds of the runs; by default three, and one for the smallest size.
+        data: Data of the runs in the form that the task reads; by default what ships with the
+            package, or is generated.
+        jobs: Runs that train at the same time; one per core by default. It changes no result.
+        out: Folder of the runs, of the records, records/CLAIM-SIZE.json, and of report.html, one
+            report of all records in it.
+        json: Print one JSON object instead of tables.
+    """
+    from .engine.config import check_list, check_range  # noqa: PLC0415
+    from .engine.metrics import to_json  # noqa: PLC0415
+    from .engine.progress import reporter  # noqa: PLC0415
+    from .reproduce.claim import Options, Watch  # noqa: PLC0415
+    from .reproduce.index import CLAIMS, find  # noqa: PLC0415
+    from .reproduce.pages import write_report  # noqa: PLC0415
+    from .reproduce.run import RECORDS, check_runnable, record_file  # noqa: PLC0415
+    from .reproduce.run import reproduce as run  # noqa: PLC0415
+    from .reproduce.table import index_object, print_index, print_record  # noqa: PLC0415
+
+    output = Console()
+    output = output if output.is_terminal else Console(width=200)
+    if claims in ((), ("list",)):
+        if json:
+            print(to_json(index_object(CLAIMS)))
+        else:
+            print_index(output, CLAIMS)
+        return 0
+    if seeds is not None:
+        check_list("seeds", seeds)
+        for seed in seeds:
+            check_range("seeds", seed, 0, 2**32 - 1)
+    if jobs is not None:
+        check_range("jobs", jobs, 1)
+    chosen = find(claims)
+    # All are checked before the first one trains for hours.
+    for claim in chosen:
+        check_runnable(claim, size)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    if size == "smallest" and jobs is None:
+        # Starting a process takes longer than the run.
+        jobs = 1
+    watch = Watch(
+        lambda line: errors.print(line, markup=False), lambda plan: reporter(plan, errors), jobs
+    )
+    files = []
+    for claim in chosen:
+        written = run(claim, Options(size, seeds, data), out, watch)
+        files.append(record_file(out / RECORDS, claim.name, size))
+        if not json:
+            print_record(output, claim, written)
+    if json:
+        print(
+            '{"records": [' + ", ".join(file.read_text(encoding="utf-8") for file in files) + "]}"
+        )
+    report = out / "report.html"
+    write_report(out / RECORDS, CLAIMS, report)
+    errors.print(f"wrote {out / RECORDS} and {report}", markup=False)
+    return 0

@@ -1,0 +1,104 @@
+"""Parts of experiments that are comparisons of ``subulp train``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..compare import Comparison, compare, resume
+from ..engine.config import RunConfig
+from ..engine.config_json import plain_fields
+from ..engine.metrics import Record, Summary
+from ..engine.run_directory import CONFIG
+from .claim import Watch
+from .found import Curve, Found, Observation
+
+MEASURES: Mapping[str, Callable[[Summary], float]] = {
+    "training loss": lambda run: run.train_loss,
+    "descent share": lambda run: run.descent_share,
+    "effective descent quality": lambda run: run.effective_descent_quality,
+    "lost arithmetic": lambda run: run.lost_arithmetic,
+    "bytes per parameter": lambda run: run.bytes_per_parameter["total"],
+    "peak MiB": lambda run: run.peak_bytes["total"] / 2**20,
+    "seconds per step": lambda run: run.seconds_per_step,
+}
+"""What every run measures beside the metrics of its task."""
+
+_CURVES: Mapping[str, Callable[[Record], float | None]] = {
+    "training loss": lambda record: record.loss,
+    "effective descent quality": lambda record: record.effective_descent_quality,
+    "descent share": lambda record: record.descent_share,
+    "lost arithmetic": lambda record: record.lost_arithmetic,
+    "parameter norm": lambda record: record.parameter_norm,
+    "update norm": lambda record: record.update_norm,
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One comparison: all its precisions and seeds.
+
+    Attributes:
+        name: Its folder in the experiment's.
+        config: What is compared.
+        case: What every case is called before the variant, if a claim compares several trainings
+            (default: nothing).
+        curves: Curves that are kept (default: none).
+    """
+
+    name: str
+    config: RunConfig
+    case: str = ""
+    curves: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The task and its options, without those that are what versions without them did."""
+        earlier = self.config.earlier
+        given = plain_fields(self.config).items()
+        return {
+            "task": self.config.task,
+            **{k: v for k, v in given if (k, v) not in earlier.items()},
+        }
+
+    def run(self, folder: Path, watch: Watch) -> Found:
+        """Train, or go on, or read what is complete."""
+        watch.tell(f"{self.name}: {', '.join(self.config.variants)}")
+        if (folder / CONFIG).exists():
+            return self.found(resume(folder, jobs=watch.jobs, reporter=watch.reporter))
+        done = compare(self.config, out=folder, jobs=watch.jobs, reporter=watch.reporter)
+        return self.found(done)
+
+    def found(self, done: Comparison) -> Found:
+        """The numbers of a finished comparison."""
+        seconds = sum(run.seconds_per_step * run.steps for run in done.summaries)
+        observations = [o for run in done.summaries for o in self._observations(run)]
+        curves = list(self._curves(done.records))
+        return Found(tuple(observations), tuple(curves), seconds)
+
+    def _case(self, name: str) -> str:
+        return f"{self.case} {name}".strip()
+
+    def _observations(self, run: Summary) -> Iterable[Observation]:
+        measured = {**run.metrics, **{name: of(run) for name, of in MEASURES.items()}}
+        for name, value in measured.items():
+            yield Observation(self._case(run.name), name.replace("_", " "), value, run.seed)
+
+    def _curves(self, records: Sequence[Record]) -> Iterable[Curve]:
+        runs: dict[tuple[str, int], list[Record]] = {}
+        for record in records:
+            runs.setdefault((record.name, record.seed), []).append(record)
+        for (name, seed), own in runs.items():
+            for quantity in self.curves:
+                points = [
+                    (r.step, value) for r in own if (value := _value(r, quantity)) is not None
+                ]
+                if points:
+                    steps, values = zip(*points, strict=True)
+                    yield Curve(self._case(name), quantity, steps, values, seed).thinned()
+
+
+def _value(record: Record, quantity: str) -> float | None:
+    found = _CURVES[quantity](record) if quantity in _CURVES else None
+    return record.metrics.get(quantity.replace(" ", "_")) if found is None else found
