@@ -27,7 +27,7 @@ from rich.table import Table
 from subulp import optim
 from subulp.diagnostics import track_memory
 from subulp.lab.tasks.image.resnet import ResNet18
-from subulp.lab.tasks.lm.gpt import GPT, Shape
+from subulp.lab.tasks.lm.models import GPT, Shape
 
 Loss = Callable[[], torch.Tensor]
 

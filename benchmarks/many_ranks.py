@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from subulp import optim
-from subulp.lab.tasks.lm.gpt import GPT, Shape
+from subulp.lab.tasks.lm.models import GPT, Shape
 
 AIM = 1.03
 """A step of DTensors takes at most this many times one of plain tensors."""

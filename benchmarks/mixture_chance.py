@@ -41,7 +41,7 @@ from subulp.lab.engine.linear_operands import PLAIN, PartitionName, Variant
 from subulp.lab.engine.task import Workload
 from subulp.lab.tasks.lm import task
 from subulp.lab.tasks.lm.config import LMConfig
-from subulp.lab.tasks.lm.gpt import GPT
+from subulp.lab.tasks.lm.models import GPT
 from subulp.lab.tasks.lm.text import Text, evaluation_batches
 from subulp.nn import Linear, MoR
 from subulp.numerics.scaling import Scaling

@@ -37,7 +37,7 @@ from subulp.lab.tasks.ctr.readers.dataset import ReadOptions
 from subulp.lab.tasks.ctr.readers.description import make_layout, read_description
 from subulp.lab.tasks.ctr.readers.load import load_data
 from subulp.lab.tasks.lm.config import LMConfig
-from subulp.lab.tasks.lm.gpt import GPT, Shape
+from subulp.lab.tasks.lm.models import GPT, Shape
 from subulp.lab.tasks.xmc.preprocessing import SETTINGS, load_preprocessor
 from subulp.lab.tasks.xmc.readers.bags import read_bag_file, read_feature_file
 from subulp.lab.tasks.xmc.readers.json_lines import read_json_part, read_json_texts

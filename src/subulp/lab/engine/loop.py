@@ -28,6 +28,7 @@ from .run_state import Tally, not_finite, restore, state_of
 from .saved_model import ModelName, save_model
 from .stopping import Stopped
 from .task import Task, Workload, task_of
+from .whole_state import full
 
 # The first step whose optimizer state is complete from its start. The watch, which keeps copies of
 # the parameters, measures the first step and at most every second after it.
@@ -179,6 +180,10 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+Descend = Callable[[Tensor, bool], float | None]
+"""Goes down the gradient of a loss; and whether the gradients' norm is wanted."""
+
+
 class _Training:
     """A run between two steps."""
 
@@ -299,7 +304,7 @@ class _Training:
         step, work = self.tally.step, self.work
         return step % work.eval_every == 0 or step == work.steps
 
-    def _step(self, descend: Callable[[Tensor], None]) -> None:
+    def _step(self, descend: Descend) -> None:
         config, work, tally, step = self._config, self.work, self.tally, self.tally.step
         lr = float(self._schedulers[0].get_last_lr()[0])
         seen, skipped = len(self._watch.history), work.skipped_steps()
@@ -315,8 +320,9 @@ class _Training:
             # Rows step in the forward pass, and their loss is computed only where it is logged.
             known = logged or work.rows is None
             failed: FloatingPointError | None = None
+            norm: float | None = None
             try:
-                descend(loss)
+                norm = descend(loss, logged)
             except FloatingPointError as error:
                 # All ranks find the same: they meet below.
                 failed = error
@@ -360,6 +366,7 @@ class _Training:
                 variant=self._variant,
                 rollbacks=tally.rollbacks or None,
                 skipped_steps=work.skipped_steps() or None,
+                gradient_norm=norm,
                 **(_descent(measured[-1]) if measured else {}),
             )
             tally.records.append(record)
@@ -422,10 +429,11 @@ class _Training:
 
 
 @contextmanager
-def _stepping(
-    config: RunConfig, work: Workload, ranks: Ranks
-) -> Iterator[Callable[[Tensor], None]]:
-    """The backward pass and the optimizer step, one inside the other or one after the other."""
+def _stepping(config: RunConfig, work: Workload, ranks: Ranks) -> Iterator[Descend]:
+    """The backward pass and the optimizer step, one inside the other or one after the other.
+
+    It returns the norm of the gradients where that is asked for and all of them are there at once.
+    """
     # A scaler that is off hands everything on as it is.
     scaler = work.scaler or torch.amp.GradScaler(enabled=False)
     fused = None
@@ -434,10 +442,12 @@ def _stepping(
             work.model, work.optimizer, scaler=work.scaler, reduce=average_over(ranks)
         )
 
-    def descend(loss: Tensor) -> None:
-        loss = scaler.scale(work.loss_scale * loss)
+    def descend(loss: Tensor, measured: bool) -> float | None:
+        loss, norm = scaler.scale(work.loss_scale * loss), None
         if fused is None:
             loss.backward()  # type: ignore[no-untyped-call]
+            if measured:
+                norm = _gradient_norm(work.optimizer) / (work.loss_scale * scaler.get_scale())
         else:
             fused.backward(loss)
         # Both do nothing while fused, but schedulers want to see the step.
@@ -446,9 +456,18 @@ def _stepping(
             work.rows.step()
         work.optimizer.zero_grad()
         scaler.update()
+        return norm
 
     with fused or nullcontext():
         yield descend
+
+
+def _gradient_norm(optimizer: torch.optim.Optimizer) -> float:
+    """Norm of all gradients that an optimizer steps with, of all ranks' shards together."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # One by one: of narrow gradients, only one is wide at a time.
+    norms = [full(p.grad.float().norm()) for p in parameters if p.grad is not None]
+    return float(torch.stack(norms).norm()) if norms else 0.0
 
 
 def _descent(entry: Mapping[str, float]) -> dict[str, float]:

@@ -67,6 +67,8 @@ class Record:
         update_norm: Norm of the intended update.
         effective_update_norm: Norm of the effective one.
         parameter_norm: Norm of the parameters before the step.
+        gradient_norm: Norm of all dense gradients of the step; ``None`` where the step is fused
+            into the backward pass, which frees them one by one.
         descent_share: ``effective_descent_quality / update_norm``: 1 when nothing is lost.
         lost_arithmetic: Share of the nonzero updates that left their parameter unchanged.
         mix: Mean decision about each operand of the linear layers since the record before with
@@ -96,6 +98,7 @@ class Record:
     variant: str | None = None
     rollbacks: int | None = None
     skipped_steps: int | None = None
+    gradient_norm: float | None = None
 
     @property
     def name(self) -> str:

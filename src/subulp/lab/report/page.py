@@ -344,11 +344,12 @@ def _lost(group: Group) -> list[LineChart]:
         charts += _drawn(
             group, LineChart(title, unit, lines, "{:.2f}".format, from_zero=True), None
         )
-    # Collage, Figures 3 (right) and 2.
+    # Collage, Figures 3 (right), 2 and 5.
     for title, name in (
         ("Effective descent quality, absolute", "effective_descent_quality"),
         ("Norm of the intended update", "update_norm"),
         ("Norm of the weights", "parameter_norm"),
+        ("Norm of the gradients", "gradient_norm"),
     ):
         lines = group.lines(attrgetter(name))
         charts += _drawn(group, LineChart(title, "Euclidean norm", lines, "{:.4g}".format), None)

@@ -33,7 +33,8 @@ class Operands:
     @classmethod
     def draw(cls, name: str, count: int) -> Operands:
         """Numbers of some binades around 1, always the same ones."""
-        generator, drawn = torch.Generator().manual_seed(0), []
+        generator = torch.Generator().manual_seed(0)
+        drawn: list[Tensor] = []
         low, high = _BINADES[name]
         for _ in range(2):
             exponents = torch.randint(low, high + 1, (count,), generator=generator)
@@ -55,15 +56,15 @@ Run = Callable[[Operands, Format], tuple[tuple[Tensor, ...], Iterable[Fraction]]
 
 def _fast2sum(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterable[Fraction]]:
     large, small = of.ordered
-    return mcf.fast2sum(large, small, fmt), map(sum, _rows(large, small))
+    return mcf.fast2sum(large, small, fmt), map(_sum, _rows(large, small))
 
 
 def _two_sum(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterable[Fraction]]:
-    return mcf.two_sum(of.a, of.b, fmt), map(sum, _rows(of.a, of.b))
+    return mcf.two_sum(of.a, of.b, fmt), map(_sum, _rows(of.a, of.b))
 
 
 def _split(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterable[Fraction]]:
-    return mcf.split(of.a, fmt), map(sum, _rows(of.a))
+    return mcf.split(of.a, fmt), map(_sum, _rows(of.a))
 
 
 def _two_prod(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterable[Fraction]]:
@@ -77,7 +78,7 @@ def _two_prod_fma(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterab
 def _grow(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterable[Fraction]]:
     # As in a step: the addend has the sign of the number, and is a small part of it.
     added = mcf.mult(of.a, torch.full_like(of.a, 2.0**-6), fmt)
-    return mcf.grow(of.a, of.a_low, added, fmt), map(sum, _rows(of.a, of.a_low, added))
+    return mcf.grow(of.a, of.a_low, added, fmt), map(_sum, _rows(of.a, of.a_low, added))
 
 
 def _scaling(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterable[Fraction]]:
@@ -114,13 +115,17 @@ def errors(count: int) -> Found:
         operands = Operands.draw(name, count)
         for algorithm, run in ALGORITHMS.items():
             components, exact = run(operands, fmt)
-            pairs = list(zip(map(sum, _rows(*components)), exact, strict=True))
+            pairs = list(zip(map(_sum, _rows(*components)), exact, strict=True))
             wrong = sum(got != want for got, want in pairs)
             worst = max(abs((got - want) / want) for got, want in pairs if want)
             case = f"{algorithm} in {name}"
             found.append(Observation(case, INEXACT, wrong))
             found.append(Observation(case, WORST, float(worst * 2 ** (2 * fmt.precision))))
     return Found(tuple(found))
+
+
+def _sum(terms: tuple[Fraction, ...]) -> Fraction:
+    return sum(terms, Fraction())
 
 
 def _rows(*tensors: Tensor) -> list[tuple[Fraction, ...]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -88,11 +88,18 @@ class Experiment:
         sizes: Model, data and length of each size, in words. A size that is not there cannot be
             run.
         parts: Makes what it consists of.
+        derive: Numbers that follow from those of all parts (default: none).
     """
 
     name: str
     sizes: Mapping[Size, str]
     parts: Callable[[Options], tuple[Part, ...]]
+    derive: Callable[[Found], tuple[Observation, ...]] = lambda _: ()
+
+    def whole(self, found: Iterable[Found]) -> Found:
+        """What all parts have found, and what follows from it."""
+        together = Found.of_all(found)
+        return replace(together, observations=(*together.observations, *self.derive(together)))
 
 
 @dataclass(frozen=True)

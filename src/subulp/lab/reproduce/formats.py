@@ -67,3 +67,23 @@ def bytes_kept(strategies: list[str], dtype: str, elements: int) -> Found:
         size = sum(t.nbytes for t in kept if isinstance(t, torch.Tensor) and t.numel() > 1)
         found.append(Observation(strategy, "bytes per parameter", size / elements))
     return Found(tuple(found))
+
+
+def lost_decay(factors: list[float]) -> Found:
+    """Share of the BF16 numbers from 1 to 2 that a decay of the parameter itself leaves unchanged.
+
+    Args:
+        factors: Learning rate times weight decay.
+    """
+    numbers = torch.arange(2**7, dtype=torch.int16) + torch.ones((), dtype=torch.bfloat16).view(
+        torch.int16
+    )
+    p = numbers.view(torch.bfloat16)
+    found = []
+    for factor in factors:
+        # PyTorch's decoupled decay: the parameter is multiplied in its own arithmetic.
+        kept = (p * torch.tensor(1 - factor).to(torch.bfloat16) == p).float().mean()
+        added = (p - (p.float() * factor).to(torch.bfloat16) == p).float().mean()
+        found.append(Observation(f"{factor:g}", "unchanged by a factor", float(kept)))
+        found.append(Observation(f"{factor:g}", "unchanged by a difference", float(added)))
+    return Found(tuple(found))

@@ -15,7 +15,6 @@ from ..engine.metrics import to_json
 from ..engine.stopping import Interrupted
 from ..engine.typed_files import read_json
 from .claim import Claim, Experiment, Options, Part, Size, Watch
-from .found import Found
 from .record import Written, digest_of
 from .versions import versions
 
@@ -59,7 +58,7 @@ def reproduce(
             found.append(part.run(at / part.name, numbered))
         except Interrupted as stopped:
             raise Stopped(command, stopped.directory, stopped.signum) from None
-    own = claim.own(Found.of_all(found))
+    own = claim.own(experiment.whole(found))
     written = Written(
         claim=claim.name,
         size=options.size,

@@ -32,6 +32,7 @@ _CURVES: Mapping[str, Callable[[Record], float | None]] = {
     "lost arithmetic": lambda record: record.lost_arithmetic,
     "parameter norm": lambda record: record.parameter_norm,
     "update norm": lambda record: record.update_norm,
+    "gradient norm": lambda record: record.gradient_norm,
 }
 
 
@@ -75,7 +76,8 @@ class Training:
         seconds = sum(run.seconds_per_step * run.steps for run in done.summaries)
         observations = [o for run in done.summaries for o in self._observations(run)]
         curves = list(self._curves(done.records))
-        return Found(tuple(observations), tuple(curves), seconds)
+        observations += [_last(curve) for curve in curves if curve.quantity in _CURVES]
+        return Found(tuple(observations), tuple(c.thinned() for c in curves), seconds)
 
     def _case(self, name: str) -> str:
         return f"{self.case} {name}".strip()
@@ -96,7 +98,12 @@ class Training:
                 ]
                 if points:
                     steps, values = zip(*points, strict=True)
-                    yield Curve(self._case(name), quantity, steps, values, seed).thinned()
+                    yield Curve(self._case(name), quantity, steps, values, seed)
+
+
+def _last(curve: Curve) -> Observation:
+    """Where a curve ends; of a metric, the summary says it."""
+    return Observation(curve.case, f"last {curve.quantity}", curve.values[-1], curve.seed)
 
 
 def _value(record: Record, quantity: str) -> float | None:

@@ -19,7 +19,7 @@ from subulp.lab.report.group import Group
 from subulp.lab.report.run_reader import read_run
 from subulp.lab.tasks.lm import activations
 from subulp.lab.tasks.lm.activations import block_seconds
-from subulp.lab.tasks.lm.gpt import GPT, Norm, Shape, use_bf16
+from subulp.lab.tasks.lm.models import GPT, Norm, Shape, use_bf16
 from subulp.lab.tasks.lm.task import build, decide, load
 from subulp.lab.tasks.lm.trained import _BUILT
 from subulp.nn import LayerNorm, MoRLinear

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .config import ActivationDtype, LMConfig
-from .gpt import Block, Shape, use_bf16
+from .models import Block, Shape, use_bf16
 
 Times = dict[ActivationDtype, float]
 

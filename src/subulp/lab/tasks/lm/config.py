@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from cyclopts import Parameter
+
 from ...engine.config import (
     COMPARED,
     MEASURED,
@@ -19,6 +21,12 @@ from ...engine.linear_operands import LinearConfig
 
 ParameterDtype = Literal["bf16", "fp16", "e4m3"]
 ActivationDtype = Literal["fp32", "bf16"]
+ModelName = Literal["gpt", "llama", "bert"]
+
+VOCABULARY = 2048
+LEAST_VOCABULARY = 257
+"""The bytes, and a pair of them."""
+MOST_VOCABULARY = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +40,11 @@ class LMConfig(LinearConfig):
 
     task: ClassVar[str] = "lm"
     decides: ClassVar[tuple[str, ...]] = ("linear",)
-    earlier: ClassVar[dict[str, Any]] = {"activations": "fp32"}
+    earlier: ClassVar[dict[str, Any]] = {
+        "activations": "fp32",
+        "model": "gpt",
+        "vocabulary": None,
+    }
 
     precision: Annotated[tuple[str, ...], NAMES] = overridable(
         ("master", "nearest", "collage-light", "collage-plus")
@@ -44,8 +56,16 @@ class LMConfig(LinearConfig):
     data: Annotated[Path | None, COMPARED] = None
     """Text file to train on, plain or .gz; without it, the bundled megabyte of Shakespeare."""
 
-    level: Annotated[Literal["char", "byte"], COMPARED] = "char"
-    """Tokens: the characters of a UTF-8 text, or the bytes of any file."""
+    level: Annotated[Literal["char", "byte", "bpe"], COMPARED] = "char"
+    """Tokens: the characters of a UTF-8 text, the bytes of any file, or bpe, pairs of bytes learned
+    from the training part of a UTF-8 text."""
+
+    vocabulary: Annotated[int | None, COMPARED, Parameter(show_default=False)] = None
+    """Tokens to learn with --level bpe; by default 2048."""
+
+    model: Annotated[ModelName, MODEL] = "gpt"
+    """gpt: causal, learned positions; llama: rotary positions, RMSNorm and SwiGLU, no biases; bert:
+    in both directions, trained to predict the 15 % of the tokens that are masked."""
 
     dtype: Annotated[ParameterDtype, MODEL] = "bf16"
     """Storage of the parameters, except under the precision fp32; e4m3 is FP8."""
@@ -119,6 +139,11 @@ class LMConfig(LinearConfig):
         """As of every comparison of linear layers, and the dtype of the activations."""
         return {**super().settings(variant), "activations": self.used_activations}
 
+    @property
+    def tokens(self) -> int | None:
+        """Tokens to learn; ``None`` where none are."""
+        return self.vocabulary or VOCABULARY if self.level == "bpe" else None
+
     def check(self) -> None:
         """As of every configuration."""
         super().check()
@@ -135,10 +160,21 @@ class LMConfig(LinearConfig):
         check_fields(self, ("warmup", "final_lr"), 0, 1)
         check_fields(self, ("dropout", "beta1", "beta2"), 0, 1, top_included=False)
         check_fields(self, ("lr", "eps", "weight_decay"), 0)
+        check_fields(self, ("vocabulary",), LEAST_VOCABULARY, MOST_VOCABULARY)
+        if self.vocabulary is not None and self.level != "bpe":
+            raise ValueError(
+                f"vocabulary={self.vocabulary} and level={self.level} contradict each other: only "
+                "level=bpe learns tokens; leave vocabulary out"
+            )
         if self.width % self.heads:
             raise ValueError(
                 f"width={self.width} is not a multiple of heads={self.heads}: every head takes an "
                 "equal part of the width"
+            )
+        if self.model == "llama" and self.width // self.heads % 2:
+            raise ValueError(
+                f"width={self.width} and heads={self.heads} make heads of an odd size: "
+                "model=llama turns pairs of numbers; give another width"
             )
         if self.tie_head and self.dtype == "e4m3":
             raise ValueError(

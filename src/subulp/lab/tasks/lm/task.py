@@ -22,7 +22,9 @@ from ...engine.recipe import bytes_of_parameters, decay_groups, one_cycle
 from ...engine.task import Decided, Workload
 from .activations import choose
 from .config import LMConfig, ParameterDtype
-from .gpt import GPT, Shape, token_loss, use_bf16
+from .masks import MaskedBatches, masked_evaluation_batches
+from .models import IGNORED, LanguageModel, Shape, token_loss, use_bf16
+from .models import build as build_shape
 from .text import Batches, Text, evaluation_batches, load_text
 
 METRICS = (
@@ -47,7 +49,7 @@ def load(config: LMConfig) -> Text:
     """The text of ``config``, after a check that every precision is possible."""
     for precision in config.precision:
         parameter_dtype(precision, config.dtype)
-    text = load_text(config.data, config.level)
+    text = load_text(config.data, config.level, config.tokens)
     text.check_context(config.context)
     return text
 
@@ -91,15 +93,16 @@ def loss_scale(config: LMConfig, precision: str) -> float:
 
 
 def shape_of(config: LMConfig, vocabulary: int) -> Shape:
-    """Sizes of the model."""
+    """Sizes of the model; BERT has a token more, which masks others."""
     return Shape(
-        vocabulary,
+        vocabulary + (config.model == "bert"),
         config.context,
         config.width,
         config.layers,
         config.heads,
         config.dropout,
         config.tie_head,
+        config.model,
     )
 
 
@@ -117,19 +120,19 @@ def least_memory(config: LMConfig, data: Text, variant: str) -> int:
 
 def build_model(
     config: LMConfig, vocabulary: int, precision: str, seed: int, device: torch.device
-) -> tuple[GPT, dict[str, Tensor]]:
+) -> tuple[LanguageModel, dict[str, Tensor]]:
     """The narrow model, and its initial weights in FP32.
 
     They are made from the seed alone, so every precision starts from the same ones.
     """
     torch.manual_seed(seed)
-    model = GPT(shape_of(config, vocabulary)).to(device)
+    model = build_shape(shape_of(config, vocabulary)).to(device)
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     return model.to(parameter_dtype(precision, config.dtype)), initial
 
 
 def build_optimizer(
-    config: LMConfig, model: GPT, initial: dict[str, Tensor], precision: str, seed: int
+    config: LMConfig, model: LanguageModel, initial: dict[str, Tensor], precision: str, seed: int
 ) -> optim.AdamW:
     """The optimizer of a model, whose parameters begin as exactly as their components can hold
     the initial weights. Matrices decay, vectors do not.
@@ -149,7 +152,7 @@ def build_optimizer(
     return optimizer
 
 
-def convert_blocks(model: GPT, variant: Variant) -> MixtureLog | None:
+def convert_blocks(model: LanguageModel, variant: Variant) -> MixtureLog | None:
     """Give the blocks the linear layers of a variant; the output layer multiplies as it is."""
     return convert(model, variant, lambda name, _: name.startswith("blocks."))
 
@@ -191,10 +194,10 @@ def build(
     optimizer = build_optimizer(config, model, initial, chosen.precision, seed)
     if config.used_activations == "bf16":
         use_bf16(model)
-    training = Batches(data.train, config.batch_size, config.context, seed)
+    training = _batches(config, data, seed)
     validation = [
         (x.to(device), y.to(device))
-        for x, y in evaluation_batches(data.validation, EVALUATION_BATCH, config.context)
+        for x, y in evaluated(data.validation, shape_of(config, data.vocabulary))
     ]
     forward = replicated(model, ranks, fused=config.fuse_backward)
     own, weight = ranks.part(config.batch_size), ranks.weight(config.batch_size)
@@ -214,6 +217,7 @@ def build(
         {
             "shape": asdict(shape_of(config, data.vocabulary)),
             "characters": data.characters,
+            "tokenizer": data.tokenizer,
             "variant": chosen.settings(),
             "activations": config.used_activations,
         },
@@ -223,19 +227,42 @@ def build(
     )
 
 
+def _batches(config: LMConfig, data: Text, seed: int) -> Batches:
+    if config.model == "bert":
+        return MaskedBatches(
+            data.train, config.batch_size, config.context, seed, mask=data.vocabulary
+        )
+    return Batches(data.train, config.batch_size, config.context, seed)
+
+
+def evaluated(tokens: Tensor, shape: Shape) -> list[tuple[Tensor, Tensor]]:
+    """All of ``tokens`` in the batches that a model of this shape is measured on."""
+    if shape.model == "bert":
+        return masked_evaluation_batches(
+            tokens, EVALUATION_BATCH, shape.context, mask=shape.vocabulary - 1
+        )
+    return evaluation_batches(tokens, EVALUATION_BATCH, shape.context)
+
+
 @torch.no_grad()
-def evaluate(model: GPT, batches: Sequence[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> float:
-    """Mean loss per token of the narrow model, summed in double precision."""
+def evaluate(
+    model: LanguageModel, batches: Sequence[tuple[Tensor, Tensor]], ranks: Ranks = ALONE
+) -> float:
+    """Mean loss per predicted token of the narrow model, summed in double precision."""
 
     def summed(batch: tuple[Tensor, Tensor]) -> float:
         x, y = batch
-        return float(model.loss(x, y)) * y.numel()
+        return float(model.loss(x, y)) * _predicted(y)
 
     training = model.training
     model.eval()
     total = sum(ranks.each(summed, batches))
     model.train(training)
-    return total / sum(y.numel() for _, y in batches)
+    return total / sum(_predicted(y) for _, y in batches)
+
+
+def _predicted(targets: Tensor) -> int:
+    return int((targets != IGNORED).sum())
 
 
 def measures(val_loss: float) -> dict[str, float]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...data.regular import BYTE_ORDER_MARK, NotRegularError, open_regular
 from ...data.room import available_memory, check_room
 
-Level = Literal["char", "byte"]
+Level = Literal["char", "byte", "bpe"]
 
 BUNDLED = "tinyshakespeare.txt.gz"
 VALIDATION_SHARE = 0.1
@@ -40,8 +40,9 @@ class Text:
         train: The first 90 % of the tokens, int16 or int32, one dimension.
         validation: The rest.
         vocabulary: The number of different tokens.
-        unit: ``"characters"`` or ``"bytes"``, for messages.
-        characters: The character of each token; ``None`` where tokens are bytes.
+        unit: ``"characters"``, ``"bytes"`` or ``"tokens"``, for messages.
+        characters: The character of each token; ``None`` where tokens are something else.
+        tokenizer: What the tokens were made by, see :mod:`.bpe`; ``None`` for characters and bytes.
     """
 
     name: str
@@ -49,7 +50,8 @@ class Text:
     validation: Tensor
     vocabulary: int
     unit: str
-    characters: str | None
+    characters: str | None = None
+    tokenizer: str | None = None
 
     def check_context(self, context: int) -> None:
         """Raise ValueError unless both parts hold one context and the token that follows it."""
@@ -65,14 +67,18 @@ class Text:
         )
 
 
-def load_text(path: str | Path | None = None, level: Level = "char") -> Text:
+def load_text(
+    path: str | Path | None = None, level: Level = "char", vocabulary: int | None = None
+) -> Text:
     """Read and tokenise a text.
 
     Args:
         path: A text file, also gzip-compressed (``.gz``); ``None`` is the bundled text, one
             megabyte of Shakespeare (default: ``None``).
         level: ``"char"`` numbers the different characters of a UTF-8 text, ``"byte"`` takes the
-            256 byte values (default: ``"char"``).
+            256 byte values, ``"bpe"`` learns pairs from the first 90 % of a UTF-8 text (default:
+            ``"char"``).
+        vocabulary: Number of tokens to learn at the level ``"bpe"`` (default: ``None``).
 
     Returns:
         The tokens: the first 90 % to train, the rest to validate.
@@ -84,16 +90,47 @@ def load_text(path: str | Path | None = None, level: Level = "char") -> Text:
     """
     name, raw = read_text(path)
     if level == "byte":
-        return _split(name, byte_tokens(raw), 256, None, "bytes")
+        return _split(name, byte_tokens(raw), 256, "bytes")
     raw = raw.removeprefix(BYTE_ORDER_MARK)
+    if level == "bpe":
+        return _pairs(name, raw, vocabulary or 0)
     characters = characters_of(raw, f"data={name}")
     tokens = character_tokens(raw, characters, f"data={name}")
-    return _split(name, tokens, len(characters), characters, "characters")
+    return _split(name, tokens, len(characters), "characters", characters)
 
 
-def _split(name: str, tokens: Tensor, vocabulary: int, characters: str | None, unit: str) -> Text:
+def _split(
+    name: str, tokens: Tensor, vocabulary: int, unit: str, characters: str | None = None
+) -> Text:
     cut = tokens.numel() - int(tokens.numel() * VALIDATION_SHARE)
     return Text(name, tokens[:cut], tokens[cut:], vocabulary, unit, characters)
+
+
+def _pairs(name: str, raw: bytes, vocabulary: int) -> Text:
+    # A second to import, which other levels need not wait for.
+    from . import bpe  # noqa: PLC0415
+
+    text = decoded(raw, f"data={name}")
+    # Nothing is learned from what validates.
+    cut = len(text) - int(len(text) * VALIDATION_SHARE)
+    learned = bpe.learn(text[:cut], vocabulary)
+    train, validation = (bpe.tokens_of(part, learned) for part in (text[:cut], text[cut:]))
+    return Text(name, train, validation, bpe.size_of(learned), "tokens", tokenizer=learned)
+
+
+def decoded(raw: bytes, name: str) -> str:
+    """A UTF-8 text.
+
+    Raises:
+        ValueError: It is not UTF-8.
+    """
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name} is not UTF-8: byte {raw[error.start]:#04x} at offset {error.start}; "
+            "use level=byte (--level byte) or convert the file to UTF-8"
+        ) from None
 
 
 # Tokens -----------------------------------------------------------------------------------------
@@ -247,10 +284,14 @@ class Batches:
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """The next inputs and targets, int64 ``(batch_size, context)`` each."""
+        sequences = self.sequences()
+        return sequences[:, :-1], sequences[:, 1:]
+
+    def sequences(self) -> Tensor:
+        """The next sequences, each with the token after it, int64 ``(batch_size, context + 1)``."""
         last = self._tokens.numel() - self._window.numel()
         offsets = torch.randint(last + 1, (self._batch_size, 1), generator=self._generator)
-        sequences = self._tokens[offsets + self._window].long()
-        return sequences[:, :-1], sequences[:, 1:]
+        return self._tokens[offsets + self._window].long()
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the order."""

@@ -15,9 +15,9 @@ from ...engine.linear_operands import Variant
 from ...engine.saved_model import SavedModel, Weights
 from ...engine.trained import TrainedModel
 from .config import ActivationDtype, LMConfig
-from .gpt import GPT, Shape, use_bf16
-from .task import EVALUATION_BATCH, convert_blocks, evaluate, measures
-from .text import byte_tokens, character_tokens, evaluation_batches, load_text, read_text
+from .models import LanguageModel, Shape, build, use_bf16
+from .task import convert_blocks, evaluate, evaluated, measures
+from .text import byte_tokens, character_tokens, decoded, load_text, read_text
 
 _MOST_TOKENS = 10_000_000
 
@@ -28,17 +28,33 @@ class Built:
 
     Attributes:
         shape: Its sizes.
-        characters: The characters of its vocabulary in their order; ``None`` for bytes.
+        characters: The characters of its vocabulary in their order; ``None`` for other tokens.
         variant: What its linear layers multiply: the rounding of their products is part of what
             was measured.
         activations: Dtype of its activations, which is part of it too; earlier versions had FP32
             alone (default: ``"fp32"``).
+        tokenizer: What made its tokens, see :mod:`.bpe`; ``None`` for characters and bytes
+            (default: ``None``).
     """
 
     shape: Shape
     characters: str | None
     variant: Variant
     activations: ActivationDtype = "fp32"
+    tokenizer: str | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that texts have.
+
+        Raises:
+            ValueError: The tokenizer is none.
+        """
+        if self.tokenizer is not None:
+            from . import bpe  # noqa: PLC0415
+
+            return bpe.size_of(self.tokenizer)
+        return 256 if self.characters is None else len(self.characters)
 
 
 _BUILT = TypeAdapter(Built)
@@ -60,13 +76,16 @@ class Trained(TrainedModel):
     def of(cls, saved: SavedModel, weights: Weights, device: torch.device) -> Self:
         """Build a model."""
         built = saved.settings(_BUILT)
-        characters = built.characters
-        if (256 if characters is None else len(characters)) != built.shape.vocabulary:
+        try:
+            vocabulary = built.vocabulary + (built.shape.model == "bert")
+        except ValueError as error:
+            raise saved.damaged(error) from None
+        if vocabulary != built.shape.vocabulary:
             raise saved.damaged("its vocabulary is of another size")
         _check_shape(saved, built.shape, len(saved.tensors(weights)))
         try:
             with torch.device("meta"):
-                model = GPT(built.shape)
+                model = build(built.shape)
         except (RuntimeError, TypeError, OverflowError) as error:
             raise saved.damaged(error) from None
         saved.fill(model, weights)
@@ -78,7 +97,7 @@ class Trained(TrainedModel):
     def measure(self, config: LMConfig, data: str | None) -> dict[str, float]:
         """Loss and perplexity: of the run's validation part, or of all of another text."""
         if data is None:
-            text = load_text(config.data, config.level)
+            text = load_text(config.data, config.level, config.tokens)
             tokens = text.validation
         else:
             name, raw = read_text(Path(data))
@@ -89,9 +108,9 @@ class Trained(TrainedModel):
                 f"data={data} has {len(tokens)} tokens: too few for one context of {context} and "
                 f"the token after it; give a text of at least {context + 1}"
             )
-        batches = evaluation_batches(tokens, EVALUATION_BATCH, context)
+        batches = evaluated(tokens, self.built.shape)
         return measures(
-            evaluate(self._gpt, [(x.to(self.device), y.to(self.device)) for x, y in batches])
+            evaluate(self._lm, [(x.to(self.device), y.to(self.device)) for x, y in batches])
         )
 
     @torch.no_grad()
@@ -110,6 +129,11 @@ class Trained(TrainedModel):
         check_range("sampling_seed", seed, 0, 2**64 - 1)
         if top is not None:
             check_range("top", top, 1)
+        if self.built.shape.model == "bert":
+            raise ValueError(
+                "run has a model=bert, which predicts tokens that are masked and does not continue "
+                "a text: choose a run of gpt or llama"
+            )
         if not prompt:
             raise ValueError("prompt is empty: give at least one character to continue")
         tokens = self._tokens(prompt.encode("utf-8", "surrogateescape"), "prompt").long()
@@ -117,21 +141,29 @@ class Trained(TrainedModel):
         known, context = tokens.tolist(), self.built.shape.context
         for _ in range(length):
             window = torch.tensor([known[-context:]], device=self.device)
-            logits = self._gpt(window)[0, -1].double().cpu()
+            logits = self._lm(window)[0, -1].double().cpu()
             known.append(_drawn(logits, temperature, top, generator))
         return self._bytes(known[len(tokens) :])
 
     @property
-    def _gpt(self) -> GPT:
-        assert isinstance(self.model, GPT)
+    def _lm(self) -> LanguageModel:
+        assert isinstance(self.model, LanguageModel)
         return self.model
 
     def _tokens(self, raw: bytes, name: str) -> Tensor:
+        if self.built.tokenizer is not None:
+            from . import bpe  # noqa: PLC0415
+
+            return bpe.tokens_of(decoded(raw, name), self.built.tokenizer)
         if self.built.characters is None:
             return byte_tokens(raw)
         return character_tokens(raw, self.built.characters, name)
 
     def _bytes(self, tokens: list[int]) -> bytes:
+        if self.built.tokenizer is not None:
+            from . import bpe  # noqa: PLC0415
+
+            return bpe.text_of(tokens, self.built.tokenizer).encode()
         if self.built.characters is None:
             return bytes(tokens)
         return "".join(self.built.characters[token] for token in tokens).encode()
@@ -139,6 +171,8 @@ class Trained(TrainedModel):
 
 def _check_shape(saved: SavedModel, shape: Shape, tensors: int) -> None:
     """Refuse sizes that no model has; others are compared with its tensors."""
+    if shape.model == "llama" and shape.width // max(shape.heads, 1) % 2:
+        raise saved.damaged(f"width={shape.width} has no pairs in heads={shape.heads}")
     try:
         for name in ("context", "width", "heads"):
             check_range(name, getattr(shape, name), 1)
