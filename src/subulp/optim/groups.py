@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import random_bits
+from ..ops import capture
 from ..ops.strategy import Strategy
 from . import choices, components, options, parameters, shards
 from .changes import Known
@@ -46,6 +47,7 @@ class ParameterGroups(TorchOptimizer):
         self._stored: list[str] = []
         # States that the step being prepared has created: a parameter and a state's name.
         self._created: list[tuple[Tensor, str]] = []
+        self._graphs = capture.Held()
         self._regions = shards.Regions()
         self._known = Known()
         super().__init__(cast(Any, params), defaults)
@@ -193,6 +195,8 @@ class ParameterGroups(TorchOptimizer):
                         f"optimizer.change_precision({group['precision']!r}, group={i})"
                     )
                 conversions.append((p, value, state))
+        if any(capture.is_under_way(p.device) for p, _, _ in conversions):
+            raise capture.not_ready("the precision of a group was changed")
         for p, value, state in conversions:
             shards.local(p).detach().copy_(value)
             torch.autograd.graph.increment_version((p,))
@@ -214,6 +218,9 @@ class ParameterGroups(TorchOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._created = []
+        self._graphs = capture.Held()
+        # Older ones have no such option.
+        self.defaults.setdefault("capturable", False)
         self._regions = shards.Regions()
         self._seed_is_agreed = True
         self._known = Known(self.param_groups)
