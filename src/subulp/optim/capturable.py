@@ -56,8 +56,8 @@ def check_bucket(bucket: Bucket, *, fused: bool) -> None:
         )
     if (choice := backend.choose(device)).backend != "triton":
         raise RuntimeError(
-            f"capturable=True is for parameters that Triton's kernels update, and those on {device} "
-            f"are updated otherwise ({choice.reason}): move the model to a GPU, or leave "
+            "capturable=True is for parameters that Triton's kernels update, and those on "
+            f"{device} are updated otherwise ({choice.reason}): move the model to a GPU, or leave "
             "capturable out"
         )
     if isinstance(lr, Tensor) and lr.device != device:
@@ -106,7 +106,7 @@ def check_capture(
             "would see this one alone: end it before the capture"
         )
     if not state:
-        raise capture.not_ready("the optimizer has no states yet")
+        raise capture.not_ready("the parameters have no states yet")
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def nothing_new(state: State, device: torch.device) -> Iterator[None]:
         device: Of the parameters.
 
     Raises:
-        RuntimeError: A state was made, moved or converted.
+        RuntimeError: A state was moved to another device or layout.
     """
     if not capture.is_under_way(device):
         yield
@@ -129,4 +129,4 @@ def nothing_new(state: State, device: torch.device) -> Iterator[None]:
     if now != {p: {n: id(v) for n, v in values.items()} for p, values in before.items() if values}:
         state.clear()
         state.update(before)
-        raise capture.not_ready("a state would be made, moved or converted")
+        raise capture.not_ready("a state would be moved to another device or layout")

@@ -176,6 +176,8 @@ class ParameterGroups(TorchOptimizer):
                 old, new = (strategy_for(name, p.dtype) for name in (before, group["precision"]))
                 if not self.state.get(p) or old == new:
                     continue
+                if capture.is_under_way(p.device):
+                    raise capture.not_ready("the precision of a group was changed")
                 held = self._held(old, p)
                 value, state, exact = components.converted(
                     old,
@@ -195,8 +197,6 @@ class ParameterGroups(TorchOptimizer):
                         f"optimizer.change_precision({group['precision']!r}, group={i})"
                     )
                 conversions.append((p, value, state))
-        if any(capture.is_under_way(p.device) for p, _, _ in conversions):
-            raise capture.not_ready("the precision of a group was changed")
         for p, value, state in conversions:
             shards.local(p).detach().copy_(value)
             torch.autograd.graph.increment_version((p,))
@@ -245,6 +245,8 @@ class ParameterGroups(TorchOptimizer):
         states = self._states_of(group)
         # A state may join later: schedulers raise SGD's momentum from zero.
         if not state or any(name not in state for name, _ in states):
+            if capture.is_under_way(p.device):
+                raise capture.not_ready("a parameter has no states yet")
             fresh = components.shown(p, new_state(strategy, shards.local(p), states))
             fresh = {n: v for n, v in fresh.items() if n not in state}
             state.update(fresh)

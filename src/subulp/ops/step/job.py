@@ -62,6 +62,10 @@ _dtype, _device, _shape = map(attrgetter, ("dtype", "device", "shape"))
 GOLDEN, THIRD = 0x9E3779B9, 0x55555555
 
 
+def _neutral(t: int) -> tuple[float, float, float]:
+    return 0.0, 1.0, 0.0
+
+
 @dataclass
 class StepJob:
     """Arguments of ``subulp::adam_step`` and ``subulp::sgd_step``, checked and completed.
@@ -160,7 +164,7 @@ def new_scalars(
     steps: Sequence[Tensor] | Tensor,
     streams: Sequence[int] | np.ndarray,
     offsets: Sequence[int] | np.ndarray,
-    numbers: Numbers = lambda t: (0.0, 1.0, 0.0),
+    numbers: Numbers = _neutral,
     fresh: Sequence[bool] | None = None,
     runs: Sequence[int] | None = None,
 ) -> np.ndarray:
@@ -183,6 +187,17 @@ def new_scalars(
     # One transfer for all, also where they lie on a GPU.
     together = steps if isinstance(steps, Tensor) else torch.stack(tuple(steps)) if steps else None
     counters = [] if together is None else [int(t) for t in together.tolist()]
+    return _scalars(counters, streams, offsets, numbers, fresh, runs)
+
+
+def _scalars(
+    counters: list[int],
+    streams: Sequence[int] | np.ndarray,
+    offsets: Sequence[int] | np.ndarray,
+    numbers: Numbers = _neutral,
+    fresh: Sequence[bool] | None = None,
+    runs: Sequence[int] | None = None,
+) -> np.ndarray:
     # Made at once and column by column: filled one by one, it takes longer than a small step.
     known = sorted(set(counters))
     rows = [
@@ -235,12 +250,9 @@ def counted(
     """
     if held is None:
         return new_scalars(steps, streams, offsets, numbers(float(lr)), fresh, runs), None
-    unknown = torch.ones(len(steps), dtype=torch.float32, device="cpu")
-    scalars = new_scalars(unknown, streams, offsets, runs=runs)
-    own = any(fresh or ())
-    return scalars, Counts(
-        list(steps), lr, numbers, held, betas, weight_decay, tuple(fresh or ()) if own else ()
-    )
+    late = tuple(fresh) if fresh and any(fresh) else ()
+    counts = Counts(list(steps), lr, numbers, held, betas, weight_decay, late)
+    return _scalars([1] * len(steps), streams, offsets, runs=runs), counts
 
 
 def dither(t: int) -> tuple[int, int, int]:
