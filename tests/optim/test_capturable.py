@@ -294,6 +294,19 @@ def test_counters_lie_where_their_group_counts():
     assert capturable.counters(bucket, state, [state[p]["step"]])[0] is state[p]["step"]
 
 
+def test_states_that_are_laid_out_anew_are_put_back(monkeypatch):
+    """Their copies would go into the graph, and the states with them."""
+    monkeypatch.setattr(capture, "is_under_way", lambda device: True)
+    p, before = torch.zeros(2), torch.ones(2)
+    state = {p: {"exp_avg": before}}
+    with capturable.nothing_new(state, p.device):
+        state[torch.zeros(3)] = {}
+    put_back = pytest.raises(RuntimeError, match=r"another device or layout.*before the capture")
+    with put_back, capturable.nothing_new(state, p.device):
+        state[p]["exp_avg"] = before.clone()
+    assert state[p]["exp_avg"] is before
+
+
 @interpreted
 def test_counters_of_another_kind_are_refused():
     params, optimizer, _ = capturing(CASES[0])

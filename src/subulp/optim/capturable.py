@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from .parameters import Bucket
 
 State = dict[Tensor, Any]
 
+# One call for many tensors, at every step.
+_DEVICE = attrgetter("device")
+
 
 def counters(bucket: Bucket, state: State, steps: list[Tensor]) -> list[Tensor]:
     """The step counters of a bucket, where its group has them: on the device, or on the CPU.
@@ -25,7 +29,7 @@ def counters(bucket: Bucket, state: State, steps: list[Tensor]) -> list[Tensor]:
         steps: The counters as they are.
     """
     device = bucket.params[0].device if bucket.group["capturable"] else torch.device("cpu")
-    if all(step.device == device for step in steps):
+    if set(map(_DEVICE, steps)) == {device}:
         return steps
     for p, step in zip(bucket.params, steps, strict=True):
         state[p]["step"] = step.to(device)

@@ -109,7 +109,7 @@ class SGD(Optimizer):
         used = group["momentum"] != 0.0
         # As in torch.optim, a buffer that joins late begins with the gradient, not with zero; in
         # the first step all do.
-        states = [self.state.get(p) for p in bucket.params]
+        states = [self.state.get(p) or {} for p in bucket.params]
         fresh = [used and bool(state) and "momentum_buffer" not in state for state in states]
         common, role = self._common_arguments(bucket)
         return common | {
