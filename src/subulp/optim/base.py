@@ -69,7 +69,8 @@ class Optimizer(SavedGroups):
             RuntimeError: The backend cannot run, and nothing was updated; or the step is fused, and
                 a gradient scaler calls this that was not passed as ``scaler=``, or the backward
                 passes since the last call are not the ``accumulate=`` of one step, or they did not
-                reach the parameters, because these are no longer the model's.
+                reach the parameters, because these are no longer the model's; or a CUDA graph is
+                being captured that cannot hold the step.
             ValueError: A gradient is sparse or has a dtype that is no format of subulp; nothing was
                 updated.
         """

@@ -16,8 +16,8 @@ from .parameters import Bucket
 
 State = dict[Tensor, Any]
 
-# One call for many tensors, at every step.
-_DEVICE = attrgetter("device")
+# One call for many tensors: a loop of Python's takes longer.
+_DEVICE, _DTYPE = attrgetter("device"), attrgetter("dtype")
 
 
 def counters(bucket: Bucket, state: State, steps: list[Tensor]) -> list[Tensor]:
@@ -73,6 +73,8 @@ def check_bucket(bucket: Bucket, *, fused: bool) -> None:
 
 def check_counters(steps: Sequence[Tensor]) -> None:
     """Raise ValueError unless step counters are what the device counts in."""
+    if set(map(_DTYPE, steps)) == {torch.float32} and not any(map(Tensor.dim, steps)):
+        return
     for step in steps:
         if step.dtype != torch.float32 or step.dim():
             raise ValueError(

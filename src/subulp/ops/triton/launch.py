@@ -164,7 +164,8 @@ def kept(
         The tables, flattened. They are not to be written to.
 
     Raises:
-        RuntimeError: As for :func:`upload`, kept or not: a graph would outlive what is kept.
+        RuntimeError: As for :func:`upload`, kept or not: without ``held``, a graph would outlive
+            what is kept.
     """
     shape, content = table.shape, table.tobytes()
     if held is not None:
