@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from subulp import nn, optim
-from subulp.ops import facts, native
+from subulp.ops import capture, facts, native
 
 PAGE = Path(__file__).parent.parent / "docs" / "troubleshooting.md"
 ERRORS = PAGE.read_text().partition("## Errors")[2].partition("## It runs")[0]
@@ -53,7 +53,7 @@ def _(patch: pytest.MonkeyPatch) -> object:
 
 @raises("whose step is always one fused pass over memory")
 def _(patch: pytest.MonkeyPatch) -> object:
-    return optim.AdamW([weight()], capturable=True)
+    return optim.AdamW([weight()], amsgrad=True)
 
 
 @raises("only dense gradients are taken")
@@ -147,6 +147,18 @@ def _(patch: pytest.MonkeyPatch) -> object:
     launch = pytest.importorskip("subulp.ops.triton.launch", reason="Triton is not installed")
     patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     return launch.upload(torch.device("cuda"))
+
+
+@raises("take a step before the capture")
+def _(patch: pytest.MonkeyPatch) -> object:
+    patch.setattr(capture, "is_under_way", lambda device: True)
+    return stepped(optim.AdamW, capturable=True)
+
+
+@raises("capturable=True is for parameters that Triton's kernels update")
+def _(patch: pytest.MonkeyPatch) -> object:
+    patch.setenv("SUBULP_BACKEND", "cpu")
+    return stepped(optim.AdamW, capturable=True)
 
 
 @raises("the subulp command needs")

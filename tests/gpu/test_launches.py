@@ -57,6 +57,18 @@ def test_a_step_of_an_optimizer(dtype, expected):
     assert len(found) <= expected + 2, found
 
 
+@pytest.mark.parametrize("dtype", [BF16, E4M3], ids=str)
+def test_a_step_that_may_be_captured(dtype):
+    params = [torch.randn(n, device="cuda").to(dtype) for n in (1024, 37, 4096)]
+    for p in params:
+        p.grad = torch.randn(p.shape, device="cuda").to(dtype)
+    lr = torch.tensor(1e-3, device="cuda")
+    optimizer = optim.AdamW(params, lr=lr, precision="collage-plus", seed=0, capturable=True)
+    optimizer.step()
+    scales = ["scales_kernel"] if dtype == E4M3 else []
+    assert launches(optimizer.step) == ["counts_kernel", *scales, "adam_step_kernel"]
+
+
 def test_tables():
     bags = nn.CachedEmbeddingBags(
         [EmbeddingTable(1000, 16, "int8", 0.1)] * 26, narrow_above=0, seed=0, device="cuda"

@@ -13,6 +13,7 @@ from subulp.numerics.random_bits import WHOLE, Region
 from subulp.ops import adam, sgd
 from subulp.ops.adam import triton as adam_triton
 from subulp.ops.all_finite import triton as all_finite_triton
+from subulp.ops.capture import Held
 from subulp.ops.embedding import Job, Lookups, TableUpdate
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import RandomAddress, triton_dropout, triton_logistic, triton_sum
@@ -20,7 +21,7 @@ from subulp.ops.head import triton as head_triton
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
-from subulp.ops.step import triton_scales
+from subulp.ops.step import triton_news, triton_scales
 from subulp.ops.triton.codec import name_of
 from subulp.ops.triton.launch import Target
 
@@ -62,6 +63,17 @@ def compile_scales(
     args = arguments(setup, fresh_state(setup, [param]), grads, 1, gradient_amaxes=found)
     job = adam.make_job(**args) if op == "adam" else sgd.make_job(**args)
     return Compiled.of(triton_scales.compile_for(target, job))
+
+
+def compile_counts(
+    op: str, dtype: torch.dtype, target: Target, rate: torch.dtype | None = None
+) -> Compiled:
+    setup = Setup(op, "nearest", dtype)
+    param = torch.zeros(32, dtype=dtype)
+    lr = 0.1 if rate is None else torch.tensor(0.1, dtype=rate)
+    args = arguments(setup, fresh_state(setup, [param]), [param], 0, lr=lr, held=Held())
+    job = adam.make_job(**args) if op == "adam" else sgd.make_job(**args)
+    return Compiled.of(triton_news.compile_for(target, job))
 
 
 def compile_all_finite(dtype: torch.dtype, target: Target) -> Compiled:

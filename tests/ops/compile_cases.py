@@ -84,6 +84,8 @@ CASES = {
     "SGD, stochastic, e4m3": _step("sgd", "stochastic", E4M3),
     "scales, sought": _scales("adam", given=False),
     "scales, given": _scales("sgd", given=True),
+    "counts, Adam": Case(partial(aot_worker.compile_counts, "adam", E4M3, rate=FP32)),
+    "counts, SGD": Case(partial(aot_worker.compile_counts, "sgd", BF16)),
     "all finite, fp32": Case(partial(aot_worker.compile_all_finite, FP32), all_finite_triton.BLOCK),
     "all finite, bf16": Case(partial(aot_worker.compile_all_finite, BF16), all_finite_triton.BLOCK),
     "head, fp32": _head(FP32),

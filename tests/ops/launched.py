@@ -18,12 +18,13 @@ from subulp.ops import adam, sgd
 from subulp.ops.adam import triton as adam_triton
 from subulp.ops.all_finite import FiniteJob
 from subulp.ops.all_finite import triton as all_finite_triton
+from subulp.ops.capture import Held
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic, triton_sum
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH, new_parts
 from subulp.ops.sgd import triton as sgd_triton
-from subulp.ops.step import triton_scales
+from subulp.ops.step import triton_news, triton_scales
 from subulp.ops.triton import launch
 
 from .aot_worker import table_job
@@ -92,6 +93,16 @@ def step(setup: Setup) -> tuple[list[Source], list[Source]]:
     if job.scaling is not None:
         compiles.insert(0, partial(triton_scales.compile_for, 90, job))
     return of_launches(partial(kernels.run, job)), of_compiles(*compiles)
+
+
+def counts(setup: Setup, rate: torch.dtype | None) -> tuple[list[Source], list[Source]]:
+    param = torch.zeros(4096, dtype=setup.dtype)
+    lr = 0.1 if rate is None else torch.tensor(0.1, dtype=rate)
+    args = arguments(setup, fresh_state(setup, [param]), [param], 0, lr=lr, held=Held())
+    job = {"adam": adam, "sgd": sgd}[setup.op].make_job(**args)
+    return of_launches(partial(triton_news.run, job)), of_compiles(
+        partial(triton_news.compile_for, 90, job)
+    )
 
 
 def all_finite(dtype: torch.dtype) -> tuple[list[Source], list[Source]]:

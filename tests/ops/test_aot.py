@@ -104,6 +104,16 @@ def test_scales_of_momenta(compiler, capability, given):
     check(compiler.submit(aot_worker.compile_scales, "sgd", E4M3, capability, given).result())
 
 
+@pytest.mark.parametrize("rate", [None, FP32, torch.float64], ids=str)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(("op", "dtype"), [("adam", E4M3), ("adam", BF16), ("sgd", BF16)])
+def test_counts(compiler, op, dtype, capability, rate):
+    compiled = compiler.submit(aot_worker.compile_counts, op, dtype, capability, rate).result()
+    check(compiled)
+    # The division of the host.
+    assert ("div.rn.f64" in compiled.text) == (op == "adam")
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_all_finite(compiler, dtype):
     compiled = compiler.submit(aot_worker.compile_all_finite, dtype, 90).result()
@@ -265,6 +275,16 @@ def test_amd(compiler, setup):
     assert bool(fused) == (setup.op == "adam")
     assert ("v_sqrt_f32" in used) == (setup.op == "adam")
     assert "v_rsq" not in used
+
+
+@AMD
+def test_counts_for_amd(compiler):
+    compiled = compiler.submit(aot_worker.compile_counts, "adam", E4M3, "gfx942", FP32).result()
+    found = compiled.resources()
+    assert found["stack"] == found["spilled_registers"] == 0
+    used = " ".join(compiled.instructions())
+    # A quotient as IEEE has it ends so.
+    assert "v_div_fixup_f64" in used
 
 
 @AMD

@@ -70,6 +70,12 @@ def test_steps(compiler, setup):
     check(compiler.submit(launched.step, setup).result(), 2 if setup.dtype == E4M3 else 1)
 
 
+@pytest.mark.parametrize("rate", [None, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("setup", [Setup("adam", "nearest", E4M3), Setup("sgd", "kahan", BF16)])
+def test_counts(compiler, setup, rate):
+    check(compiler.submit(launched.counts, setup, rate).result(), 1)
+
+
 def test_all_finite(compiler):
     check(compiler.submit(launched.all_finite, BF16).result(), 1)
 

@@ -92,7 +92,7 @@ OPTIONS = {
         "eps=1e-42 rounds to zero in torch.bfloat16, and arithmetic='strict' .*use for example",
     ),
     "amsgrad": (adamw(amsgrad=True), "amsgrad=True is not available for subulp's AdamW"),
-    "capturable": (adamw(capturable=True), "capturable=True is not available"),
+    "capturable": (adamw(capturable=1), "capturable=1 is unknown: use True or False"),
     "foreach": (sgd(foreach="all"), "foreach='all' is not available for subulp's SGD"),
     "differentiable": (
         sgd(differentiable=True),

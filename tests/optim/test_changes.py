@@ -229,8 +229,12 @@ def test_a_step_before_any_backward_pass_can_be_saved(fused: bool) -> None:
 
 def test_arguments_of_torch_at_their_defaults_change_nothing() -> None:
     runs = []
-    options = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
-    for given in ({}, options | {"amsgrad": False}, {"foreach": False, "fused": False}):
+    options = {"foreach": None, "fused": None, "differentiable": False}
+    for given in (
+        {},
+        options | {"amsgrad": False, "capturable": False},
+        {"foreach": False, "fused": False},
+    ):
         params, optimizer = pair(BF16, **given)
         give_gradients(params, 1)
         optimizer.step()

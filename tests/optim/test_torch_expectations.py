@@ -35,7 +35,7 @@ INPUTS = [
     for given in info.optim_inputs_func(device="cpu", dtype=torch.float32)
 ]
 # What has no counterpart here, and is refused by name.
-UNAVAILABLE = ("amsgrad", "capturable", "differentiable")
+UNAVAILABLE = ("amsgrad", "differentiable")
 TAKEN = [each for each in INPUTS if not set(UNAVAILABLE) & set(each.values[1].kwargs)]
 ERRORS = [
     pytest.param(name, each, id=f"{name} {each.optimizer_error_input.desc}")

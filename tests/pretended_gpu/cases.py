@@ -88,6 +88,24 @@ def optimizer(
     return step, results
 
 
+@case("AdamW, BF16, capturable", optim.AdamW, BF16)
+@case("AdamW, E4M3, capturable", optim.AdamW, E4M3)
+@case("SGD, BF16, capturable", optim.SGD, BF16, 0.01)
+def capturable(place: Place, kind: Any, dtype: torch.dtype, lr: float | None = None) -> Any:
+    params = [place(torch.randn(size).to(dtype)) for size in (1024, 37, 4096)]
+    # On a CPU no step is captured.
+    options = {"capturable": params[0].is_cuda}
+    rate = place(torch.tensor(0.01)) if lr is None else lr
+    made = kind(params, lr=rate, precision="collage-plus", seed=0, **options)
+    for p in params:
+        p.grad = place(torch.randn(p.shape).to(dtype))
+
+    def results() -> list[Tensor]:
+        return [*params, *(t for state in made.state.values() for t in state.values())]
+
+    return made.step, results
+
+
 @case("E4M3 linear, forward", exact=False)
 def linear(place: Place) -> Any:
     layer = on(place, nn.Linear(512, 1024).to(E4M3))
@@ -250,6 +268,28 @@ def captured(name: str) -> str:
     return "captured"
 
 
+def graphed(name: str, *, moves: bool) -> dict[str, Any]:
+    """What a step that may be captured brings into a CUDA graph.
+
+    Args:
+        name: Of its case.
+        moves: The gradients are other tensors than before, as a captured backward pass makes them.
+    """
+    with pretended_gpu() as gpu:
+        step, results = CASES[name](gpu.tensor)
+        step()
+        if moves:
+            # Those of a parameter, which comes before its states.
+            for p in results():
+                if p.grad is not None:
+                    p.grad = gpu.tensor(gpu.numbers(p.grad))
+        gpu.count, gpu.is_captured = Count(), True
+        step()
+        count = gpu.count
+    launches = {**count.kernels, **count.ops}
+    return {"launches": launches, "uploads": count.uploads, "waits": dict(count.waits)}
+
+
 def late_fault() -> dict[str, Any]:
     """What tables do about a row number that does not exist, which only the GPU sees."""
     with pretended_gpu() as gpu:
@@ -294,7 +334,13 @@ def main() -> None:
         counts = {name: measure(name) for name in CASES}
         refusals = {name: captured(name) for name in ("AdamW, BF16", "SGD, BF16", "AdamW, E4M3")}
         late = late_fault()
-    print(json.dumps({"counts": counts, "captured": refusals, "late fault": late}))
+        graphs = {
+            f"{name}, {word}": graphed(f"{name}, capturable", moves=word == "moved")
+            for name in ("AdamW, BF16", "AdamW, E4M3", "SGD, BF16")
+            for word in ("in place", "moved")
+        }
+    found = {"counts": counts, "captured": refusals, "late fault": late, "graphs": graphs}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,10 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "AdamW, E4M3, unaligned": ((2, 0), None),
     "AdamW, BF16, moved gradients": ((1, 0), None),
     "AdamW, E4M3, moved gradients": ((2, 0), None),
+    # The counts, and the step; the scales between them.
+    "AdamW, BF16, capturable": ((2, 0), None),
+    "AdamW, E4M3, capturable": ((3, 0), None),
+    "SGD, BF16, capturable": ((2, 0), None),
     # Weight and bias decoded, and the product; two of these, the weight and the roundings.
     "E4M3 linear, forward": ((3, 0), None),
     "E4M3 linear, backward": ((6, 0), None),
@@ -86,6 +90,22 @@ def test_tables_of_pointers_are_uploaded_when_they_have_changed(found):
     assert found["AdamW, BF16, moved gradients"]["uploads"] == 2
     # The scales have a table of their own.
     assert found["AdamW, E4M3, moved gradients"]["uploads"] == 3
+
+
+def test_a_step_that_may_be_captured_uploads_nothing(found):
+    names = [name for name in LIMITS if name.endswith("capturable")]
+    assert len(names) == 3
+    assert [name for name in names if found[name]["uploads"] or found[name]["ops"]] == []
+
+
+def test_what_a_graph_holds(printed):
+    """The launches of a step; and a copy of each table that names gradients of its own."""
+    for name, scaled in (("AdamW, BF16", 0), ("AdamW, E4M3", 1), ("SGD, BF16", 0)):
+        step = "sgd_step_kernel" if name.startswith("SGD") else "adam_step_kernel"
+        launches = {"counts_kernel": 1, **({"scales_kernel": 1} if scaled else {}), step: 1}
+        for word, uploads in (("in place", 0), ("moved", 1 + scaled)):
+            graph = printed["graphs"][f"{name}, {word}"]
+            assert graph == {"launches": launches, "uploads": uploads, "waits": {}}
 
 
 def test_numbers_are_those_of_the_cpu(found):

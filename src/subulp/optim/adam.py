@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..ops import adam as op
 from ..ops.adam import reference
+from ..ops.step.counts import check_betas
 from ..ops.step.job import StepJob
 from .base import Optimizer
 from .choices import PrecisionChoice
@@ -31,7 +32,6 @@ _TORCH_OPTIONS = {
     "amsgrad": False,
     "foreach": None,
     "fused": None,
-    "capturable": False,
     "differentiable": False,
 }
 
@@ -55,6 +55,7 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         precision: PrecisionChoice = AUTO,
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
@@ -70,6 +71,7 @@ class Adam(Optimizer):
                 "eps": eps,
                 "weight_decay": weight_decay,
                 "maximize": maximize,
+                "capturable": capturable,
                 "precision": precision,
                 "arithmetic": arithmetic,
                 "nonfinite": nonfinite,
@@ -78,7 +80,7 @@ class Adam(Optimizer):
         )
 
     def _check_options(self, options: dict[str, Any]) -> None:
-        check_rate(options["lr"])
+        check_rate(options["lr"], capturable=options["capturable"])
         betas = options["betas"]
         try:
             beta1, beta2 = map(float, betas)
@@ -88,6 +90,8 @@ class Adam(Optimizer):
             ) from None
         if not 0.0 <= beta1 < 1.0 or not 0.0 <= beta2 < 1.0:
             raise ValueError(f"betas={betas} is out of range: use two numbers in [0, 1)")
+        if options["capturable"]:
+            check_betas(beta1, beta2)
         for name in ("eps", "weight_decay"):
             check_number(name, options[name])
 
@@ -169,6 +173,9 @@ class AdamW(Adam):
         eps: Added to the root of the second moment (default: 1e-8).
         weight_decay: Decoupled weight decay (default: 1e-2).
         maximize: Ascend instead of descend (default: ``False``).
+        capturable: Count steps on the device, so that a CUDA graph can hold a step; a tensor ``lr``
+            is read there too, in FP32 or FP64. For parameters on GPUs, with
+            ``nonfinite="propagate"`` and ``arithmetic="wide"`` (default: ``False``).
         precision: How parameter and states are stored (default: ``"auto"``, which is ``"fp32"``
             for FP32 parameters and ``"collage-plus"`` for others). Bytes a parameter for BF16 and
             FP16, gradient included:
@@ -201,8 +208,8 @@ class AdamW(Adam):
         seed: Seed of the random bits, 0 to 2**32 - 1. By default from ``torch.manual_seed``; where
             there are several ranks and a group draws random bits, rank 0's, by a collective of all
             ranks.
-        **torch_options: ``amsgrad``, ``capturable`` and ``differentiable`` of torch.optim, at their
-            default values; ``foreach`` and ``fused``, which change nothing here.
+        **torch_options: ``amsgrad`` and ``differentiable`` of torch.optim, at their default values;
+            ``foreach`` and ``fused``, which change nothing here.
 
     Raises:
         ValueError: An option is out of range or a parameter cannot have its precision.
@@ -219,6 +226,7 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         precision: PrecisionChoice = AUTO,
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
@@ -232,6 +240,7 @@ class AdamW(Adam):
             eps,
             weight_decay,
             maximize=maximize,
+            capturable=capturable,
             precision=precision,
             arithmetic=arithmetic,
             nonfinite=nonfinite,

@@ -11,12 +11,13 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
+from ..ops import capture
 from ..ops.all_finite import are_finite
 from ..ops.graph_breaks import between_graphs
 from ..ops.step import storage
 from ..ops.step.job import StepJob
 from ..ops.step.scales import largest
-from . import loss_scaling, parameters, shards
+from . import capturable, loss_scaling, parameters, shards
 from .components import beside, in_layout_of, storage_view
 from .parameters import Bucket, Buckets
 from .pending import Pending
@@ -68,7 +69,8 @@ class Optimizer(SavedGroups):
             RuntimeError: The backend cannot run, and nothing was updated; or the step is fused, and
                 a gradient scaler calls this that was not passed as ``scaler=``, or the backward
                 passes since the last call are not the ``accumulate=`` of one step, or they did not
-                reach the parameters, because these are no longer the model's.
+                reach the parameters, because these are no longer the model's; or a CUDA graph is
+                being captured that cannot hold the step.
             ValueError: A gradient is sparse or has a dtype that is no format of subulp; nothing was
                 updated.
         """
@@ -76,6 +78,9 @@ class Optimizer(SavedGroups):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if capture.is_under_way(self._device):
+            scaled = hasattr(self, "grad_scale")
+            capturable.check_capture(self.param_groups, self.state, self.observers, scaled=scaled)
         if self._is_dry_run():
             self._create_states()
         elif self.fused is None:
@@ -119,18 +124,19 @@ class Optimizer(SavedGroups):
             super().zero_grad(set_to_none)
 
     def _take_step(self) -> None:
-        self.check_groups()
-        buckets = parameters.buckets_of(self.param_groups)
-        if buckets:
-            self._known.found_gradients()
-        else:
-            self._created.clear()
-            self._known.check_used(self.param_groups, self.state)
-        self.begin_step()
-        if not self._admits(buckets):
-            return
-        # All of it is checked before any of it is touched.
-        pending = self._prepare(buckets)
+        with capturable.nothing_new(self.state, self._device):
+            self.check_groups()
+            buckets = parameters.buckets_of(self.param_groups)
+            if buckets:
+                self._known.found_gradients()
+            else:
+                self._created.clear()
+                self._known.check_used(self.param_groups, self.state)
+            self.begin_step()
+            if not self._admits(buckets):
+                return
+            # All of it is checked before any of it is touched.
+            pending = self._prepare(buckets)
         scale = getattr(self, "grad_scale", None)
         if scale is None:
             for bucket, ready in zip(buckets, pending, strict=True):
@@ -159,8 +165,12 @@ class Optimizer(SavedGroups):
     def _pending(self, bucket: Bucket) -> Pending:
         arguments = self._arguments(bucket)
         steps = arguments["steps"]
-        # In one piece: of two hundred tensors, one by one takes longer than their step.
-        arguments["steps"] = torch.stack(steps) + 1.0
+        if bucket.group["capturable"]:
+            # On the device, by the step itself.
+            arguments["held"] = self._graphs
+        else:
+            # In one piece: of two hundred tensors, one by one takes longer than their step.
+            arguments["steps"] = torch.stack(steps) + 1.0
         return Pending(self._op, bucket, self._make_job(**arguments), steps)
 
     def begin_step(self) -> None:
@@ -241,6 +251,8 @@ class Optimizer(SavedGroups):
     def _common_arguments(self, bucket: Bucket) -> tuple[dict[str, Any], Role]:
         """What every fused op takes, in storage order, and the states of a name."""
         group, strategy = bucket.group, bucket.strategy
+        if group["capturable"]:
+            capturable.check_bucket(bucket, fused=self.fused is not None)
         params, grads = bucket.parts, bucket.grads
         columns = _columns([self.state[p] for p in bucket.params])
         in_order = self._are_in_order(group, params, grads, columns)
@@ -259,12 +271,15 @@ class Optimizer(SavedGroups):
                 return stored
             return [beside(value, p) for value, p in zip(stored, params, strict=True)]
 
+        steps = capturable.counters(bucket, self.state, columns["step"])
+        if group["capturable"]:
+            capturable.check_counters(steps)
         common = {
             "params": params if in_order else [storage_view(p.detach(), p) for p in params],
             "grads": grads,
             "extras": role(strategy.extra_name),
             "amaxes": role("gradient_amax"),
-            "steps": columns["step"],
+            "steps": steps,
             "lr": group["lr"],
             "precision": strategy.name,
             "arithmetic": group["arithmetic"],
@@ -328,6 +343,7 @@ class Optimizer(SavedGroups):
             DTensor what this rank holds.
         """
         job = pending.job
+        job.settle_counts()
         for i, p in enumerate(pending.bucket.params):
             theta = storage.decode_parameter(job.strategy, job.params[i], job.role(job.extras, i))
             moments = shadows and shadows.get(p)
@@ -350,6 +366,7 @@ class Optimizer(SavedGroups):
             decay: Whether coupled weight decay is part of these gradients; once a step it is.
         """
         job = pending.job
+        job.settle_counts()
         coupled = decay and job.weight_decay != 0.0 and not job.decoupled
         for i, p in enumerate(pending.bucket.params):
             theta = None

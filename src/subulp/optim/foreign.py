@@ -88,7 +88,8 @@ def options_of(
     elif not momentum and "amsgrad" not in saved:
         raise stranger(expected, number, saved)
     given.setdefault("maximize", False)
-    needed = expected.options - {"precision", "arithmetic", "nonfinite", "seed", "skipped_steps"}
+    own = {"precision", "arithmetic", "nonfinite", "seed", "skipped_steps", "capturable"}
+    needed = expected.options - own
     strange = {"betas", "eps", "momentum", "dampening"} - needed
     if not needed <= set(given) or strange & set(given):
         raise stranger(expected, number, saved)

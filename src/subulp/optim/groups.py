@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import random_bits
+from ..ops import capture
 from ..ops.strategy import Strategy
 from . import choices, components, options, parameters, shards
 from .changes import Known
@@ -46,6 +47,7 @@ class ParameterGroups(TorchOptimizer):
         self._stored: list[str] = []
         # States that the step being prepared has created: a parameter and a state's name.
         self._created: list[tuple[Tensor, str]] = []
+        self._graphs = capture.Held()
         self._regions = shards.Regions()
         self._known = Known()
         super().__init__(cast(Any, params), defaults)
@@ -174,6 +176,8 @@ class ParameterGroups(TorchOptimizer):
                 old, new = (strategy_for(name, p.dtype) for name in (before, group["precision"]))
                 if not self.state.get(p) or old == new:
                     continue
+                if capture.is_under_way(p.device):
+                    raise capture.not_ready("the precision of a group was changed")
                 held = self._held(old, p)
                 value, state, exact = components.converted(
                     old,
@@ -214,6 +218,9 @@ class ParameterGroups(TorchOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._created = []
+        self._graphs = capture.Held()
+        # Older ones have no such option.
+        self.defaults.setdefault("capturable", False)
         self._regions = shards.Regions()
         self._seed_is_agreed = True
         self._known = Known(self.param_groups)
@@ -238,6 +245,8 @@ class ParameterGroups(TorchOptimizer):
         states = self._states_of(group)
         # A state may join later: schedulers raise SGD's momentum from zero.
         if not state or any(name not in state for name, _ in states):
+            if capture.is_under_way(p.device):
+                raise capture.not_ready("a parameter has no states yet")
             fresh = components.shown(p, new_state(strategy, shards.local(p), states))
             fresh = {n: v for n, v in fresh.items() if n not in state}
             state.update(fresh)

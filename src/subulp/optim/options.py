@@ -183,19 +183,63 @@ def check_shared(options: dict[str, Any]) -> None:
                 f"{name}={options[name]!r} is unknown: use "
                 f"{' or '.join(map(repr, get_args(choices)))}"
             )
+    check_capturable(options)
     seed = options["seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r} is out of range: use an integer from 0 to 2**32 - 1")
 
 
-def check_rate(lr: float | Tensor) -> None:
-    """Raise ValueError unless ``lr`` is a non-negative number or a tensor with one element."""
+def check_capturable(options: dict[str, Any]) -> None:
+    """Raise ValueError if a step that may be captured in a CUDA graph would need the host."""
+    capturable = options["capturable"]
+    if not isinstance(capturable, bool):
+        raise ValueError(f"capturable={capturable!r} is unknown: use True or False")
+    if not capturable:
+        return
+    if options["nonfinite"] != "propagate":
+        raise ValueError(
+            f"nonfinite={options['nonfinite']!r} is not available with capturable=True: the host "
+            "would wait for the gradients, and a CUDA graph has no host; use 'propagate', or leave "
+            "capturable out"
+        )
+    if options["arithmetic"] == "strict":
+        raise ValueError(
+            "arithmetic='strict' is not available with capturable=True: its steps are counted by "
+            "the host; use 'wide', or leave capturable out"
+        )
+    for name in ("betas", "eps", "weight_decay", "momentum", "dampening"):
+        value = options.get(name)
+        if any(
+            isinstance(x, Tensor) for x in (value if isinstance(value, (tuple, list)) else (value,))
+        ):
+            raise ValueError(
+                f"{name}={value!r} has a tensor, which is not available with capturable=True: a "
+                "CUDA graph would go on with the number that it has now; pass plain numbers (lr "
+                "alone may be a tensor)"
+            )
+
+
+def check_rate(lr: float | Tensor, *, capturable: bool = False) -> None:
+    """Raise ValueError unless ``lr`` is a non-negative number or a tensor with one element.
+
+    Args:
+        lr: The learning rate.
+        capturable: The host does not read a tensor, on whatever device it lies: a step that is
+            captured must not wait (default: ``False``).
+    """
     if isinstance(lr, torch.Tensor):
         if lr.numel() != 1:
             raise ValueError(
                 f"lr has shape {tuple(lr.shape)}: a tensor learning rate has one element; for "
                 "several rates make several groups"
             )
+        if capturable:
+            if lr.dtype not in (torch.float32, torch.float64):
+                raise ValueError(
+                    f"lr is a tensor of {lr.dtype}: with capturable=True the step reads it on the "
+                    "device, in float32 or float64"
+                )
+            return
         lr = float(lr.item())
     check_number("lr", lr)
 

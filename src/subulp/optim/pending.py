@@ -48,6 +48,7 @@ class Pending:
         """
         with torch.no_grad():
             backend.run(self.op, self.job)
-        torch._foreach_add_(self.steps, [_ONE] * len(self.steps))
+        if self.job.counts is None:
+            torch._foreach_add_(self.steps, [_ONE] * len(self.steps))
         # A backward pass that still needs an old value must notice.
         torch.autograd.graph.increment_version(self.bucket.params)

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from . import components, full_precision, parameters, shards, transfer
 from .groups import ParameterGroups
 from .options import strategy_for
-from .state_dict import Expected, check_state_dict, restore_components, unpack_words
+from .state_dict import (
+    Expected,
+    check_state_dict,
+    restore_components,
+    unpack_words,
+    with_later_options,
+)
 
 
 class SavedGroups(ParameterGroups):
@@ -93,6 +99,7 @@ class SavedGroups(ParameterGroups):
         expected = self._expected()
 
         def check(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            state_dict = with_later_options(state_dict)
             if convert:
                 state_dict, found = transfer.converted(expected, self.param_groups, state_dict)
                 values.extend(found)

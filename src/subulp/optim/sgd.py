@@ -39,6 +39,8 @@ class SGD(Optimizer):
         weight_decay: L2 penalty (default: 0).
         nesterov: Nesterov momentum; needs momentum and no dampening (default: ``False``).
         maximize: Ascend instead of descend (default: ``False``).
+        capturable: See :class:`AdamW`; torch's SGD, which counts nothing, has none (default:
+            ``False``).
         precision: See :class:`AdamW` (default: ``"auto"``).
         arithmetic: See :class:`AdamW` (default: ``"wide"``).
         nonfinite: See :class:`AdamW` (default: ``"propagate"``).
@@ -64,6 +66,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        capturable: bool = False,
         precision: PrecisionChoice = AUTO,
         arithmetic: Arithmetic = "wide",
         nonfinite: NonFinite = "propagate",
@@ -80,6 +83,7 @@ class SGD(Optimizer):
                 "weight_decay": weight_decay,
                 "nesterov": nesterov,
                 "maximize": maximize,
+                "capturable": capturable,
                 "precision": precision,
                 "arithmetic": arithmetic,
                 "nonfinite": nonfinite,
@@ -88,7 +92,7 @@ class SGD(Optimizer):
         )
 
     def _check_options(self, options: dict[str, Any]) -> None:
-        check_rate(options["lr"])
+        check_rate(options["lr"], capturable=options["capturable"])
         for name in ("momentum", "dampening", "weight_decay"):
             check_number(name, options[name])
         if options["nesterov"] and (options["momentum"] <= 0.0 or options["dampening"] != 0.0):
@@ -103,8 +107,10 @@ class SGD(Optimizer):
     def _arguments(self, bucket: Bucket) -> dict[str, Any]:
         group = bucket.group
         used = group["momentum"] != 0.0
-        # As in torch.optim, a buffer that joins late begins with the gradient, not with zero.
-        fresh = [used and "momentum_buffer" not in self.state.get(p, ()) for p in bucket.params]
+        # As in torch.optim, a buffer that joins late begins with the gradient, not with zero; in
+        # the first step all do.
+        states = [self.state.get(p) or {} for p in bucket.params]
+        fresh = [used and bool(state) and "momentum_buffer" not in state for state in states]
         common, role = self._common_arguments(bucket)
         return common | {
             # One that a lowered momentum has left unused waits for its return.

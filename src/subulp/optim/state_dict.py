@@ -71,7 +71,8 @@ def restore_components(
     for group, p, index in _indices(groups, state_dict["param_groups"]):
         held, part, strategy = {}, shards.local(p), _strategy(group, p)
         for name, value in state_dict["state"].get(index, {}).items():
-            device = torch.device("cpu") if name == "step" else p.device
+            counted_here = name == "step" and not group["capturable"]
+            device = torch.device("cpu") if counted_here else p.device
             if name in SCALAR_STATES:
                 held[name] = shards.whole(value).detach().to(device, copy=True)
                 continue
@@ -82,6 +83,15 @@ def restore_components(
         if held:
             # An empty entry would pass for states, and outlive a parameter that is replaced.
             states[p].update(shown(p, held))
+
+
+def with_later_options(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict of ours with the options that it was saved without; it is left alone."""
+    groups = [
+        {"capturable": False, **group} if "precision" in group else group
+        for group in state_dict.get("param_groups", ())
+    ]
+    return {**state_dict, "param_groups": groups} if groups else state_dict
 
 
 def check_form(groups: Groups, state_dict: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ from .state_dict import Expected, Groups, check_form, is_packed, kind
 
 _OWN = frozenset(("precision", "arithmetic"))
 _TORCH_DEFAULTS = {"foreach": None, "fused": None, "differentiable": False}
-_ADAM_DEFAULTS = {"amsgrad": False, "capturable": False}
+_ADAM_DEFAULTS = {"amsgrad": False}
 _LEFT_OUT = frozenset((*_OWN, "nonfinite", "seed", "skipped_steps", "params"))
 
 Values = list[tuple[Tensor, Tensor]]
@@ -311,6 +311,9 @@ def exported(groups: Groups, state: Mapping[Tensor, Any], expected: Expected) ->
         saved |= _TORCH_DEFAULTS
         if "betas" in saved:
             saved |= _ADAM_DEFAULTS | {"decoupled_weight_decay": expected.decoupled}
+        else:
+            # Torch's SGD counts nothing.
+            del saved["capturable"]
         saved["params"] = list(range(index, index + count))
         saved_groups.append(saved)
         for number, p in enumerate(group["params"], index):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...numerics.ieee import as_fp32
 from .. import backend
-from ..step.job import StepJob, check_roles, is_strict, new_scalars
+from ..capture import Held
+from ..step.counts import Numbers
+from ..step.job import StepJob, check_roles, counted, is_strict
 from ..step.scales import scaling_of
 
 
@@ -38,8 +41,12 @@ def make_job(
     folded: bool = False,
     runs: Sequence[int] | None = None,
     gradient_amaxes: Tensor | None = None,
+    held: Held | None = None,
 ) -> StepJob:
     """The job of a call of :func:`step`: the same arguments, checked and completed.
+
+    With ``held``, which keeps tables for CUDA graphs, the step counts on the device: ``steps`` are
+    FP32 tensors () there that it increments, and a tensor ``lr`` is read there.
 
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
@@ -55,13 +62,16 @@ def make_job(
             "exp_avg_sq_lows": exp_avg_sq_lows,
         },
     )
-    rate = float(lr)
-    decay = rate * weight_decay if decoupled else 0.0
-    scalars = new_scalars(
+    factor = weight_decay if decoupled else 0.0
+    scalars, counts = counted(
         steps,
         streams,
         offsets,
-        lambda t: (rate / (1.0 - beta1**t), 1.0 / math.sqrt(1.0 - beta2**t), decay),
+        lr,
+        partial(_numbers, beta1, beta2, factor),
+        held,
+        betas=(beta1, beta2),
+        weight_decay=factor,
         runs=runs,
     )
     return StepJob(
@@ -83,15 +93,22 @@ def make_job(
         decoupled=decoupled,
         maximize=maximize,
         strict=is_strict(arithmetic, strategy, params[0].dtype),
+        # Strict arithmetic has the host count.
         exact={
-            "lr": rate,
+            "lr": float(lr) if held is None else math.nan,
             "beta1": beta1,
             "beta2": beta2,
             "eps": eps,
             "weight_decay": weight_decay,
         },
         scaling=scaling_of(strategy, params, exp_avg_sqs, amaxes, 2, gradient_amaxes),
+        counts=counts,
     )
+
+
+def _numbers(beta1: float, beta2: float, factor: float, rate: float) -> Numbers:
+    decay = rate * factor
+    return lambda t: (rate / (1.0 - beta1**t), 1.0 / math.sqrt(1.0 - beta2**t), decay)
 
 
 def step(

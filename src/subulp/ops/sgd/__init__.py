@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from ...numerics.ieee import as_fp32
 from .. import backend
-from ..step.job import StepJob, check_roles, is_strict, new_scalars
+from ..capture import Held
+from ..step.counts import Numbers
+from ..step.job import StepJob, check_roles, counted, is_strict
 from ..step.scales import scaling_of
 
 
@@ -35,8 +38,11 @@ def make_job(
     fresh: Sequence[bool] | None = None,
     runs: Sequence[int] | None = None,
     gradient_amaxes: Tensor | None = None,
+    held: Held | None = None,
 ) -> StepJob:
     """The job of a call of :func:`step`: the same arguments, checked and completed.
+
+    With ``held`` the step counts on the device, as :func:`subulp.ops.adam.make_job` has it.
 
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
@@ -47,8 +53,7 @@ def make_job(
         precision,
         {"momentum_buffers": momentum_buffers, "extras": extras, "momentum_lows": momentum_lows},
     )
-    rate = float(lr)
-    scalars = new_scalars(steps, streams, offsets, lambda t: (rate, 1.0, 0.0), fresh, runs)
+    scalars, counts = counted(steps, streams, offsets, lr, _numbers, held, fresh=fresh, runs=runs)
     return StepJob(
         strategy=strategy,
         params=params,
@@ -65,14 +70,20 @@ def make_job(
         nesterov=nesterov,
         maximize=maximize,
         strict=is_strict(arithmetic, strategy, params[0].dtype),
+        # Strict arithmetic has the host count.
         exact={
-            "lr": rate,
+            "lr": float(lr) if held is None else math.nan,
             "momentum": momentum,
             "dampening": dampening,
             "weight_decay": weight_decay,
         },
         scaling=scaling_of(strategy, params, momentum_buffers, amaxes, 1, gradient_amaxes),
+        counts=counts,
     )
+
+
+def _numbers(rate: float) -> Numbers:
+    return lambda t: (rate, 1.0, 0.0)
 
 
 def step(

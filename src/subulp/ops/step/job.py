@@ -17,7 +17,9 @@ from torch import Tensor
 from ...numerics import format_of
 from ...numerics.extra_bits import packed_words
 from ...numerics.random_bits import Region
+from ..capture import Held
 from ..strategy import TABLE, Strategy, parse_strategy
+from .counts import Counts, Numbers
 from .scales import SCALES, Scaling
 
 RUNS = ("run", "count_1", "count_2", "stride_1", "stride_2", "stride_3")
@@ -47,10 +49,21 @@ SCALARS = np.dtype(
 """The scalars of one tensor. ``subulp_scalars`` of csrc/subulp.h is compared with them when the
 library is loaded; Triton's kernels look their places up here."""
 
+NEWS = tuple(
+    name
+    for name in SCALARS.names or ()
+    if SCALARS[name].itemsize == 4 and name not in (*SCALES, "stream")
+)
+"""The scalars that are others in each step, but for scales."""
+
 _dtype, _device, _shape = map(attrgetter, ("dtype", "device", "shape"))
 
 # In units of 2**-32: the fraction of the golden ratio, and a third.
-_GOLDEN, _THIRD = 0x9E3779B9, 0x55555555
+GOLDEN, THIRD = 0x9E3779B9, 0x55555555
+
+
+def _neutral(t: int) -> tuple[float, float, float]:
+    return 0.0, 1.0, 0.0
 
 
 @dataclass
@@ -84,6 +97,8 @@ class StepJob:
     """Hyperparameters before they were rounded, for strict arithmetic."""
     scaling: Scaling | None = None
     """What scales stored states by powers of two (FP8), ``None`` if they are not scaled."""
+    counts: Counts | None = None
+    """What the step counts on the device, ``None`` if the host has counted."""
 
     def __post_init__(self) -> None:
         if len(self.scalars) != len(self.params):
@@ -99,10 +114,23 @@ class StepJob:
 
     def settle(self) -> None:
         """Have the host know all scalars before the step: of a GPU's FP8 states, it waits."""
+        self.settle_counts()
         if self.scaling is None or self.scaling.after is not None:
             return
         for name, column in zip(SCALES, self.scaling.settle(self.grads).T, strict=True):
             self.scalars[name] = column
+
+    def settle_counts(self) -> None:
+        """Have the host know what the step counts on the device, before it is taken: it waits."""
+        if self.counts is None or self.counts.settled:
+            return
+        counts, known = self.counts, self.scalars
+        steps = torch.stack(tuple(counts.steps)) + 1.0
+        numbers = counts.numbers(float(counts.lr))
+        now = new_scalars(steps, known["stream"], known["offset"], numbers, counts.fresh or None)
+        for name in NEWS:
+            known[name] = now[name]
+        counts.settled = True
 
     def keep_amaxes(self) -> None:
         """Update the running largest gradients, once the settled step has been taken."""
@@ -134,9 +162,9 @@ class StepJob:
 
 def new_scalars(
     steps: Sequence[Tensor] | Tensor,
-    streams: Sequence[int],
-    offsets: Sequence[int],
-    numbers: Callable[[int], tuple[float, float, float]] = lambda t: (0.0, 1.0, 0.0),
+    streams: Sequence[int] | np.ndarray,
+    offsets: Sequence[int] | np.ndarray,
+    numbers: Numbers = _neutral,
     fresh: Sequence[bool] | None = None,
     runs: Sequence[int] | None = None,
 ) -> np.ndarray:
@@ -159,6 +187,17 @@ def new_scalars(
     # One transfer for all, also where they lie on a GPU.
     together = steps if isinstance(steps, Tensor) else torch.stack(tuple(steps)) if steps else None
     counters = [] if together is None else [int(t) for t in together.tolist()]
+    return _scalars(counters, streams, offsets, numbers, fresh, runs)
+
+
+def _scalars(
+    counters: list[int],
+    streams: Sequence[int] | np.ndarray,
+    offsets: Sequence[int] | np.ndarray,
+    numbers: Numbers = _neutral,
+    fresh: Sequence[bool] | None = None,
+    runs: Sequence[int] | None = None,
+) -> np.ndarray:
     # Made at once and column by column: filled one by one, it takes longer than a small step.
     known = sorted(set(counters))
     rows = [
@@ -178,6 +217,44 @@ def new_scalars(
     return scalars
 
 
+def counted(
+    steps: Sequence[Tensor] | Tensor,
+    streams: Sequence[int],
+    offsets: Sequence[int],
+    lr: Tensor | float,
+    numbers: Callable[[float], Numbers],
+    held: Held | None,
+    *,
+    betas: tuple[float, float] | None = None,
+    weight_decay: float = 0.0,
+    fresh: Sequence[bool] | None = None,
+    runs: Sequence[int] | None = None,
+) -> tuple[np.ndarray, Counts | None]:
+    """Scalars of a job, and what it counts on the device.
+
+    Args:
+        steps: See :func:`new_scalars`; with ``held`` those of :class:`.counts.Counts`.
+        streams: See :func:`new_scalars`, like the next one.
+        offsets: One for each tensor.
+        lr: The learning rate.
+        numbers: From it to the scalars of each step.
+        held: ``None`` if the host counts.
+        betas: See :class:`.counts.Counts`, like the next two.
+        weight_decay: Times the learning rate, the ``decay``.
+        fresh: One for each tensor, or ``None``.
+        runs: See :func:`new_scalars`.
+
+    Returns:
+        The scalars; where the device counts, those that count are not known before they are
+        settled, and the counts are the second.
+    """
+    if held is None:
+        return new_scalars(steps, streams, offsets, numbers(float(lr)), fresh, runs), None
+    late = tuple(fresh) if fresh and any(fresh) else ()
+    counts = Counts(list(steps), lr, numbers, held, betas, weight_decay, late)
+    return _scalars([1] * len(steps), streams, offsets, runs=runs), counts
+
+
 def dither(t: int) -> tuple[int, int, int]:
     """Thresholds of rounding in a step: of the fast state, the slow one, and a second component.
 
@@ -190,7 +267,7 @@ def dither(t: int) -> tuple[int, int, int]:
     Returns:
         Three fractions of an ulp in units of 2**-32, used as random bits are.
     """
-    fast, slow, extra = ((t * _GOLDEN + role * _THIRD) & 0xFFFFFFFF for role in range(3))
+    fast, slow, extra = ((t * GOLDEN + role * THIRD) & 0xFFFFFFFF for role in range(3))
     return fast, slow, extra
 
 

@@ -11,9 +11,8 @@ import triton.language as tl
 
 from ...numerics import format_of
 from ..triton import codec, launch, random_bits
-from . import triton_scales
-from .job import RUNS, SCALARS, StepJob
-from .scales import SCALES
+from . import triton_news, triton_scales
+from .job import NEWS, RUNS, StepJob
 
 BLOCK = 1024
 """Elements per block: eight for each thread of four warps."""
@@ -22,17 +21,10 @@ STRIP = 512
 """Elements of what is read through masks: four for each thread, or two where each draws its own
 random bits or packs a tail. More would cost registers, also where whole blocks are read."""
 
-_STAYS = (*SCALES, "stream")
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
-# Columns of the tables that a kernel reads: of tensors, and of what is new in each step.
+# Columns of the table of tensors that a kernel reads.
 _COLUMNS = {
     name: i for i, name in enumerate(("numel", "whole", "offset", *RUNS, "key", "news", *_ROLES))
-}
-_NEWS = {
-    name: i
-    for i, name in enumerate(
-        name for name in SCALARS.names or () if SCALARS[name].itemsize == 4 and name not in _STAYS
-    )
 }
 
 
@@ -66,8 +58,12 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
     key = job.scalars["stream"].astype(np.int64) << 32 | job.seed
     news, row = _news(job)
     table = np.stack((numel, whole, offset, *runs, key, row, *roles), axis=1)
-    programs, tensors = launch.kept(job.device, table, _tables)
-    there, progress = launch.upload(job.device, news, triton_scales.progress(job))
+    held = None if job.counts is None else job.counts.held
+    programs, tensors = launch.kept(job.device, table, _tables, held)
+    if news is None:
+        there, progress = triton_news.run(job)
+    else:
+        there, progress = launch.upload(job.device, news, triton_scales.progress(job))
     scales = triton_scales.run(job, progress)
     args = (tensors, there, scales, *numbers)
     launch.launch(kernel, job.device, programs, *args, **_options(job, flags))
@@ -77,9 +73,14 @@ def _tables(table: np.ndarray) -> tuple[np.ndarray, ...]:
     return launch.plan(table[:, _COLUMNS["numel"]], BLOCK), table
 
 
-def _news(job: StepJob) -> tuple[np.ndarray, np.ndarray]:
-    """What is new in a step, int32: a row for all tensors that are alike; and each tensor's row."""
-    rows = np.stack([job.scalars[name].view(np.int32) for name in _NEWS], axis=1)
+def _news(job: StepJob) -> tuple[np.ndarray | None, np.ndarray]:
+    """What is new in a step, int32: a row for all tensors that are alike; and each tensor's row.
+
+    Where the device counts, it is not known here, and each tensor has a row.
+    """
+    if job.counts is not None:
+        return None, np.arange(len(job.params))
+    rows = np.stack([job.scalars[name].view(np.int32) for name in NEWS], axis=1)
     if (rows == rows[0]).all():
         return rows[:1], np.zeros(len(rows), dtype=np.int64)
     _, first, row = np.unique(rows, axis=0, return_index=True, return_inverse=True)
@@ -122,7 +123,7 @@ def _options(job: StepJob, flags: dict[str, Any]) -> dict[str, Any]:
         "DITHERED": strategy.dithered,
         "SCALED": job.scaling is not None,
         "MAXIMIZE": job.maximize,
-        "LAYOUT": launch.layout(_COLUMNS, _NEWS, triton_scales.SCALE_COLUMNS),
+        "LAYOUT": launch.layout(_COLUMNS, triton_news.NEW_COLUMNS, triton_scales.SCALE_COLUMNS),
         "BLOCK": BLOCK,
         "STRIP": STRIP // 2 if strategy.stochastic or strategy.k else STRIP,
         "num_warps": 4,
@@ -143,18 +144,6 @@ def columns():
 def column(name):
     """A column of the table of tensors."""
     return _COLUMNS[name]
-
-
-@triton.constexpr_function
-def new_columns():
-    """Columns of the table of what is new."""
-    return len(_NEWS)
-
-
-@triton.constexpr_function
-def new_column(name):
-    """A column of the table of what is new."""
-    return _NEWS[name]
 
 
 @triton.jit
@@ -239,17 +228,17 @@ def slow_bits(bits, slow_dither, param: tl.constexpr, kind: tl.constexpr):
 @triton.jit
 def new_of(tensors, tensor, news):
     """The row of what is new in this step for a tensor."""
-    return news + entry(tensors, tensor, "news") * new_columns()
+    return news + entry(tensors, tensor, "news") * triton_news.new_columns()
 
 
 @triton.jit
 def word(new, name: tl.constexpr):
     """A word of a row, uint32, by its name in :data:`subulp.ops.step.job.SCALARS`; of a dither, it
     is the random bits of every element."""
-    return tl.load(new + new_column(name)).to(tl.uint32, bitcast=True)
+    return tl.load(new + triton_news.new_column(name)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def number(new, name: tl.constexpr):
     """An FP32 scalar of a row, by its name there."""
-    return tl.load(new + new_column(name)).to(tl.float32, bitcast=True)
+    return tl.load(new + triton_news.new_column(name)).to(tl.float32, bitcast=True)

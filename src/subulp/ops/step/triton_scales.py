@@ -46,7 +46,7 @@ def run(job: StepJob, there: Tensor) -> Tensor | None:
 
     Args:
         job: The step.
-        there: Its :func:`progress`, uploaded; the launch uses it up.
+        there: Its :func:`progress` on the device; the launch uses it up.
 
     Returns:
         FP32 ``(count, 5)``, what :data:`.scales.SCALES` name; ``None`` if no states are scaled.
@@ -62,7 +62,8 @@ def run(job: StepJob, there: Tensor) -> Tensor | None:
     whole = np.where(grads % launch.ALIGNMENT == 0, numel // BLOCK, 0)
     amaxes = launch.addresses(scaling.amaxes, count)
     table = np.stack((numel, whole, grads, amaxes), axis=1)
-    programs, tensors = launch.kept(job.device, table, _tables)
+    held = None if job.counts is None else job.counts.held
+    programs, tensors = launch.kept(job.device, table, _tables, held)
     scales = torch.empty(count, len(SCALES), dtype=torch.float32, device=job.device)
     args = (programs, tensors, there, given, scales)
     launch.launch(scales_kernel, job.device, *args, **_options(job, scaling))

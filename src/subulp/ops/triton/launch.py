@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from .. import capture
 from ..pointers import dense_ptrs
 
 ALIGNMENT = 16
@@ -103,21 +104,26 @@ def plan(numel: np.ndarray, block: int) -> np.ndarray:
 
 def refuse_capture(device: torch.device) -> None:
     """Raise RuntimeError if a CUDA graph is being captured: it would replay a call's numbers."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a CUDA graph is being captured, and would replay this step with the numbers that it "
-            "has now, its count, learning rate and random bits: capture the model's passes, and "
-            "take steps of subulp outside of the graph"
-        )
+    if capture.is_under_way(device):
+        raise capture.refusal()
 
 
-def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
+def upload(
+    device: torch.device, *tables: np.ndarray, held: capture.Held | None = None
+) -> list[Tensor]:
     """Copies of tables on ``device``, flattened, each aligned, in one transfer.
 
+    Args:
+        device: Where they are to lie.
+        tables: What they hold.
+        held: What keeps the memory that is copied, where a graph that is being captured copies it
+            at every replay (default: ``None``, no graph may).
+
     Raises:
-        RuntimeError: A CUDA graph is being captured.
+        RuntimeError: A CUDA graph is being captured, and there is no ``held``.
     """
-    refuse_capture(device)
+    if held is None:
+        refuse_capture(device)
     ends = np.cumsum([-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tables])
     starts = [0, *ends[:-1].tolist()]
     buffer = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -126,6 +132,8 @@ def upload(device: torch.device, *tables: np.ndarray) -> list[Tensor]:
         memory[start : start + table.nbytes] = (
             np.ascontiguousarray(table).reshape(-1).view(np.uint8)
         )
+    if held is not None:
+        held.keep(device, (buffer,))
     there = buffer.to(device, non_blocking=True)
     return [
         there[start : start + table.nbytes].view(torch.from_numpy(np.empty(0, table.dtype)).dtype)
@@ -137,7 +145,9 @@ Make = Callable[[np.ndarray], tuple[np.ndarray, ...]]
 """From a table to all that is made of it, and of nothing else."""
 
 
-def kept(device: torch.device, table: np.ndarray, make: Make) -> tuple[Tensor, ...]:
+def kept(
+    device: torch.device, table: np.ndarray, make: Make, held: capture.Held | None = None
+) -> tuple[Tensor, ...]:
     """What ``make`` makes of a table, on ``device``: uploaded unless it is there already.
 
     It is found by what the table holds, addresses among it, so a tensor that has moved or been
@@ -147,17 +157,26 @@ def kept(device: torch.device, table: np.ndarray, make: Make) -> tuple[Tensor, .
         device: Of the launch.
         table: int64, two dimensions.
         make: What is to be uploaded; the same function for the same use.
+        held: What keeps the tables of an optimizer, for graphs (default: ``None``, they are kept
+            until others are used more).
 
     Returns:
         The tables, flattened. They are not to be written to.
 
     Raises:
-        RuntimeError: As for :func:`upload`, kept or not: a graph would outlive what is kept.
+        RuntimeError: As for :func:`upload`, kept or not: without ``held``, a graph would outlive
+            what is kept.
     """
+    shape, content = table.shape, table.tobytes()
+    if held is not None:
+        return held.find(
+            device,
+            (make, device, shape, content),
+            lambda: tuple(upload(device, *make(table), held=held)),
+        )
     refuse_capture(device)
     # Memory is reused in the order of its stream: there, no kernel still reads what was dropped.
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _made(make, device, stream, table.shape, table.tobytes())
+    return _made(make, device, capture.stream_of(device), shape, content)
 
 
 @lru_cache(maxsize=_KEPT)

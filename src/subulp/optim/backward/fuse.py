@@ -131,6 +131,12 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
             "of its own, after they have stepped here: replicas would drift apart. Pass the module "
             "without the wrapper, and reduce= with an all-reduce of one gradient"
         )
+    if any(group["capturable"] for group in optimizer.param_groups):
+        raise ValueError(
+            "the optimizer has capturable=True, which is not available with fuse_backward: what "
+            "waits for a step inside the backward pass is on the host; leave capturable out, or "
+            "capture the passes and the step without fuse_backward"
+        )
     in_model = {id(p) for p in model.parameters()}
     for g, group in enumerate(optimizer.param_groups):
         for i, p in enumerate(group["params"]):
