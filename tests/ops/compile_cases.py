@@ -46,10 +46,13 @@ def _scales(op: str, *, given: bool) -> Case:
     return Case(compiled, None if given else triton_scales.BLOCK)
 
 
+_HEAD_ELEMENTS = (
+    head_triton.CONFIGURATIONS[0]["BLOCK_LABELS"] * head_triton.CONFIGURATIONS[0]["BLOCK_DIM"]
+)
+
+
 def _head(dtype: Any, **options: Any) -> Case:
-    blocks = head_triton.BLOCKS
-    elements = blocks["BLOCK_LABELS"] * blocks["BLOCK_DIM"]
-    return Case(partial(aot_worker.compile_head, dtype, **options), elements)
+    return Case(partial(aot_worker.compile_head, dtype, **options), _HEAD_ELEMENTS)
 
 
 def _table(kernel: str, *table: Any) -> Case:
@@ -92,7 +95,7 @@ CASES = {
     "head, e4m3, ragged": _head(E4M3, sizes=aot_worker.RAGGED),
     "head, e4m3, dropout and remainders": Case(
         partial(aot_worker.compile_dropout, "update", E4M3),
-        head_triton.BLOCKS["BLOCK_LABELS"] * head_triton.BLOCKS["BLOCK_DIM"],
+        _HEAD_ELEMENTS,
     ),
     "head, e4m3, weights kept": Case(
         partial(aot_worker.compile_dropout, "dropped", E4M3), triton_dropout.BLOCK

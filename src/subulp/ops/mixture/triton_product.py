@@ -7,6 +7,7 @@ others are decoded in registers and rounded to the dtype of the activations. Sum
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...numerics import format_of
-from ..triton import codec
+from ..triton import codec, tuning
+from ..triton.choices import Configuration
 from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .operand import Operand, ProductJob
@@ -28,38 +30,88 @@ def multiply(job: ProductJob) -> Tensor:
     assert job.step is not None
     rows, columns = job.a.shape[0], job.b.shape[0]
     out = torch.empty(rows, columns, dtype=job.dtype, device=job.device)
-    layout = layout_of(rows)
-    grid = triton.cdiv(rows, layout["ROWS"]) * triton.cdiv(columns, layout["COLUMNS"])
-    launch(
-        product_kernel,
-        (grid,),
-        job.device,
-        *(*_arguments(job.a), *_arguments(job.b), out if job.bias is None else job.bias, out),
-        *(rows, columns, job.a.shape[1]),
-        **_constants("A_", job.a),
-        **_constants("B_", job.b),
-        TO=format_of(job.dtype).name,
-        BIAS=job.bias is not None,
-        UNITS=job.units and job.is_aligned,
-        STEP=job.step,
-        CONSTANT=job.is_constant,
-        **layout,
-        INTERPRETED=not isinstance(product_kernel, triton.JITFunction),
+    flags = _flags(job)
+    operands = *_arguments(job.a), *_arguments(job.b)
+
+    def run(configuration: Configuration, out: Tensor) -> None:
+        tiles = triton.cdiv(rows, configuration["ROWS"])
+        launch(
+            product_kernel,
+            (tiles * triton.cdiv(columns, configuration["COLUMNS"]),),
+            job.device,
+            *(*operands, out if job.bias is None else job.bias, out),
+            *(rows, columns, job.a.shape[1]),
+            **flags,
+            **configuration,
+        )
+
+    sizes = {"rows": rows, "columns": columns, "length": job.a.shape[1]}
+    run(
+        tuning.choose(
+            "product_kernel",
+            configurations(rows, constant=job.is_constant),
+            flags | {name: tuning.rounded(size, MOST) for name, size in sizes.items()},
+            job.device,
+            # Of all that a launch is given, it writes to the result alone.
+            lambda: partial(run, out=torch.empty_like(out)),
+        ),
+        out,
     )
     return out
 
 
-def layout_of(rows: int) -> dict[str, Any]:
-    """Sizes of the part of the result that a program computes, and what belongs to them."""
-    tall = rows > 64
+MOST = 1 << 14
+"""Products with more rows, columns or terms are measured as one of so many."""
+
+_TALL: tuning.Table = (
+    {"ROWS": 128, "COLUMNS": 64, "num_warps": 8},
+    {"ROWS": 128, "COLUMNS": 64, "num_warps": 8, "num_stages": 4},
+    {"ROWS": 64, "COLUMNS": 128, "num_warps": 8},
+    {"ROWS": 64, "COLUMNS": 128, "num_warps": 8, "num_stages": 4},
+)
+# Scales that change take registers, of which so large a part leaves none.
+_LARGE: Configuration = {"ROWS": 128, "COLUMNS": 128, "num_warps": 8}
+_SMALL: Configuration = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
+_FEW_ROWS: tuning.Table = (
+    _SMALL,
+    {"ROWS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 4},
+    {"ROWS": 64, "COLUMNS": 32, "num_warps": 4},
+    {"ROWS": 64, "COLUMNS": 128, "num_warps": 8},
+)
+
+
+def configurations(rows: int, *, constant: bool) -> tuning.Table:
+    """Sizes of the part of the result that a program computes, and what belongs to them.
+
+    With fewer than 64 rows or four warps, or with more than eight, some GPUs multiply on other
+    units, which add in another order.
+
+    Args:
+        rows: Rows of the result.
+        constant: Whether no scale changes along the contraction.
+    """
+    if rows <= 64:
+        return _FEW_ROWS
+    return *_TALL, _LARGE if constant else _SMALL
+
+
+def order_of(rows: int) -> dict[str, int]:
+    """What no configuration changes: how many values are decoded at once, an order of the sums, and
+    in which order the parts come, rows of which share what they read of the second factor."""
+    return {"PART": 32 if rows > 64 else 16, "BAND": 8}
+
+
+def _flags(job: ProductJob) -> dict[str, Any]:
     return {
-        "ROWS": 128 if tall else 64,
-        "COLUMNS": 64,
-        # Values along the contraction that are decoded at once.
-        "PART": 32 if tall else 16,
-        # Rows of programs that share what they read of the second factor.
-        "BAND": 8,
-        "num_warps": 8 if tall else 4,
+        **_constants("A_", job.a),
+        **_constants("B_", job.b),
+        "TO": format_of(job.dtype).name,
+        "BIAS": job.bias is not None,
+        "UNITS": job.units and job.is_aligned,
+        "STEP": job.step,
+        "CONSTANT": job.is_constant,
+        **order_of(job.a.shape[0]),
+        "INTERPRETED": not isinstance(product_kernel, triton.JITFunction),
     }
 
 
