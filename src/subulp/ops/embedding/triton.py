@@ -269,13 +269,13 @@ def sizes_of(job: Job) -> dict[str, int]:
 MOST = 1 << 22
 """Calls with more lookups are measured as one of so many."""
 
-_NARROW: tuning.Table = ({"num_warps": 1}, {"num_warps": 2}, {"num_warps": 4})
-_WIDE: tuning.Table = ({"num_warps": 4}, {"num_warps": 8})
+NARROW: tuning.Table = ({"num_warps": 1}, {"num_warps": 2}, {"num_warps": 4})
+WIDE: tuning.Table = ({"num_warps": 4}, {"num_warps": 8})
 
 
 def configurations(job: Job) -> tuning.Table:
     """Warps of a program, which sum up nothing between them but in an order that is given."""
-    return _NARROW if max(t.dim for t in job.tables) <= 128 else _WIDE
+    return NARROW if max(t.dim for t in job.tables) <= 128 else WIDE
 
 
 def compile_lookup(

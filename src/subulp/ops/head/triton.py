@@ -185,10 +185,11 @@ def fused_update(
             raise tuning.TooLargeError
         return partial(run, rows=rows[:some].clone(), remainder=remainder[:some].clone())
 
-    sizes = {"labels": labels, "dim": dim, "batch": job.x.shape[0], "g": g.dtype}
-    rounded = {k: v if k == "g" else tuning.rounded(v, MOST) for k, v in sizes.items()}
+    sizes = {"labels": labels, "dim": dim, "batch": job.x.shape[0]}
+    named = flags | {"g": g.dtype}
+    named |= {name: tuning.rounded(size, MOST) for name, size in sizes.items()}
     configuration = tuning.choose(
-        "update_kernel of heads", CONFIGURATIONS, flags | rounded, job.device, scratch
+        "update_kernel of heads", CONFIGURATIONS, named, job.device, scratch
     )
     run(configuration, rows, remainder)
 

@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Products of mixtures in Triton: one launch, which looks at the types of the blocks by itself.
 
-Where all blocks that meet are in E4M3, units of FP8 multiply them and their scales follow; all
-others are decoded in registers and rounded to the dtype of the activations. Sums are FP32.
+Where all blocks of 128 rows and 128 columns of the result are in E4M3, units of FP8 multiply them
+and their scales follow; all others are decoded in registers and rounded to the dtype of the
+activations. Sums are FP32.
 """
 
 from __future__ import annotations
@@ -96,9 +97,14 @@ def configurations(rows: int, *, constant: bool) -> tuning.Table:
 
 
 def order_of(rows: int) -> dict[str, int]:
-    """What no configuration changes: how many values are decoded at once, an order of the sums, and
-    in which order the parts come, rows of which share what they read of the second factor."""
-    return {"PART": 32 if rows > 64 else 16, "BAND": 8}
+    """What no configuration changes.
+
+    Returns:
+        ``PART``, how many values are decoded at once, which is an order of the sums; ``TOGETHER``,
+        rows and columns of the result that units of FP8 multiply together or not at all, at least
+        those of any part; ``BAND``, rows of parts that share what they read of the second factor.
+    """
+    return {"PART": 32 if rows > 64 else 16, "TOGETHER": 128, "BAND": 8}
 
 
 def _flags(job: ProductJob) -> dict[str, Any]:
@@ -322,6 +328,7 @@ def product_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     PART: tl.constexpr,
+    TOGETHER: tl.constexpr,
     CONSTANT: tl.constexpr,
     BAND: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -338,20 +345,25 @@ def product_kernel(
     of_band = BAND * tl.cdiv(columns, COLUMNS)
     first = tl.program_id(0) // of_band * BAND
     height = tl.minimum(down - first, BAND)
-    row = (first + tl.program_id(0) % of_band % height) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % of_band // height * COLUMNS + tl.arange(0, COLUMNS)
+    first_row = (first + tl.program_id(0) % of_band % height) * ROWS
+    first_column = tl.program_id(0) % of_band // height * COLUMNS
+    row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     of_a, of_b = row < rows, column < columns
     a_at = a_codes + row[:, None].to(tl.int64) * a_stride_row
     b_at = b_codes + column[:, None].to(tl.int64) * b_stride_row
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     narrow = 0
     if UNITS:
+        # The same rows and columns whatever the tile: what units multiply is rounded otherwise.
+        lane = tl.arange(0, TOGETHER)
+        rows_of_a = first_row // TOGETHER * TOGETHER + lane
+        rows_of_b = first_column // TOGETHER * TOGETHER + lane
         narrow = all_in_e4m3(
-            a_types, row, of_a, length, a_height, a_width, a_block_row, a_block_k, A_RECIPE,
-            A_OF_TENSOR,
+            a_types, rows_of_a, rows_of_a < rows, length, a_height, a_width, a_block_row, a_block_k,
+            A_RECIPE, A_OF_TENSOR,
         ) * all_in_e4m3(
-            b_types, column, of_b, length, b_height, b_width, b_block_row, b_block_k, B_RECIPE,
-            B_OF_TENSOR,
+            b_types, rows_of_b, rows_of_b < columns, length, b_height, b_width, b_block_row,
+            b_block_k, B_RECIPE, B_OF_TENSOR,
         )  # fmt: skip
     if UNITS and narrow != 0:
         for begin in range(0, length, STEP):
