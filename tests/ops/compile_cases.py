@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from subulp.ops.all_finite import triton as all_finite_triton
-from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_dropout, triton_sum
 from subulp.ops.step import triton as step_triton
 from subulp.ops.step import triton_scales
@@ -46,9 +45,7 @@ def _scales(op: str, *, given: bool) -> Case:
     return Case(compiled, None if given else triton_scales.BLOCK)
 
 
-_HEAD_ELEMENTS = (
-    head_triton.CONFIGURATIONS[0]["BLOCK_LABELS"] * head_triton.CONFIGURATIONS[0]["BLOCK_DIM"]
-)
+_HEAD_ELEMENTS = 64 * 64
 
 
 def _head(dtype: Any, **options: Any) -> Case:

@@ -8,6 +8,7 @@ gradients and inputs has just been summed up, so that no gradient of them reache
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -32,17 +33,32 @@ BLOCK_BATCH = 16
 """Instances whose gradients are summed at once: an order of the sums, which no configuration
 changes."""
 
-CONFIGURATIONS: tuning.Table = (
+_SMALL: tuning.Table = (
     # Fewer elements a thread leave registers to the random bits.
     {"BLOCK_LABELS": 64, "BLOCK_DIM": 64, "num_warps": 8},
     {"BLOCK_LABELS": 64, "BLOCK_DIM": 32, "num_warps": 4},
     {"BLOCK_LABELS": 128, "BLOCK_DIM": 32, "num_warps": 8},
     {"BLOCK_LABELS": 64, "BLOCK_DIM": 32, "num_warps": 8},
+)
+_LARGE: tuning.Table = (
     {"BLOCK_LABELS": 128, "BLOCK_DIM": 64, "num_warps": 8},
     {"BLOCK_LABELS": 64, "BLOCK_DIM": 128, "num_warps": 8},
 )
-"""Sizes of the part of the rows that a program updates. With fewer labels or warps, or with more
-than eight of these, some GPUs multiply on other units, which add in another order."""
+
+
+def configurations(flags: Mapping[str, Any]) -> tuning.Table:
+    """Sizes of the part of the rows that a program updates.
+
+    With fewer than 64 labels or four warps, or with more than eight of these, some GPUs multiply on
+    other units, which add in another order.
+
+    Args:
+        flags: The other constexpr arguments.
+    """
+    # Each element draws bits of its own, whose registers larger parts do not leave.
+    draws = flags["DROPOUT"] or (flags["RANDOM"] and not flags["ALIGNED"])
+    return _SMALL if draws else _SMALL + _LARGE
+
 
 MOST = 1 << 17
 """Heads with more labels, dimensions or instances are measured as one of so many."""
@@ -155,7 +171,7 @@ def fused_update(
     """
     labels, dim = rows.shape
     x = job.x if x is None else x
-    flags = _flags(job, job.random.offset + first * dim, precise=job.precise > first)
+    flags = flags_of(job, job.random.offset + first * dim, precise=job.precise > first)
     precise = min(max(job.precise - first, 0), labels)
     # Without a remainder any pointer does: it is not read.
     remainder = g if job.remainder is None or not precise else job.remainder[first:]
@@ -189,7 +205,7 @@ def fused_update(
     named = flags | {"g": g.dtype}
     named |= {name: tuning.rounded(size, MOST) for name, size in sizes.items()}
     configuration = tuning.choose(
-        "update_kernel of heads", CONFIGURATIONS, named, job.device, scratch
+        "update_kernel of heads", configurations(flags), named, job.device, scratch
     )
     run(configuration, rows, remainder)
 
@@ -205,7 +221,7 @@ def _address(job: HeadJob, first: int) -> Tensor:
     return launch.upload(job.device, numbers)[0]
 
 
-def _flags(job: HeadJob, offset: int, *, precise: bool) -> dict[str, Any]:
+def flags_of(job: HeadJob, offset: int, *, precise: bool) -> dict[str, Any]:
     """Constexpr arguments of a launch, but for its configuration.
 
     Args:
@@ -240,8 +256,8 @@ def compile_for(
     arguments["batch"] = job.x.shape[0]
     arguments |= dict.fromkeys(("lr", "weight_decay", "scale", "unit", "factor"), "fp32")
     arguments["address"] = "*i64"
-    options = _flags(job, job.random.offset, precise=job.precise > 0)
-    options |= configuration or CONFIGURATIONS[0]
+    options = flags_of(job, job.random.offset, precise=job.precise > 0)
+    options |= configuration or configurations(options)[0]
     return launch.compile_for(update_kernel, target, arguments, **options)
 
 
