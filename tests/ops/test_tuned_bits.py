@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from subulp.nn.cached_table import EmbeddingTable
 from subulp.numerics import mixture
 from subulp.numerics.mixture import THREE_WAY
 from subulp.ops.embedding import triton as embedding_triton
@@ -168,9 +169,9 @@ def test_tables():
     """Warps are not interpreted: what is seen is that any may be asked for."""
 
     def compute():
-        tables = embedding_jobs.make("int8", "rowwise", dim=17, rows=40)
+        tables = embedding_jobs.of([EmbeddingTable(20, 17, "int8", 0.2)], "rowwise", [0])
         with environment(SUBULP_BACKEND="triton"), np.errstate(all="ignore"):
-            return embedding_jobs.train(tables, 2, 2, True, 8)
+            return embedding_jobs.train(tables, 1, 2, False, 3)
 
     for kernel in ("lookup_kernel", "update_kernel of tables"):
         first, *others = each(kernel, embedding_triton.NARROW, compute)
