@@ -237,7 +237,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 TUNED = (
-    *("AdamW, BF16", "AdamW, E4M3", "SGD, BF16", "26 tables, forward", "26 tables, backward"),
+    *("AdamW, BF16", "AdamW, E4M3", "26 tables, forward", "26 tables, backward"),
     *("head, 8 chunks, remainders and dropout", "mixture, forward, blocks"),
 )
 """Cases that are measured."""

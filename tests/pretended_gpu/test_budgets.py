@@ -116,7 +116,6 @@ def test_measuring_changes_no_number_and_later_steps_cost_the_same(printed):
     """Each configuration runs twice on scratch tensors, and the last one is chosen."""
     kernels = {
         "AdamW": "adam_step_kernel",
-        "SGD": "sgd_step_kernel",
         "26 tables, forward": "lookup_kernel",
         "26 tables, backward": "update_kernel of tables",
         "head": "update_kernel of heads",

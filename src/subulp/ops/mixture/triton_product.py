@@ -70,8 +70,6 @@ _TALL: tuning.Table = (
     {"ROWS": 64, "COLUMNS": 128, "num_warps": 8},
     {"ROWS": 64, "COLUMNS": 128, "num_warps": 8, "num_stages": 4},
 )
-# Scales that change take registers, of which so large a part leaves none.
-_LARGE: Configuration = {"ROWS": 128, "COLUMNS": 128, "num_warps": 8}
 _SMALL: Configuration = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
 _FEW_ROWS: tuning.Table = (
     _SMALL,
@@ -93,7 +91,8 @@ def configurations(rows: int, *, constant: bool) -> tuning.Table:
     """
     if rows <= 64:
         return _FEW_ROWS
-    return *_TALL, _LARGE if constant else _SMALL
+    # Of 128 rows and 128 columns the numbers fill the registers, here those of so few warps do.
+    return _TALL if constant else (*_TALL, _SMALL)
 
 
 def order_of(rows: int) -> dict[str, int]:
