@@ -73,7 +73,6 @@ _TALL: tuning.Table = (
 _SMALL: Configuration = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
 _FEW_ROWS: tuning.Table = (
     _SMALL,
-    {"ROWS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 4},
     {"ROWS": 64, "COLUMNS": 32, "num_warps": 4},
     {"ROWS": 64, "COLUMNS": 128, "num_warps": 8},
 )
