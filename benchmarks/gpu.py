@@ -1,10 +1,11 @@
 """Everything that a GPU can tell about subulp, in one command: ``make gpu``.
 
 Builds the package for the Python that runs this, compares every operation with its reference, runs
-the tests that are marked ``gpu``, one case of each kernel under compute-sanitizer, and the rates of
-gpu_rates.py; writes one record for the device, prints a table of it and what passed and failed. It
-needs no network and no more than PyTorch, Triton, NumPy, pytest and a compiler: what else is
-missing is named. Its status is 0 only if nothing failed.
+the tests that are marked ``gpu``, one case of each kernel under compute-sanitizer, has the kernels
+of gpu_rates.py choose their configurations, and measures the rates of these; writes one record for
+the device, prints a table of it and what passed and failed. It needs no network and no more than
+PyTorch, Triton, NumPy, pytest and a compiler: what else is missing is named. Its status is 0 only
+if nothing failed.
 
     python benchmarks/gpu.py [--out benchmarks/results/gpu-NAME.json] [--no-build]
 """
@@ -18,15 +19,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-LIMITS = {"build": 150, "checks": 60, "tests": 200, "sanitizer": 100, "rates": 60}
-"""Seconds that a section may take; together, with the five sections of rates, at most twelve
-minutes, and about eight where nothing waits."""
+LIMITS = {"build": 150, "checks": 60, "tests": 200, "sanitizer": 100, "tuning": 300, "rates": 60}
+"""Seconds that a section may take; together, with the five sections of rates, at most nineteen
+minutes, and about twelve where nothing waits."""
 
 CHECKS = """
 import json
@@ -51,10 +53,15 @@ def main(arguments: list[str]) -> int:
     sections["checks"] = run("checks", [sys.executable, "-c", CHECKS])
     sections["tests"] = tests()
     sections["sanitizer"] = sanitizer()
-    for name in ("optimizers", "tables", "heads", "mixtures", "memory"):
-        found = run("rates", [sys.executable, str(HERE / "gpu_rates.py"), name])
-        found["result"] = parsed(found)
-        sections[name] = found
+    # Of its own, so that every record is of choices made in the same run.
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("tuning", "optimizers", "tables", "heads", "mixtures", "memory"):
+            is_first = name == "tuning"
+            command = [sys.executable, str(HERE / "gpu_rates.py"), name]
+            environment = {"SUBULP_CACHE": cache, "SUBULP_TUNE": str(int(is_first))}
+            found = run("tuning" if is_first else "rates", command, **environment)
+            found["result"] = parsed(found)
+            sections[name] = found
     write(record, out)
     return show(sections)
 

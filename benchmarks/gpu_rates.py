@@ -3,9 +3,10 @@
 Run by gpu.py; needs nothing but PyTorch, Triton and NumPy. Peers that are not installed are left
 out by name. One process; methods take turns; medians over the rounds, ratios within a round.
 
-    python benchmarks/gpu_rates.py optimizers|tables|heads|mixtures|memory
+    python benchmarks/gpu_rates.py tuning|optimizers|tables|heads|mixtures|memory
 
-prints one JSON object. With ``--small`` the same code runs on small tensors of a CPU, to be tested.
+prints one JSON object: also which configurations kernels were launched with, and where these come
+from (see SUBULP_TUNE). With ``--small`` the same code runs on small tensors of a CPU, to be tested.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 from subulp import nn, optim
 from subulp.nn.cached_table import EmbeddingTable
 from subulp.ops.strategy import parse_strategy
+from subulp.ops.triton.tuning import chosen
 
 Step = Callable[[], object]
 Sizes = dict[str, int]
@@ -40,6 +42,7 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
 # Aims on an H100; elsewhere they are only shown.
 AIMS = {
+    "tuning": "no aim: which configurations are the fastest",
     "optimizers": "each step at least 0.85 of a copy's bandwidth",
     "tables": "at least FBGEMM's rate, in narrow rows",
     "heads": "products at least 0.55 of their operands' peak, a step at most 1.25 of their time",
@@ -318,7 +321,14 @@ def memory(device: torch.device, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-SECTIONS = {f.__name__: f for f in (optimizers, tables, heads, mixtures, memory)}
+def tuning(device: torch.device, sizes: Sizes) -> dict[str, Any]:
+    """Run what is measured later once; the numbers of each kernel's configuration."""
+    for section in (optimizers, tables, heads, mixtures):
+        section(device, sizes | {"rounds": 1})
+    return {choice.name: dict(choice.configuration) for choice in chosen()}
+
+
+SECTIONS = {f.__name__: f for f in (tuning, optimizers, tables, heads, mixtures, memory)}
 
 
 def main(arguments: list[str]) -> None:
@@ -326,7 +336,11 @@ def main(arguments: list[str]) -> None:
     (name,) = (a for a in arguments if not a.startswith("--"))
     device = torch.device("cpu" if small else "cuda")
     found = SECTIONS[name](device, SMALL if small else FULL)
-    print(json.dumps({"aim": AIMS[name], "rates": found}))
+    configurations = [
+        {"name": c.name, "source": c.source, "configuration": dict(c.configuration)}
+        for c in chosen()
+    ]
+    print(json.dumps({"aim": AIMS[name], "rates": found, "configurations": configurations}))
 
 
 if __name__ == "__main__":

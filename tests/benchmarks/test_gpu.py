@@ -25,7 +25,9 @@ def test_rates_run_on_small_tensors(section, capsys):
     gpu_rates.main([section, "--small"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["aim"] == gpu_rates.AIMS[section]
-    assert found["rates"]
+    # A CPU has nothing to choose.
+    assert bool(found["rates"]) == (section != "tuning")
+    assert found["configurations"] == []
 
 
 def test_every_kernel_is_among_those_that_the_sanitizer_sees():
@@ -61,8 +63,11 @@ print(" ".join(sorted(counts)))
 
 
 def test_without_a_gpu_it_fails_and_says_where(tmp_path, monkeypatch, capsys):
+    seen: dict[str, dict[str, str]] = {}
+
     def run(section, command, **environment):
         passed = section == "checks"
+        seen[section] = environment
         return {"status": "passed" if passed else "failed", "seconds": 1.0, "output": "no GPU"}
 
     monkeypatch.setattr(gpu, "run", run)
@@ -73,7 +78,11 @@ def test_without_a_gpu_it_fails_and_says_where(tmp_path, monkeypatch, capsys):
     assert record["sections"]["tests"]["status"] == "failed"
     printed = capsys.readouterr().out
     assert "--- tests: failed\nno GPU" in printed
-    assert "1 of 8 sections passed" in printed
+    assert "1 of 9 sections passed" in printed
+    # Kernels are measured first, and what was chosen is what the rates are of.
+    assert list(seen)[-2:] == ["tuning", "rates"]
+    assert seen["tuning"]["SUBULP_TUNE"] == "1"
+    assert seen["rates"] == {**seen["tuning"], "SUBULP_TUNE": "0"}
 
 
 def test_what_takes_too_long_is_no_pass(monkeypatch):

@@ -22,6 +22,7 @@ from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.sgd import triton as sgd_triton
 from subulp.ops.step import triton_news, triton_scales
+from subulp.ops.triton.choices import Configuration
 from subulp.ops.triton.codec import name_of
 from subulp.ops.triton.launch import Target
 
@@ -34,15 +35,20 @@ def start() -> None:
     """Nothing: by then this module is imported."""
 
 
-def compile_step(setup: Setup, target: Target, sharded: bool = False) -> Compiled:
+def compile_step(
+    setup: Setup,
+    target: Target,
+    sharded: bool = False,
+    configuration: Configuration | None = None,
+) -> Compiled:
     param = torch.zeros(32, dtype=setup.dtype)
     grad = param.to(setup.grad_dtype or setup.dtype)
     # Four columns of eight rows of sixteen.
     region = Region.of((8, 4), (16, 1), 0) if sharded else WHOLE
     args = arguments(setup, fresh_state(setup, [param]), [grad], 1, runs=region.runs)
     if setup.op == "adam":
-        return Compiled.of(adam_triton.compile_for(target, adam.make_job(**args)))
-    return Compiled.of(sgd_triton.compile_for(target, sgd.make_job(**args)))
+        return Compiled.of(adam_triton.compile_for(target, adam.make_job(**args), configuration))
+    return Compiled.of(sgd_triton.compile_for(target, sgd.make_job(**args), configuration))
 
 
 def compile_after_new_names() -> None:
@@ -89,6 +95,7 @@ def compile_head(
     target: Target,
     sizes: tuple[int, int, int] = MAIN,
     products: str = "fp32",
+    configuration: Configuration | None = None,
 ) -> Compiled:
     labels, dim, batch = sizes
     job = replace(
@@ -97,11 +104,15 @@ def compile_head(
         x=torch.empty(batch, dim, device="meta"),
         random=RandomAddress(seed=5, stream=0, step=3, offset=labels * dim),
     )
-    return Compiled.of(head_triton.compile_for(target, job))
+    return Compiled.of(head_triton.compile_for(target, job, configuration))
 
 
 def compile_dropout(
-    kernel: str, dtype: torch.dtype, target: Target, sizes: tuple[int, int, int] = MAIN
+    kernel: str,
+    dtype: torch.dtype,
+    target: Target,
+    sizes: tuple[int, int, int] = MAIN,
+    configuration: Configuration | None = None,
 ) -> Compiled:
     """The update of rows with a remainder and dropout, or the weights that are kept."""
     labels, dim, batch = sizes
@@ -113,7 +124,7 @@ def compile_dropout(
         remainder=torch.empty(labels // 4, dim, dtype=torch.bfloat16, device="meta"),
         x=torch.empty(batch, dim, device="meta"),
     )
-    return Compiled.of(head_triton.compile_for(target, job))
+    return Compiled.of(head_triton.compile_for(target, job, configuration))
 
 
 def compile_logistic(
@@ -139,13 +150,16 @@ def compile_embedding(
     kernel: str,
     table: tuple[str, str, str, int],
     sizes: tuple[int, int] = (26, 2048),
+    configuration: Configuration | None = None,
 ) -> Compiled:
     """A kernel for a table's storage, rule, policy and dimension; features and instances."""
     job = table_job(*table, *sizes)
     if kernel in ("pool", "weight-grad"):
         pool = kernel == "pool"
-        return Compiled.of(embedding_triton.compile_lookup(target, job, pool=pool))
-    return Compiled.of(embedding_triton.compile_update(target, kernel, job))
+        return Compiled.of(
+            embedding_triton.compile_lookup(target, job, pool=pool, configuration=configuration)
+        )
+    return Compiled.of(embedding_triton.compile_update(target, kernel, job, configuration))
 
 
 def table_job(storage: str, rule: str, policy: str, dim: int, features: int, batch: int) -> Job:
@@ -180,9 +194,15 @@ def compile_mixture_product(
     rows: int,
     transposed: tuple[bool, bool],
     constant: bool,
+    configuration: Configuration | None = None,
 ) -> Compiled:
     return Compiled.of(
         mixture_triton.compile_product(
-            target, dtype, rows=rows, transposed=transposed, constant=constant
+            target,
+            dtype,
+            rows=rows,
+            transposed=transposed,
+            constant=constant,
+            configuration=configuration,
         )
     )

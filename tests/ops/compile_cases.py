@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from subulp.ops.all_finite import triton as all_finite_triton
-from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_dropout, triton_sum
 from subulp.ops.step import triton as step_triton
 from subulp.ops.step import triton_scales
@@ -46,10 +45,11 @@ def _scales(op: str, *, given: bool) -> Case:
     return Case(compiled, None if given else triton_scales.BLOCK)
 
 
+_HEAD_ELEMENTS = 64 * 64
+
+
 def _head(dtype: Any, **options: Any) -> Case:
-    blocks = head_triton.BLOCKS
-    elements = blocks["BLOCK_LABELS"] * blocks["BLOCK_DIM"]
-    return Case(partial(aot_worker.compile_head, dtype, **options), elements)
+    return Case(partial(aot_worker.compile_head, dtype, **options), _HEAD_ELEMENTS)
 
 
 def _table(kernel: str, *table: Any) -> Case:
@@ -94,7 +94,7 @@ CASES = {
     "head, e4m3, ragged": _head(E4M3, sizes=aot_worker.RAGGED),
     "head, e4m3, dropout and remainders": Case(
         partial(aot_worker.compile_dropout, "update", E4M3),
-        head_triton.BLOCKS["BLOCK_LABELS"] * head_triton.BLOCKS["BLOCK_DIM"],
+        _HEAD_ELEMENTS,
     ),
     "head, e4m3, weights kept": Case(
         partial(aot_worker.compile_dropout, "dropped", E4M3), triton_dropout.BLOCK

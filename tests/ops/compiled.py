@@ -72,6 +72,12 @@ class Compiled:
             "local_stores": sum(name.startswith(stores) for name in found),
         }
 
+    def units(self) -> set[str]:
+        """What multiplies matrices on NVIDIA's GPUs, without the sizes of its part of the result:
+        the order of a sum is this and what it sums at once."""
+        names = re.findall(r"\b(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)[.\w:]*", self.text)
+        return {re.sub(r"m\d+n\d+(?=k)", "", name) for name in names}
+
     def _code(self) -> str:
         """The part of AMD's assembly that runs."""
         return self.text[: self.text.index(".section\t.rodata")]

@@ -5,9 +5,11 @@ One process for all of them, and none after it.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,9 @@ from subulp.nn.mor_linear import _MoRLinear, _without_tensors, forward_product
 from subulp.ops.embedding import calls, embedding_pool, embedding_update, make_tables
 from subulp.ops.embedding.job import Lookups
 from subulp.ops.head import head_step
+from subulp.ops.triton import tuning
 from tests.ops import embedding_jobs, head_jobs
+from tests.ops.support import environment
 
 from .device import Count, GpuTensor, pretended_gpu
 
@@ -250,6 +254,45 @@ def measure(name: str) -> dict[str, Any]:
     }
 
 
+TUNED = (
+    *("AdamW, BF16", "AdamW, E4M3", "26 tables, forward", "26 tables, backward"),
+    *("head, 8 chunks, remainders and dropout", "mixture, forward, blocks"),
+)
+"""Cases that are measured."""
+
+
+def tuned(name: str) -> dict[str, Any]:
+    """What a case computes where its first step measures its kernels, and what the second costs."""
+    found: dict[str, list[Tensor]] = {}
+    for wanted in ("0", "1"):
+        tuning.forget()
+        torch.manual_seed(0)
+        with environment(SUBULP_TUNE=wanted), pretended_gpu() as gpu:
+            step, results = CASES[name](gpu.tensor)
+            step()
+            gpu.count = count = Count()
+            step()
+            found[wanted] = [gpu.numbers(t) for t in results()]
+    return {
+        "chosen": [[c.name.split(":")[0], c.source] for c in tuning.chosen()],
+        "launches": count.launches,
+        "waits": dict(count.waits),
+        "same": all(is_near(a, b, exact=True) for a, b in zip(*found.values(), strict=True)),
+    }
+
+
+def later_is_faster() -> tuning.Timer:
+    """A clock by which the last configuration of every table is the fastest."""
+    powers = itertools.count()
+
+    def time(call: Callable[[], None], device: torch.device) -> float:
+        for _ in range(2):
+            call()
+        return 0.9 ** next(powers)
+
+    return time
+
+
 def captured(name: str) -> str:
     """What a case says while a CUDA graph is captured."""
     with pretended_gpu() as gpu:
@@ -330,7 +373,9 @@ def is_near(a: Tensor, b: Tensor, *, exact: bool) -> bool:
 
 def main() -> None:
     """Print what all cases cost, as one line of JSON."""
-    with torch.no_grad():
+    tuning.timer = later_is_faster()
+    kept = TemporaryDirectory()
+    with torch.no_grad(), kept, environment(SUBULP_TUNE="0", SUBULP_CACHE=kept.name):
         counts = {name: measure(name) for name in CASES}
         refusals = {name: captured(name) for name in ("AdamW, BF16", "SGD, BF16", "AdamW, E4M3")}
         late = late_fault()
@@ -339,7 +384,14 @@ def main() -> None:
             for name in ("AdamW, BF16", "AdamW, E4M3", "SGD, BF16")
             for word in ("in place", "moved")
         }
-    found = {"counts": counts, "captured": refusals, "late fault": late, "graphs": graphs}
+        measured = {name: tuned(name) for name in TUNED}
+    found = {
+        "counts": counts,
+        "captured": refusals,
+        "late fault": late,
+        "graphs": graphs,
+        "tuned": measured,
+    }
     print(json.dumps(found))
 
 

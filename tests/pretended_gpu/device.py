@@ -243,8 +243,9 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
         stack.enter_context(_attribute(torch.cuda, "current_stream", lambda d=None: stream))
         stack.enter_context(_attribute(torch.cuda, "synchronize", lambda d=None: gpu.synchronize()))
         stack.enter_context(_attribute(torch.cuda, "get_device_capability", lambda d=None: (9, 0)))
-        stream = SimpleNamespace(cuda_stream=0)
-        stack.enter_context(_attribute(torch.cuda, "current_stream", lambda d=None: stream))
+        stack.enter_context(_attribute(torch.cuda, "get_device_name", lambda d=None: "pretended"))
+        memory = 1 << 30, 1 << 30
+        stack.enter_context(_attribute(torch.cuda, "mem_get_info", lambda d=None: memory))
         stack.enter_context(_attribute(torch.cuda, "_lazy_init", lambda: None))
         stack.enter_context(
             _attribute(torch.cuda, "is_current_stream_capturing", lambda: gpu.is_captured)

@@ -130,3 +130,21 @@ def test_what_only_the_gpu_sees_is_raised_by_a_later_call(printed):
     assert "in an earlier call" in raised
     assert late["unchanged"] is True
     assert late["after"] == [raised, True]
+
+
+def test_measuring_changes_no_number_and_later_steps_cost_the_same(printed):
+    """Each configuration runs twice on scratch tensors, and the last one is chosen."""
+    kernels = {
+        "AdamW": "adam_step_kernel",
+        "26 tables, forward": "lookup_kernel",
+        "26 tables, backward": "update_kernel of tables",
+        "head": "update_kernel of heads",
+        "mixture": "product_kernel",
+    }
+    for name, found in printed["tuned"].items():
+        kernel = next(kernels[start] for start in kernels if name.startswith(start))
+        assert found["same"], name
+        assert [kernel, "measured"] in found["chosen"], found["chosen"]
+        assert all(source in ("measured", "file") for _, source in found["chosen"])
+        launches, waits = LIMITS[name][0]
+        assert (found["launches"], sum(found["waits"].values())) <= (launches, waits), name

@@ -14,6 +14,7 @@ import torch
 
 from .._version import version
 from ..ops import backend, bf16_product, facts, native
+from ..ops.triton import choices
 from .self_check import Check, self_check
 
 
@@ -120,6 +121,12 @@ def _gpu() -> Iterator[tuple[str, str]]:
             f"{i}",
             f"{properties.name}, sm_{properties.major}{properties.minor}, {memory:.0f} GiB",
         )
+    try:
+        file = choices.path()
+    except ValueError as error:
+        yield "tuned", str(error)
+        return
+    yield "tuned", f"{len(choices.read(file))} choices in {file}"
 
 
 if __name__ == "__main__":

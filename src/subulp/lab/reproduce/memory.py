@@ -20,7 +20,7 @@ def peak(strategies: list[str], shape: dict[str, int], batch: int) -> Found:
         shape: Sizes of a model with rotary positions, see :class:`..tasks.lm.models.Shape`.
         batch: Sequences in a batch.
     """
-    sizes = Shape(**shape, model="llama")
+    sizes = Shape(**shape, model="llama")  # type: ignore[arg-type]
     found = [Observation("model", "million parameters", sizes.parameters / 1e6)]
     for strategy in strategies:
         torch.manual_seed(0)
@@ -35,7 +35,7 @@ def peak(strategies: list[str], shape: dict[str, int], batch: int) -> Found:
         memory = track_memory(model, optimizer)
         for step in range(2):
             with memory if step else torch.enable_grad():
-                model.loss(ids[:, :-1], ids[:, 1:]).backward()
+                model.loss(ids[:, :-1], ids[:, 1:]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
         found.append(Observation(strategy, "peak GiB", memory.peak_bytes["total"] / _GIB))

@@ -21,7 +21,7 @@ def steps(strategies: list[str], shape: dict[str, int], batch: int, rounds: int)
         batch: Sequences in a batch.
         rounds: Steps of each strategy; a slow moment of the machine meets all of them.
     """
-    sizes = Shape(**shape, model="llama")
+    sizes = Shape(**shape, model="llama")  # type: ignore[arg-type]
     ids = torch.randint(
         sizes.vocabulary, (batch, sizes.context + 1), generator=torch.Generator().manual_seed(0)
     )

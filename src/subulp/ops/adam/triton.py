@@ -13,6 +13,7 @@ from ..step import triton_scales
 from ..step import triton_storage as storage
 from ..step.job import StepJob
 from ..triton import launch
+from ..triton.choices import Configuration
 
 _NUMBERS = ("beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "eps", "weight_decay")
 
@@ -27,10 +28,12 @@ def run(job: StepJob) -> None:
     triton_step.run(adam_step_kernel, job, numbers, _flags(job))
 
 
-def compile_for(target: launch.Target, job: StepJob) -> Any:
+def compile_for(
+    target: launch.Target, job: StepJob, configuration: Configuration | None = None
+) -> Any:
     """Compile the kernel of a job ahead of time, see :func:`.launch.compile_for`."""
     flags = _flags(job)
-    return triton_step.compile_for(target, adam_step_kernel, job, _NUMBERS, flags)
+    return triton_step.compile_for(target, adam_step_kernel, job, _NUMBERS, flags, configuration)
 
 
 def _flags(job: StepJob) -> dict[str, Any]:

@@ -11,6 +11,8 @@ finds them.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ from torch import Tensor
 
 from ...numerics.metrics import LANES
 from ..pointers import run_ptrs
-from ..triton import launch
+from ..triton import launch, tuning
+from ..triton.choices import Configuration
 from ..triton.faults import Record, record
 from . import triton_rows
 from .faults import error_of
@@ -103,14 +106,30 @@ class _Call:
             statistics = self.features
         grad = out if pools else self._grad()
         bags = batch * len(job.lookups.features)
-        if bags:
+        if not bags:
+            return out
+        options = lookup_options(job, self.formats, pool=pools, weighted=self.weighted)
+
+        def run(
+            configuration: Configuration, out: Tensor, statistics: Tensor, faults: Record
+        ) -> None:
             lookup_kernel[(bags,)](
                 *(self.tables, self.features, self.values, self.offsets, self.weights),
-                *(grad, out, statistics, self.faults.words, self.faults.found),
+                *(grad, out, statistics, faults.words, faults.found),
                 *(self.values.numel(), batch, self.width),
-                **lookup_options(job, self.formats, pool=pools, weighted=self.weighted),
+                **options,
+                **configuration,
                 enable_fp_fusion=False,
             )
+
+        def scratch() -> tuning.Run:
+            if out.nbytes > tuning.share_of_memory(device):
+                raise tuning.TooLargeError
+            # Bad numbers are told of once, by the launch that is meant.
+            others = torch.zeros_like(out), statistics.clone(), Record(device)
+            return lambda configuration: run(configuration, *others)
+
+        run(self._chosen("lookup_kernel", options, scratch), out, statistics, self.faults)
         return out
 
     def update(self) -> None:
@@ -126,10 +145,9 @@ class _Call:
         grad_at = torch.empty(count, dtype=torch.int64, device=device)
         programs = triton.cdiv(max(count, bags, grad.numel(), 1), POSITIONS)
         options = update_options(job, self.formats, weighted=self.weighted)
-        record = self.faults.words, self.faults.found
         order_kernel[(min(programs, _CHECKING_PROGRAMS),)](
             *(self.tables, self.features, self.values, self.offsets, grad, self.weights),
-            *(keys, grad_at, *record),
+            *(keys, grad_at, self.faults.words, self.faults.found),
             *(count, bags, max(job.lookups.batch, 1), self.width, bags.bit_length()),
             **options["order"],
             enable_fp_fusion=False,
@@ -137,26 +155,72 @@ class _Call:
         if not count or not bags:
             return
         keys, order = keys.sort(stable=True)
-        windows = triton.cdiv(count, GRADIENT_SPAN)
-        block = options["spans"]["BLOCK"]
-        sums = torch.empty(windows, block, dtype=torch.float32, device=device)
+        shape = triton.cdiv(count, GRADIENT_SPAN), options["spans"]["BLOCK"]
+        sums = torch.empty(shape, dtype=torch.float32, device=device)
         lookups = keys, order, grad, grad_at, self.weights, sums
-        tables = len(job.tables)
-        spans_kernel[(windows,)](
+
+        def scratch() -> tuning.Run:
+            call = _Call(_copied(job), Record(device))
+            # Where something was wrong no kernel looks at the rows.
+            call.faults.found.copy_(self.faults.found)
+            return lambda configuration: call.update_rows(configuration, lookups, options)
+
+        configuration = self._chosen("update_kernel of tables", options["update"], scratch)
+        self.update_rows(configuration, lookups, options)
+
+    def update_rows(
+        self,
+        configuration: Configuration,
+        lookups: tuple[Tensor, ...],
+        options: dict[str, dict[str, Any]],
+    ) -> None:
+        """Sum up what many lookups share, and update the rows of sorted lookups."""
+        tables, count = len(self.job.tables), self.values.numel()
+        spans_kernel[(triton.cdiv(count, GRADIENT_SPAN),)](
             *(self.tables, tables, *lookups, self.faults.found, count),
             **options["spans"],
+            **configuration,
             enable_fp_fusion=False,
         )
-        assert job.evictions is not None
+        evictions, record = self.job.evictions, (self.faults.words, self.faults.found)
+        assert evictions is not None
         update_kernel[(triton.cdiv(count, PLACES),)](
-            *(self.tables, tables, *lookups, job.evictions, *record, job.step, count),
+            *(self.tables, tables, *lookups, evictions, *record, self.job.step, count),
             **options["update"],
+            **configuration,
             enable_fp_fusion=False,
         )
+
+    def _chosen(
+        self, kernel: str, options: dict[str, Any], scratch: Callable[[], tuning.Run]
+    ) -> Configuration:
+        flags = {name: value for name, value in options.items() if name != "LAYOUT"}
+        flags["lookups"] = tuning.rounded(self.values.numel(), MOST)
+        return tuning.choose(kernel, configurations(self.job), flags, self.job.device, scratch)
 
     def _grad(self) -> Tensor:
         assert self.job.grad is not None
         return self.job.grad.resolve_neg().contiguous()
+
+
+def _copied(job: Job) -> Job:
+    """The job on copies of all that an update changes."""
+    assert job.evictions is not None
+    tables = [(t, ("codes", "cache", "tags")) for t in job.tables]
+    updates = [(u, ("counts", "stamps", "accumulator")) for u in job.updates]
+    found = [getattr(part, name) for part, names in (*tables, *updates) for name in names]
+    if sum(t.nbytes for t in found) > tuning.share_of_memory(job.device):
+        raise tuning.TooLargeError
+
+    def copy(part: Any, names: Sequence[str]) -> Any:
+        return replace(part, **{name: getattr(part, name).clone() for name in names})
+
+    return replace(
+        job,
+        tables=[copy(*table) for table in tables],
+        updates=[copy(*update) for update in updates],
+        evictions=job.evictions.clone(),
+    )
 
 
 def _as_it_is(table: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -167,21 +231,20 @@ def _as_it_is(table: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def lookup_options(job: Job, formats: list[str], *, pool: bool, weighted: bool) -> dict[str, Any]:
-    """Constexpr arguments and compiler options of lookups."""
+    """Constexpr arguments of lookups, but for their configuration."""
     names = {"LAYOUT": triton_rows.LAYOUT, "FORMATS": ",".join(formats)}
-    return names | {"POOL": pool, "WEIGHTED": weighted} | block_of(job)
+    return names | {"POOL": pool, "WEIGHTED": weighted} | sizes_of(job)
 
 
 def update_options(job: Job, formats: list[str], *, weighted: bool) -> dict[str, dict[str, Any]]:
     """The same of an update's three kernels."""
-    block = block_of(job)
-    of_spans = {key: block[key] for key in ("BLOCK", "num_warps")}
+    sizes = sizes_of(job)
     both = zip(job.tables, job.updates, strict=True)
     narrow = [t for t, u in both if u.stochastic and t.storage.name != "fp32"]
     common = {"LAYOUT": triton_rows.LAYOUT, "WEIGHTED": weighted}
     return {
         "order": {**common, "BLOCK": POSITIONS, "num_warps": 4},
-        "spans": {**common, "SPAN": GRADIENT_SPAN, **of_spans},
+        "spans": {**common, "SPAN": GRADIENT_SPAN, "BLOCK": sizes["BLOCK"]},
         "update": {
             **common,
             "FORMATS": ",".join(formats),
@@ -189,22 +252,35 @@ def update_options(job: Job, formats: list[str], *, weighted: bool) -> dict[str,
             "RANDOM": bool(narrow),
             "PLACES": PLACES,
             "SPAN": GRADIENT_SPAN,
-            **block,
+            **sizes,
         },
     }
 
 
-def block_of(job: Job) -> dict[str, int]:
-    """Elements and ways of the widest table, and the warps of a program."""
+def sizes_of(job: Job) -> dict[str, int]:
+    """Elements and ways of the widest table."""
     dim, ways = max(t.dim for t in job.tables), max(t.ways for t in job.tables)
     return {
         "WAYS": triton.next_power_of_2(ways),
         "BLOCK": max(LANES, triton.next_power_of_2(dim)),
-        "num_warps": 1 if dim <= 128 else 4,
     }
 
 
-def compile_lookup(target: launch.Target, job: Job, *, pool: bool) -> Any:
+MOST = 1 << 22
+"""Calls with more lookups are measured as one of so many."""
+
+NARROW: tuning.Table = ({"num_warps": 1}, {"num_warps": 2}, {"num_warps": 4})
+WIDE: tuning.Table = ({"num_warps": 4}, {"num_warps": 8})
+
+
+def configurations(job: Job) -> tuning.Table:
+    """Warps of a program, which sum up nothing between them but in an order that is given."""
+    return NARROW if max(t.dim for t in job.tables) <= 128 else WIDE
+
+
+def compile_lookup(
+    target: launch.Target, job: Job, *, pool: bool, configuration: Configuration | None = None
+) -> Any:
     """Compile the kernel of a job's lookups ahead of time, see :func:`.launch.compile_for`."""
     names = "tables", "features", "values", "offsets", "statistics", "words"
     arguments: dict[str, str | int] = {**dict.fromkeys(names, "*i64"), "found": "*i32"}
@@ -213,10 +289,13 @@ def compile_lookup(target: launch.Target, job: Job, *, pool: bool) -> Any:
     arguments["width"] = job.lookups.columns(job.tables)[-1]
     formats = triton_rows.formats_of(job)
     options = lookup_options(job, formats, pool=pool, weighted=True)
+    options |= configuration or configurations(job)[0]
     return launch.compile_for(lookup_kernel, target, arguments, **options)
 
 
-def compile_update(target: launch.Target, name: str, job: Job) -> Any:
+def compile_update(
+    target: launch.Target, name: str, job: Job, configuration: Configuration | None = None
+) -> Any:
     """Compile ``"order"``, ``"spans"`` or ``"update"``, a kernel of a job's update."""
     names = "tables", "features", "values", "offsets", "keys", "grad_at", "words", "order"
     arguments: dict[str, str | int] = dict.fromkeys((*names, "evictions"), "*i64")
@@ -228,4 +307,6 @@ def compile_update(target: launch.Target, name: str, job: Job) -> Any:
     kernel = {"order": order_kernel, "spans": spans_kernel, "update": update_kernel}[name]
     taken = {key: value for key, value in arguments.items() if key in kernel.arg_names}
     options = update_options(job, triton_rows.formats_of(job), weighted=True)[name]
+    if name != "order":
+        options |= configuration or configurations(job)[0]
     return launch.compile_for(kernel, target, taken, **options)

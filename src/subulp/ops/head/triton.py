@@ -8,6 +8,8 @@ gradients and inputs has just been summed up, so that no gradient of them reache
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +21,49 @@ from torch import Tensor
 from ...numerics import Format
 from ...numerics.ieee import as_fp32
 from ..sgd import triton as sgd
-from ..triton import codec, launch, random_bits
+from ..triton import codec, launch, random_bits, tuning
+from ..triton.choices import Configuration
 from . import HeadJob, fp8, tiles, triton_logistic
 from .triton_dropout import dropped, factor_of, kept_at
 
 TILE_BYTES = 256 * 1024 * 1024
 """Bytes of a tile's decoded weights: on a GPU, tiles bound memory and need not fit a cache."""
 
-BLOCKS = {"BLOCK_LABELS": 64, "BLOCK_DIM": 64, "BLOCK_BATCH": 16}
+BLOCK_BATCH = 16
+"""Instances whose gradients are summed at once: an order of the sums, which no configuration
+changes."""
+
+_SMALL: tuning.Table = (
+    # Fewer elements a thread leave registers to the random bits.
+    {"BLOCK_LABELS": 64, "BLOCK_DIM": 64, "num_warps": 8},
+    {"BLOCK_LABELS": 64, "BLOCK_DIM": 32, "num_warps": 4},
+    {"BLOCK_LABELS": 128, "BLOCK_DIM": 32, "num_warps": 8},
+    {"BLOCK_LABELS": 64, "BLOCK_DIM": 32, "num_warps": 8},
+)
+_LARGE: tuning.Table = (
+    {"BLOCK_LABELS": 128, "BLOCK_DIM": 64, "num_warps": 8},
+    {"BLOCK_LABELS": 64, "BLOCK_DIM": 128, "num_warps": 8},
+)
+
+
+def configurations(flags: Mapping[str, Any]) -> tuning.Table:
+    """Sizes of the part of the rows that a program updates.
+
+    With fewer than 64 labels or four warps, or with more than eight of these, some GPUs multiply on
+    other units, which add in another order.
+
+    Args:
+        flags: The other constexpr arguments.
+    """
+    # Each element draws bits of its own, whose registers larger parts do not leave.
+    draws = flags["DROPOUT"] or (flags["RANDOM"] and not flags["ALIGNED"])
+    return _SMALL if draws else _SMALL + _LARGE
+
+
+MOST = 1 << 17
+"""Heads with more labels, dimensions or instances are measured as one of so many."""
+
+_MOST_ELEMENTS = 1 << 26
 
 
 def run(job: HeadJob) -> None:
@@ -134,31 +171,43 @@ def fused_update(
     """
     labels, dim = rows.shape
     x = job.x if x is None else x
-    offset = job.random.offset + first * dim
-    grid = (triton.cdiv(labels, BLOCKS["BLOCK_LABELS"]), triton.cdiv(dim, BLOCKS["BLOCK_DIM"]))
+    flags = flags_of(job, job.random.offset + first * dim, precise=job.precise > first)
     precise = min(max(job.precise - first, 0), labels)
     # Without a remainder any pointer does: it is not read.
     remainder = g if job.remainder is None or not precise else job.remainder[first:]
-    scope = torch.cuda.device(job.device) if job.device.type == "cuda" else contextlib.nullcontext()
-    with scope:
-        update_kernel[grid](
-            rows.view(codec.WORDS[rows.dtype.itemsize]),
-            remainder,
-            g,
-            x,
-            precise,
-            labels,
-            dim,
-            job.x.shape[0],
-            as_fp32(job.lr),
-            as_fp32(job.weight_decay),
-            job.scale,
-            1.0 / job.scale,
-            factor_of(job.dropout),
-            _address(job, first),
-            **options(job, offset, precise=precise > 0),
-            enable_fp_fusion=False,
-        )
+    numbers = as_fp32(job.lr), as_fp32(job.weight_decay), job.scale, 1.0 / job.scale
+    address = _address(job, first)
+
+    def run(configuration: Configuration, rows: Tensor, remainder: Tensor) -> None:
+        labels = rows.shape[0]
+        on_gpu = job.device.type == "cuda"
+        with torch.cuda.device(job.device) if on_gpu else contextlib.nullcontext():
+            grid = (
+                triton.cdiv(labels, configuration["BLOCK_LABELS"]),
+                triton.cdiv(dim, configuration["BLOCK_DIM"]),
+            )
+            update_kernel[grid](
+                rows.view(codec.WORDS[rows.dtype.itemsize]),
+                *(remainder, g, x, min(precise, labels), labels, dim, job.x.shape[0]),
+                *(*numbers, factor_of(job.dropout), address),
+                **flags,
+                **configuration,
+                enable_fp_fusion=False,
+            )
+
+    def scratch() -> tuning.Run:
+        some = max(1, _MOST_ELEMENTS // dim)
+        if dim * min(some, labels) * 4 > tuning.share_of_memory(job.device):
+            raise tuning.TooLargeError
+        return partial(run, rows=rows[:some].clone(), remainder=remainder[:some].clone())
+
+    sizes = {"labels": labels, "dim": dim, "batch": job.x.shape[0]}
+    named = flags | {"g": g.dtype}
+    named |= {name: tuning.rounded(size, MOST) for name, size in sizes.items()}
+    configuration = tuning.choose(
+        "update_kernel of heads", configurations(flags), named, job.device, scratch
+    )
+    run(configuration, rows, remainder)
 
 
 def _address(job: HeadJob, first: int) -> Tensor:
@@ -172,8 +221,8 @@ def _address(job: HeadJob, first: int) -> Tensor:
     return launch.upload(job.device, numbers)[0]
 
 
-def options(job: HeadJob, offset: int, *, precise: bool) -> dict[str, Any]:
-    """Constexpr arguments and compiler options of a launch.
+def flags_of(job: HeadJob, offset: int, *, precise: bool) -> dict[str, Any]:
+    """Constexpr arguments of a launch, but for its configuration.
 
     Args:
         job: The chunk's step.
@@ -190,13 +239,13 @@ def options(job: HeadJob, offset: int, *, precise: bool) -> dict[str, Any]:
         "DROPOUT": job.dropout != 0.0,
         # The interpreter takes BF16 numbers for integers.
         "UNITS": isinstance(update_kernel, triton.JITFunction),
-        **BLOCKS,
-        # Fewer elements a thread leave registers to the random bits.
-        "num_warps": 8,
+        "BLOCK_BATCH": BLOCK_BATCH,
     }
 
 
-def compile_for(target: launch.Target, job: HeadJob) -> Any:
+def compile_for(
+    target: launch.Target, job: HeadJob, configuration: Configuration | None = None
+) -> Any:
     """Compile the update of all of a job's rows ahead of time, see :func:`.launch.compile_for`."""
     word = {1: "*u8", 2: "*i16", 4: "*i32"}[job.rows.dtype.itemsize]
     operand = "*fp32" if job.products == "fp32" else "*bf16"
@@ -207,8 +256,9 @@ def compile_for(target: launch.Target, job: HeadJob) -> Any:
     arguments["batch"] = job.x.shape[0]
     arguments |= dict.fromkeys(("lr", "weight_decay", "scale", "unit", "factor"), "fp32")
     arguments["address"] = "*i64"
-    flags = options(job, job.random.offset, precise=job.precise > 0)
-    return launch.compile_for(update_kernel, target, arguments, **flags)
+    options = flags_of(job, job.random.offset, precise=job.precise > 0)
+    options |= configuration or configurations(options)[0]
+    return launch.compile_for(update_kernel, target, arguments, **options)
 
 
 @triton.jit

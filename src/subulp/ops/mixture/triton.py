@@ -12,6 +12,7 @@ from ...numerics import format_of
 from ...numerics.metrics import RELATIVE_ERROR
 from ...numerics.mixture import THREE_WAY, Recipe, wide_format_of
 from ..triton import launch
+from ..triton.choices import Configuration
 from . import triton_decode, triton_encode, triton_product, triton_recipe
 from .job import DecodeJob, Job
 from .operand import ProductJob, steps_of
@@ -86,6 +87,7 @@ def compile_product(
     rows: int,
     transposed: tuple[bool, bool],
     constant: bool = False,
+    configuration: Configuration | None = None,
 ) -> Any:
     """Compile the product ahead of time, with units of FP8 where a GPU has them.
 
@@ -95,7 +97,9 @@ def compile_product(
         rows: Rows of the result.
         transposed: Whether the contraction runs over the rows of each mixture.
         constant: Whether no scale changes along it.
+        configuration: One of :func:`.triton_product.configurations` (default: the first).
     """
+    table = triton_product.configurations(rows, constant=constant)
     constants: dict[str, Any] = {
         **{
             "TO": format_of(dtype).name,
@@ -103,7 +107,8 @@ def compile_product(
             "UNITS": isinstance(target, int) and target >= 89,
         },
         **{"STEP": steps_of(transposed)[0], "CONSTANT": constant, "INTERPRETED": False},
-        **triton_product.layout_of(rows),
+        **triton_product.order_of(rows),
+        **(configuration or table[0]),
     }
     for factor, turned in zip("ab", transposed, strict=True):
         constants |= {

@@ -1,12 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Products of mixtures in Triton: one launch, which looks at the types of the blocks by itself.
 
-Where all blocks that meet are in E4M3, units of FP8 multiply them and their scales follow; all
-others are decoded in registers and rounded to the dtype of the activations. Sums are FP32.
+Where all blocks of 128 rows and 128 columns of the result are in E4M3, units of FP8 multiply them
+and their scales follow; all others are decoded in registers and rounded to the dtype of the
+activations. Sums are FP32.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...numerics import format_of
-from ..triton import codec
+from ..triton import codec, tuning
+from ..triton.choices import Configuration
 from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .operand import Operand, ProductJob
@@ -28,38 +31,91 @@ def multiply(job: ProductJob) -> Tensor:
     assert job.step is not None
     rows, columns = job.a.shape[0], job.b.shape[0]
     out = torch.empty(rows, columns, dtype=job.dtype, device=job.device)
-    layout = layout_of(rows)
-    grid = triton.cdiv(rows, layout["ROWS"]) * triton.cdiv(columns, layout["COLUMNS"])
-    launch(
-        product_kernel,
-        (grid,),
-        job.device,
-        *(*_arguments(job.a), *_arguments(job.b), out if job.bias is None else job.bias, out),
-        *(rows, columns, job.a.shape[1]),
-        **_constants("A_", job.a),
-        **_constants("B_", job.b),
-        TO=format_of(job.dtype).name,
-        BIAS=job.bias is not None,
-        UNITS=job.units and job.is_aligned,
-        STEP=job.step,
-        CONSTANT=job.is_constant,
-        **layout,
-        INTERPRETED=not isinstance(product_kernel, triton.JITFunction),
+    flags = _flags(job)
+    operands = *_arguments(job.a), *_arguments(job.b)
+
+    def run(configuration: Configuration, out: Tensor) -> None:
+        tiles = triton.cdiv(rows, configuration["ROWS"])
+        launch(
+            product_kernel,
+            (tiles * triton.cdiv(columns, configuration["COLUMNS"]),),
+            job.device,
+            *(*operands, out if job.bias is None else job.bias, out),
+            *(rows, columns, job.a.shape[1]),
+            **flags,
+            **configuration,
+        )
+
+    sizes = {"rows": rows, "columns": columns, "length": job.a.shape[1]}
+    run(
+        tuning.choose(
+            "product_kernel",
+            configurations(rows, constant=job.is_constant),
+            flags | {name: tuning.rounded(size, MOST) for name, size in sizes.items()},
+            job.device,
+            # Of all that a launch is given, it writes to the result alone.
+            lambda: partial(run, out=torch.empty_like(out)),
+        ),
+        out,
     )
     return out
 
 
-def layout_of(rows: int) -> dict[str, Any]:
-    """Sizes of the part of the result that a program computes, and what belongs to them."""
-    tall = rows > 64
+MOST = 1 << 14
+"""Products with more rows, columns or terms are measured as one of so many."""
+
+_TALL: tuning.Table = (
+    {"ROWS": 128, "COLUMNS": 64, "num_warps": 8},
+    {"ROWS": 128, "COLUMNS": 64, "num_warps": 8, "num_stages": 4},
+    {"ROWS": 64, "COLUMNS": 128, "num_warps": 8},
+    {"ROWS": 64, "COLUMNS": 128, "num_warps": 8, "num_stages": 4},
+)
+_SMALL: Configuration = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
+_FEW_ROWS: tuning.Table = (
+    _SMALL,
+    {"ROWS": 64, "COLUMNS": 32, "num_warps": 4},
+    {"ROWS": 64, "COLUMNS": 128, "num_warps": 8},
+)
+
+
+def configurations(rows: int, *, constant: bool) -> tuning.Table:
+    """Sizes of the part of the result that a program computes, and what belongs to them.
+
+    With fewer than 64 rows or four warps, or with more than eight, some GPUs multiply on other
+    units, which add in another order.
+
+    Args:
+        rows: Rows of the result.
+        constant: Whether no scale changes along the contraction.
+    """
+    if rows <= 64:
+        return _FEW_ROWS
+    # Of 128 rows and 128 columns the numbers fill the registers, here those of so few warps do.
+    return _TALL if constant else (*_TALL, _SMALL)
+
+
+def order_of(rows: int) -> dict[str, int]:
+    """What no configuration changes.
+
+    Returns:
+        ``PART``, how many values are decoded at once, which is an order of the sums; ``TOGETHER``,
+        rows and columns of the result that units of FP8 multiply together or not at all, at least
+        those of any part; ``BAND``, rows of parts that share what they read of the second factor.
+    """
+    return {"PART": 32 if rows > 64 else 16, "TOGETHER": 128, "BAND": 8}
+
+
+def _flags(job: ProductJob) -> dict[str, Any]:
     return {
-        "ROWS": 128 if tall else 64,
-        "COLUMNS": 64,
-        # Values along the contraction that are decoded at once.
-        "PART": 32 if tall else 16,
-        # Rows of programs that share what they read of the second factor.
-        "BAND": 8,
-        "num_warps": 8 if tall else 4,
+        **_constants("A_", job.a),
+        **_constants("B_", job.b),
+        "TO": format_of(job.dtype).name,
+        "BIAS": job.bias is not None,
+        "UNITS": job.units and job.is_aligned,
+        "STEP": job.step,
+        "CONSTANT": job.is_constant,
+        **order_of(job.a.shape[0]),
+        "INTERPRETED": not isinstance(product_kernel, triton.JITFunction),
     }
 
 
@@ -270,6 +326,7 @@ def product_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     PART: tl.constexpr,
+    TOGETHER: tl.constexpr,
     CONSTANT: tl.constexpr,
     BAND: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -286,20 +343,25 @@ def product_kernel(
     of_band = BAND * tl.cdiv(columns, COLUMNS)
     first = tl.program_id(0) // of_band * BAND
     height = tl.minimum(down - first, BAND)
-    row = (first + tl.program_id(0) % of_band % height) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % of_band // height * COLUMNS + tl.arange(0, COLUMNS)
+    first_row = (first + tl.program_id(0) % of_band % height) * ROWS
+    first_column = tl.program_id(0) % of_band // height * COLUMNS
+    row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     of_a, of_b = row < rows, column < columns
     a_at = a_codes + row[:, None].to(tl.int64) * a_stride_row
     b_at = b_codes + column[:, None].to(tl.int64) * b_stride_row
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     narrow = 0
     if UNITS:
+        # The same rows and columns whatever the tile: what units multiply is rounded otherwise.
+        lane = tl.arange(0, TOGETHER)
+        rows_of_a = first_row // TOGETHER * TOGETHER + lane
+        rows_of_b = first_column // TOGETHER * TOGETHER + lane
         narrow = all_in_e4m3(
-            a_types, row, of_a, length, a_height, a_width, a_block_row, a_block_k, A_RECIPE,
-            A_OF_TENSOR,
+            a_types, rows_of_a, rows_of_a < rows, length, a_height, a_width, a_block_row, a_block_k,
+            A_RECIPE, A_OF_TENSOR,
         ) * all_in_e4m3(
-            b_types, column, of_b, length, b_height, b_width, b_block_row, b_block_k, B_RECIPE,
-            B_OF_TENSOR,
+            b_types, rows_of_b, rows_of_b < columns, length, b_height, b_width, b_block_row,
+            b_block_k, B_RECIPE, B_OF_TENSOR,
         )  # fmt: skip
     if UNITS and narrow != 0:
         for begin in range(0, length, STEP):

@@ -13,6 +13,7 @@ from ..step import triton_scales
 from ..step import triton_storage as storage
 from ..step.job import StepJob
 from ..triton import launch
+from ..triton.choices import Configuration
 
 
 def run(job: StepJob) -> None:
@@ -25,10 +26,13 @@ def run(job: StepJob) -> None:
     triton_step.run(sgd_step_kernel, job, numbers, _flags(job))
 
 
-def compile_for(target: launch.Target, job: StepJob) -> Any:
+def compile_for(
+    target: launch.Target, job: StepJob, configuration: Configuration | None = None
+) -> Any:
     """Compile the kernel of a job ahead of time, see :func:`.launch.compile_for`."""
     numbers = ("momentum", "one_minus_dampening", "weight_decay")
-    return triton_step.compile_for(target, sgd_step_kernel, job, numbers, _flags(job))
+    flags = _flags(job)
+    return triton_step.compile_for(target, sgd_step_kernel, job, numbers, flags, configuration)
 
 
 def _flags(job: StepJob) -> dict[str, Any]:

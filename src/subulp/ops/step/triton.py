@@ -3,23 +3,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 
 from ...numerics import format_of
-from ..triton import codec, launch, random_bits
+from ..triton import codec, launch, random_bits, tuning
+from ..triton.choices import Configuration
 from . import triton_news, triton_scales
 from .job import NEWS, RUNS, StepJob
+from .scales import SCALES
 
-BLOCK = 1024
-"""Elements per block: eight for each thread of four warps."""
+CONFIGURATIONS: tuning.Table = (
+    {"BLOCK": 1024, "num_warps": 4},
+    {"BLOCK": 512, "num_warps": 2},
+    {"BLOCK": 2048, "num_warps": 8},
+    {"BLOCK": 1024, "num_warps": 8},
+    {"BLOCK": 2048, "num_warps": 4},
+)
+"""Elements per block: eight for each thread by default. Every element is computed by itself, and
+its random bits are counted by its place in the tensor: blocks change no bit."""
 
-STRIP = 512
-"""Elements of what is read through masks: four for each thread, or two where each draws its own
-random bits or packs a tail. More would cost registers, also where whole blocks are read."""
+BLOCK = CONFIGURATIONS[0]["BLOCK"]
+
+STRIP = 128
+"""Elements, for each warp, of what is read through masks: four for each thread, or two where each
+draws its own random bits or packs a tail. More would cost registers, also where whole blocks are
+read."""
+
+MOST = 1 << 26
+"""Elements of all tensors of the largest step that is measured; of scratch tensors, at most."""
 
 _ROLES = ("param", "grad", "fast", "slow", "extra", "slow_low")
 # Columns of the table of tensors that a kernel reads.
@@ -41,6 +59,30 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
         RuntimeError: The kernel does not run on the device of the tensors.
     """
     launch.check_device(kernel, job.device)
+    options = _options(job, flags)
+    elements = sum(p.numel() for p in job.params)
+    flags = {name: value for name, value in options.items() if name != "LAYOUT"}
+    configuration = tuning.choose(
+        kernel.__name__,
+        CONFIGURATIONS,
+        flags | {"elements": tuning.rounded(elements, MOST)},
+        job.device,
+        partial(_on_scratch, kernel, job, numbers, options),
+    )
+    table, news = _table(job, configuration["BLOCK"])
+    held = None if job.counts is None else job.counts.held
+    programs, tensors = launch.kept(job.device, table, _tables_of(configuration["BLOCK"]), held)
+    if news is None:
+        there, progress = triton_news.run(job)
+    else:
+        there, progress = launch.upload(job.device, news, triton_scales.progress(job))
+    scales = triton_scales.run(job, progress)
+    args = (tensors, there, scales, *numbers)
+    launch.launch(kernel, job.device, programs, *args, **options, **sizes_of(job, configuration))
+
+
+def _table(job: StepJob, block: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """The table of a job's tensors, and that of what is new; ``None`` where the device counts."""
     count = len(job.params)
     numel = np.array([p.numel() for p in job.params], dtype=np.int64)
     roles = np.stack(
@@ -54,23 +96,67 @@ def run(kernel: Any, job: StepJob, numbers: tuple[float, ...], flags: dict[str, 
     # Up to eight elements share a counter of the random bits, and whole blocks draw whole counters:
     # a shard of several runs has none.
     aligned = (roles % launch.ALIGNMENT == 0).all(axis=0) & (offset % 8 == 0) & (runs[0] == 0)
-    whole = np.where(aligned, numel // BLOCK, 0)
+    whole = np.where(aligned, numel // block, 0)
     key = job.scalars["stream"].astype(np.int64) << 32 | job.seed
     news, row = _news(job)
-    table = np.stack((numel, whole, offset, *runs, key, row, *roles), axis=1)
-    held = None if job.counts is None else job.counts.held
-    programs, tensors = launch.kept(job.device, table, _tables, held)
-    if news is None:
-        there, progress = triton_news.run(job)
-    else:
-        there, progress = launch.upload(job.device, news, triton_scales.progress(job))
-    scales = triton_scales.run(job, progress)
-    args = (tensors, there, scales, *numbers)
-    launch.launch(kernel, job.device, programs, *args, **_options(job, flags))
+    return np.stack((numel, whole, offset, *runs, key, row, *roles), axis=1), news
 
 
-def _tables(table: np.ndarray) -> tuple[np.ndarray, ...]:
-    return launch.plan(table[:, _COLUMNS["numel"]], BLOCK), table
+# The same function for the same blocks: what is kept on a device is found by it.
+@cache
+def _tables_of(block: int) -> launch.Make:
+    return lambda table: (launch.plan(table[:, _COLUMNS["numel"]], block), table)
+
+
+def _on_scratch(
+    kernel: Any, job: StepJob, numbers: tuple[float, ...], options: dict[str, Any]
+) -> tuning.Run:
+    """Launches on copies of a job's first elements: a step is taken in place."""
+    copied = _copied(job, tuning.share_of_memory(job.device))
+    scales = None
+    if copied.scaling is not None:
+        shape = len(copied.params), len(SCALES)
+        scales = torch.ones(shape, dtype=torch.float32, device=job.device)
+    tables = {}
+    for configuration in CONFIGURATIONS:
+        block = configuration["BLOCK"]
+        if block not in tables:
+            table, news = _table(copied, block)
+            if news is None:
+                news = np.zeros((len(copied.params), len(NEWS)), dtype=np.int32)
+            tables[block] = launch.upload(job.device, *_tables_of(block)(table), news)
+
+    def run(configuration: Configuration) -> None:
+        programs, tensors, news = tables[configuration["BLOCK"]]
+        sizes = sizes_of(copied, configuration)
+        args = (tensors, news, scales, *numbers)
+        launch.launch(kernel, job.device, programs, *args, **options, **sizes)
+
+    return run
+
+
+def _copied(job: StepJob, most_bytes: int) -> StepJob:
+    """The job on copies of its tensors, until there are :data:`MOST` elements of them."""
+    numel, left = [], MOST
+    for p in job.params:
+        numel.append(min(p.numel(), left))
+        left -= numel[-1]
+        if not left:
+            break
+    roles = ("params", "grads", "fast", "slow", "extras", "slow_lows")
+    parts = {}
+    for role in roles:
+        # Tails are packed: there are fewer words than elements.
+        tensors = getattr(job, role)[: len(numel)]
+        counts = [min(n, t.numel()) for n, t in zip(numel, tensors, strict=False)]
+        # Dense, in whatever order of their dimensions.
+        parts[role] = [
+            t.detach().as_strided((n,), (1,)) for n, t in zip(counts, tensors, strict=True)
+        ]
+    if sum(t.numel() * t.element_size() for role in parts.values() for t in role) > most_bytes:
+        raise tuning.TooLargeError
+    copies: dict[str, Any] = {role: [t.clone() for t in part] for role, part in parts.items()}
+    return replace(job, scalars=job.scalars[: len(numel)], **copies)
 
 
 def _news(job: StepJob) -> tuple[np.ndarray | None, np.ndarray]:
@@ -95,11 +181,12 @@ def compile_for(
     job: StepJob,
     numbers: tuple[str, ...],
     flags: dict[str, Any],
+    configuration: Configuration | None = None,
 ) -> Any:
-    """Compile the kernel that ``run`` would launch."""
+    """Compile the kernel that ``run`` would launch, in its default configuration or another."""
     types = {"programs": "*i64", "tensors": "*i64", "news": "*i32"}
     types |= dict.fromkeys(numbers, "fp32")
-    options = _options(job, flags)
+    options = _options(job, flags) | sizes_of(job, configuration or CONFIGURATIONS[0])
     if job.scaling is None:
         options["scales"] = None
     else:
@@ -124,11 +211,15 @@ def _options(job: StepJob, flags: dict[str, Any]) -> dict[str, Any]:
         "SCALED": job.scaling is not None,
         "MAXIMIZE": job.maximize,
         "LAYOUT": launch.layout(_COLUMNS, triton_news.NEW_COLUMNS, triton_scales.SCALE_COLUMNS),
-        "BLOCK": BLOCK,
-        "STRIP": STRIP // 2 if strategy.stochastic or strategy.k else STRIP,
-        "num_warps": 4,
         **flags,
     }
+
+
+def sizes_of(job: StepJob, configuration: Configuration) -> dict[str, int]:
+    """What a launch takes from a configuration."""
+    has_less = job.strategy.stochastic or job.strategy.k
+    strip = (STRIP // 2 if has_less else STRIP) * configuration["num_warps"]
+    return {**configuration, "STRIP": strip}
 
 
 # -------------------------------------------------------------- what a kernel reads from the tables

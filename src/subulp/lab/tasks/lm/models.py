@@ -105,7 +105,8 @@ class LanguageModel(torch.nn.Module):
         vectors: Tensor = self.tokens(ids)
         if self.positions is None:
             return vectors
-        return vectors + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        positions: Tensor = self.positions(torch.arange(ids.shape[1], device=ids.device))
+        return vectors + positions
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats per predicted token."""
@@ -162,7 +163,7 @@ class BERT(LanguageModel):
 
     def encoded(self, ids: Tensor) -> Tensor:
         """Vectors ``(batch, time, width)`` of the last block, in the dtype of the activations."""
-        x = self.embedded(ids).to(self.activations)
+        x: Tensor = self.embedded(ids).to(self.activations)
         x = self.dropout(self.embedding_norm(x))
         for block in self.blocks:
             x = block(x)
