@@ -70,7 +70,7 @@ ALGORITHMS = _measured(
 
 # ------------------------------------------------------------------------ language models
 
-_LENGTHS = {"smallest": 12, "small": 1000, "paper": 20_000}
+_LENGTHS = {"smallest": 12, "small": 600, "paper": 20_000}
 
 
 def _lm(options: Options, **own: object) -> LMConfig:
@@ -169,7 +169,7 @@ MASKED = Experiment(
     {
         "smallest": "as small, with a width of 16, 12 steps, one seed",
         "small": "BERT of 2 blocks and width 96 on a megabyte of Shakespeare in 512 byte pairs: "
-        "sequences of 32 by 16 at β2 = 0.999, of 64 by 8 at 0.98 for RoBERTa, 1,000 steps",
+        "sequences of 32 by 16 at β2 = 0.999, of 64 by 8 at 0.98 for RoBERTa, 600 steps",
         "paper": "BERT-base's sizes on a text of yours, with the paper's batches, 28,125 steps",
     },
     _masked,
@@ -200,7 +200,7 @@ def _by_size(options: Options) -> tuple[Part, ...]:
         if options.size == "smallest":
             own = {"vocabulary": 300}
         else:
-            own["steps"] = 20_000 if options.size == "paper" else 300
+            own["steps"] = 20_000 if options.size == "paper" else 200
         parts.append(
             Training(
                 f"llama-{name}",
@@ -234,7 +234,7 @@ SCALED = Experiment(
     {
         "smallest": "as small, with a width of 16, 12 steps, one seed",
         "small": "models as Llama's of 0.9, 3.1, 10.5 and 29 million parameters on a megabyte of "
-        "Shakespeare in 1,024 byte pairs, batches of 8 sequences of 64, 300 steps",
+        "Shakespeare in 1,024 byte pairs, batches of 8 sequences of 64, 200 steps",
         "paper": "models as Llama's of the paper's four sizes of GPT on a text of yours, 20,000 "
         "steps",
     },
@@ -251,7 +251,7 @@ def _by_decay(options: Options) -> tuple[Part, ...]:
     if options.size == "smallest":
         own = {"vocabulary": 300}
     else:
-        own["steps"] = 9000 if options.size == "paper" else 1000
+        own["steps"] = 9000 if options.size == "paper" else 400
     return tuple(
         Training(
             f"beta2-{decay}",
@@ -268,7 +268,7 @@ DECAYS = Experiment(
     {
         "smallest": "as small, with a width of 16, 12 steps, one seed",
         "small": "a model as Llama's of 3.1 million parameters on a megabyte of Shakespeare in "
-        "1,024 byte pairs, batches of 8 sequences of 64, 1,000 steps",
+        "1,024 byte pairs, batches of 8 sequences of 64, 400 steps",
         "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 9,000 steps",
     },
     _by_decay,
@@ -286,7 +286,7 @@ FP8 = Experiment(
     {
         "smallest": "as small, with a GPT of 5,440 parameters, 12 steps, one seed",
         "small": "GPT of 242,496 parameters in E4M3 on a megabyte of Shakespeare by characters, "
-        "1,000 steps",
+        "600 steps",
         "paper": "GPT-125M in E4M3 on a text of yours, 20,000 steps",
     },
     _narrow,
@@ -355,7 +355,7 @@ GRID = Experiment(
     {
         "smallest": "as small, with a GPT of 5,440 parameters, 12 steps, one seed",
         "small": "GPT of 242,496 parameters on a megabyte of Shakespeare by characters, batches of "
-        "4 and 8 sequences of 64, 1,000 steps",
+        "4 and 8 sequences of 64, 600 steps",
         "paper": "GPT-125M on a text of yours, batches of 1,024 and 2,048 sequences of 2,048, "
         "20,000 steps",
     },
