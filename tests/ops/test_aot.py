@@ -225,6 +225,19 @@ def test_mixture(compiler, kernel, block, capability):
     check(compiler.submit(aot_worker.compile_mixture, kernel, block, FP32, capability).result())
 
 
+@pytest.mark.parametrize("size", ["flat", "ragged"])
+@pytest.mark.parametrize("kernel", aot_worker.MIXTURE_KERNELS)
+def test_mixture_of_other_sizes(compiler, kernel, size):
+    call = partial(aot_worker.compile_mixture, kernel, (128, 128), BF16, 90, size)
+    check(compiler.submit(call).result())
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("kernel", ["measure", "candidates", "write"])
+def test_mixture_that_is_kept(compiler, kernel, capability):
+    check(compiler.submit(aot_worker.compile_kept_mixture, kernel, BF16, capability).result())
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
 @pytest.mark.parametrize("kernel", ["measure", "candidates", "write", "decode"])
 def test_mixture_of_narrow_input(compiler, kernel, dtype):

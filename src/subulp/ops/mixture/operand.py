@@ -107,6 +107,11 @@ class ProductJob:
         """Device of the factors."""
         return self.a.mixture.codes.device
 
+    def result(self) -> Tensor:
+        """Memory for the product."""
+        shape = self.a.shape[0], self.b.shape[0]
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
     @property
     def step(self) -> int | None:
         """Values of the contraction in which no scale changes; ``None`` if they are too few."""

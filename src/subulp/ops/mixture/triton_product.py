@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,33 +19,38 @@ from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .operand import Operand, ProductJob
 from .triton_decode import name_of
-from .triton_tiles import launch
+from .triton_tiles import Launch
 
 
 def multiply(job: ProductJob) -> Tensor:
     """``a @ b.T + bias``."""
+    out = job.result()
+    planned(job, out).run(job.device)
+    return out
+
+
+def planned(job: ProductJob, out: Tensor) -> Launch:
+    """The launch that writes the product."""
     assert job.step is not None
-    rows, columns = job.a.shape[0], job.b.shape[0]
-    out = torch.empty(rows, columns, dtype=job.dtype, device=job.device)
+    rows, columns = out.shape
     layout = layout_of(rows)
     grid = triton.cdiv(rows, layout["ROWS"]) * triton.cdiv(columns, layout["COLUMNS"])
-    launch(
-        product_kernel,
-        (grid,),
-        job.device,
+    arguments = (
         *(*_arguments(job.a), *_arguments(job.b), out if job.bias is None else job.bias, out),
         *(rows, columns, job.a.shape[1]),
+    )
+    options = {
         **_constants("A_", job.a),
         **_constants("B_", job.b),
-        TO=format_of(job.dtype).name,
-        BIAS=job.bias is not None,
-        UNITS=job.units and job.is_aligned,
-        STEP=job.step,
-        CONSTANT=job.is_constant,
+        "TO": format_of(job.dtype).name,
+        "BIAS": job.bias is not None,
+        "UNITS": job.units and job.is_aligned,
+        "STEP": job.step,
+        "CONSTANT": job.is_constant,
         **layout,
-        INTERPRETED=not isinstance(product_kernel, triton.JITFunction),
-    )
-    return out
+        "INTERPRETED": not isinstance(product_kernel, triton.JITFunction),
+    }
+    return Launch(product_kernel, (grid,), arguments, options)
 
 
 def layout_of(rows: int) -> dict[str, Any]:
