@@ -264,6 +264,22 @@ def test_mixture_product(compiler, dtype, rows, constant, transposed, capability
     assert (fp8 is not None) == (capability >= 89)
 
 
+@pytest.mark.parametrize("capability", [89, 90, 100])
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, True)], ids=str)
+def test_mixture_product_of_fp32(compiler, transposed, constant, capability):
+    """Where there are units of FP8; elsewhere PyTorch multiplies."""
+    arguments = capability, FP32, 512, transposed, constant
+    check_registers(compiler.submit(aot_worker.compile_mixture_product, *arguments).result())
+
+
+@pytest.mark.parametrize("sizes", [(4096, 4096, 1024), (1001, 300, 77)], ids=str)
+def test_mixture_product_of_other_sizes(compiler, sizes):
+    rows, columns, length = sizes
+    arguments = 90, BF16, rows, (False, True), False, columns, length
+    check_registers(compiler.submit(aot_worker.compile_mixture_product, *arguments).result())
+
+
 @AMD
 @pytest.mark.parametrize("setup", REPRESENTATIVE, ids=str)
 def test_amd(compiler, setup):

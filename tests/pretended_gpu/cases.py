@@ -146,9 +146,10 @@ def mixture_context(layer: Any, x: Tensor) -> SimpleNamespace:
 @case("mixture, forward, tensor", "tensor", exact=False)
 @case("mixture, forward, blocks", "block-128x128", exact=False)
 @case("mixture, forward, a block of two tiles", "tensor", 160, exact=False)
-def mixture(place: Place, partition: str, rows: int = 64) -> Any:
-    layer = on(place, nn.MoRLinear(128, 64, mor=nn.MoR("tensor", partition)).to(BF16))
-    x, results = place(torch.randn(rows, 128).to(BF16)), []
+@case("mixture, forward, FP32, ragged", "tensor", 50, torch.float32, exact=False)
+def mixture(place: Place, partition: str, rows: int = 64, dtype: torch.dtype = BF16) -> Any:
+    layer = on(place, nn.MoRLinear(128, 64, mor=nn.MoR("tensor", partition)).to(dtype))
+    x, results = place(torch.randn(rows, 128).to(dtype)), []
     return lambda: results.append(layer(x)), lambda: results
 
 
@@ -165,8 +166,9 @@ def mixture_backward(place: Place, partition: str) -> Any:
 
 @case("mixture, both passes, blocks", "block-128x128", exact=False)
 @case("mixture, both passes, sub-channels", "subchannel-128", exact=False)
-def mixture_both(place: Place, partition: str) -> Any:
-    layer, x, grad = mixture_layer(place, nn.MoR("tensor", partition), BF16)
+@case("mixture, both passes, FP32", "block-128x128", torch.float32, exact=False)
+def mixture_both(place: Place, partition: str, dtype: torch.dtype = BF16) -> Any:
+    layer, x, grad = mixture_layer(place, nn.MoR("tensor", partition), dtype)
     backward, results = _MoRLinear.backward.__wrapped__, []
 
     def both() -> None:

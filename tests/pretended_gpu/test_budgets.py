@@ -29,6 +29,8 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "mixture, forward, blocks": ((7, 0), None),
     # Four where a block is more than a tile.
     "mixture, forward, a block of two tiles": ((8, 0), None),
+    # Two operands are decoded, multiplied, and the bias added.
+    "mixture, forward, FP32, ragged": ((10, 0), None),
     # One operand, and two products; the bias's gradient is a sum and its rounding.
     "mixture, backward, tensor": ((7, 0), None),
     "mixture, backward, blocks": ((7, 0), None),
@@ -37,6 +39,8 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     # Three products.
     "mixture, both passes, blocks": ((14, 0), None),
     "mixture, both passes, sub-channels": ((23, 0), None),
+    # Nothing is to be rounded.
+    "mixture, both passes, FP32": ((13, 0), None),
     "26 tables, forward": ((1, 0), None),
     # Keys, a sort, sums of what many lookups share, and the rows.
     "26 tables, backward": ((4, 0), None),

@@ -196,9 +196,9 @@ class _Work:
         if self._of_tensor and asked == "many":
             candidates = self._sums.shape[0]
             of_chunks = self._empty(torch.float32, candidates, chunks)
-            grid = triton.cdiv(chunks, recipes.FEW), candidates
-            arguments = (self._sums, of_chunks, *sizes)
-            launches = [Launch(chunks_kernel, grid, arguments, {"IS_BLOCK": tiles.is_block})]
+            of_each = triton.cdiv(chunks, recipes.FEW), candidates
+            given = (self._sums, of_chunks, *sizes)
+            launches = [Launch(chunks_kernel, of_each, given, {"IS_BLOCK": tiles.is_block})]
         parts = numbers.shape[0]
         now, before, _after = self._marks
         numbers_before = None if job.kept is None else job.kept.numbers

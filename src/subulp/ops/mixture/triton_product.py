@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,7 +34,7 @@ def planned(job: ProductJob, out: Tensor) -> Launch:
     """The launch that writes the product."""
     assert job.step is not None
     rows, columns = out.shape
-    layout = layout_of(rows)
+    layout = layout_of(rows, job.dtype)
     grid = triton.cdiv(rows, layout["ROWS"]) * triton.cdiv(columns, layout["COLUMNS"])
     arguments = (
         *(*_arguments(job.a), *_arguments(job.b), out if job.bias is None else job.bias, out),
@@ -53,9 +54,11 @@ def planned(job: ProductJob, out: Tensor) -> Launch:
     return Launch(product_kernel, (grid,), arguments, options)
 
 
-def layout_of(rows: int) -> dict[str, Any]:
+def layout_of(rows: int, dtype: torch.dtype) -> dict[str, Any]:
     """Sizes of the part of the result that a program computes, and what belongs to them."""
-    tall = rows > 64
+    # Decoded FP32 takes twice the registers, of which the threads of half as many rows have enough.
+    wide = dtype == torch.float32
+    tall = rows > 64 and not wide
     return {
         "ROWS": 128 if tall else 64,
         "COLUMNS": 64,
@@ -63,7 +66,7 @@ def layout_of(rows: int) -> dict[str, Any]:
         "PART": 32 if tall else 16,
         # Rows of programs that share what they read of the second factor.
         "BAND": 8,
-        "num_warps": 8 if tall else 4,
+        "num_warps": 8 if tall or wide else 4,
     }
 
 
@@ -217,9 +220,12 @@ def decoded(
         wide = here & (kind == last)[:, None]
         lower = tl.load(low + at, mask=wide, other=0).to(tl.uint32)
         value = tl.where((kind == last)[:, None], codec.value(code << 8 | lower, WIDE), value)
-    return (
-        rounded(value, TO) if INTERPRETED else value.to(tl.float16 if TO == "fp16" else tl.bfloat16)
-    )
+    if TO != "fp32":
+        if INTERPRETED:
+            value = rounded(value, TO)
+        else:
+            value = value.to(tl.float16 if TO == "fp16" else tl.bfloat16)
+    return value
 
 
 @triton.jit
@@ -360,7 +366,8 @@ def product_kernel(
                 b_group_height, b_group_width, b_group_row, b_group_k, B_RECIPE, B_OF_TENSOR,
                 B_WIDE, B_LOW, TO, PART, INTERPRETED,
             )  # fmt: skip
-            total = tl.dot(left, tl.trans(right), total)
+            # FP32 is not cut to TF32.
+            total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
     if BIAS:
         added = tl.load(bias + column, mask=of_b, other=0.0).to(tl.float32)
         total += added[None, :]
