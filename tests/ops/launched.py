@@ -22,7 +22,7 @@ from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic, triton_sum
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH, new_parts
-from subulp.ops.mixture import DecodeJob, KeptEncoding
+from subulp.ops.mixture import DecodeJob, KeptEncoding, triton_encode
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.mixture.operand import Operand, ProductJob
 from subulp.ops.sgd import triton as sgd_triton
@@ -67,7 +67,9 @@ def of_launches(run: Callable[[], Any]) -> list[Source]:
     def note(function: Any, *values: Any, grid: Any, warmup: bool, **options: Any) -> None:
         found.append(source(*at_launch(function, 90, *values, **options)))
 
-    with patch.object(JITFunction, "run", note), patch.object(launch, "check_device"):
+    # These tensors lie on the CPU.
+    known = patch.object(triton_encode, "converts_at", lambda device: launch.converts(90))
+    with patch.object(JITFunction, "run", note), patch.object(launch, "check_device"), known:
         run()
     return found
 

@@ -225,6 +225,19 @@ def test_mixture(compiler, kernel, block, capability):
     check(compiler.submit(aot_worker.compile_mixture, kernel, block, FP32, capability).result())
 
 
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("kernel", ["candidates", "write"])
+def test_mixture_converts_where_a_gpu_can(compiler, kernel, capability):
+    call = partial(aot_worker.compile_mixture, kernel, (128, 128), BF16, capability)
+    text = compiler.submit(call).result().text
+    found = {name for name in ("e4m3x2", "e5m2x2") if f"cvt.rn.satfinite.{name}.f32" in text}
+    if capability < 89:
+        assert found == set()
+    else:
+        # What the first candidate is, write_kernel leaves as it is.
+        assert found == ({"e4m3x2", "e5m2x2"} if kernel == "candidates" else {"e5m2x2"})
+
+
 @pytest.mark.parametrize("size", ["flat", "ragged"])
 @pytest.mark.parametrize("kernel", aot_worker.MIXTURE_KERNELS)
 def test_mixture_of_other_sizes(compiler, kernel, size):

@@ -28,6 +28,7 @@ from ...numerics import format_of
 from ...numerics.mixture import mantissa_rows, wide_format_of
 from ...numerics.partition import grid_of
 from ..triton import codec
+from ..triton.launch import converts_at
 from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .job import EncodeJob, part_of
@@ -180,6 +181,7 @@ class _Work:
             "RECIPE": self._recipe,
             "METRIC": job.metric,
             "SCALING": job.scaling,
+            "CONVERTS": converts_at(job.device),
             **self._of_x,
         }
         pairs = triton.cdiv(self._sums.shape[0], 2)
@@ -213,6 +215,7 @@ class _Work:
         options = {
             "RECIPE": self._recipe,
             "SCALING": job.scaling,
+            "CONVERTS": converts_at(job.device),
             "WIDE": wide_format_of(job.x.dtype).name,
             "PART": part_of(job.block),
             "IS_BLOCK": tiles.is_block,
@@ -295,6 +298,7 @@ def errors_of(
     RECIPE: tl.constexpr,
     METRIC: tl.constexpr,
     SCALING: tl.constexpr,
+    CONVERTS: tl.constexpr,
     ROWS: tl.constexpr,
     BY_ROW: tl.constexpr,
     LANES: tl.constexpr,
@@ -324,13 +328,14 @@ def errors_of(
         counted = (codec.magnitude_of(value) != 0) & finite
         # Blocks that are not finite have no errors.
         scaled = tl.where(finite, value * factor, 0.0)
-        code = codec.nearest(scaled, one)
+        code = codec.nearest(scaled, one, CONVERTS)
         if first == 0:
             tl.store(codes + at, code.to(tl.uint8), mask=here)
         total += term_of(scaled, code, counted, one, METRIC)
         if both:
             scaled = tl.where(finite, value * factor2, 0.0)
-            total2 += term_of(scaled, codec.nearest(scaled, other), counted, other, METRIC)
+            code = codec.nearest(scaled, other, CONVERTS)
+            total2 += term_of(scaled, code, counted, other, METRIC)
     of_tiles = sums_of_tiles(total, LANES, ROWS, BY_ROW)
     tl.store(sums + tl.cast(tiles, tl.int64) * first + tile, of_tiles, mask=exists)
     if both:
@@ -364,6 +369,7 @@ def candidates_kernel(
     RECIPE: tl.constexpr,
     METRIC: tl.constexpr,
     SCALING: tl.constexpr,
+    CONVERTS: tl.constexpr,
     KEPT: tl.constexpr,
     ROWS: tl.constexpr,
     BY_ROW: tl.constexpr,
@@ -377,8 +383,8 @@ def candidates_kernel(
             errors_of(
                 2 * pair, x, amax, groups, codes, sums, tiles, stride_row, stride_column, rows,
                 columns, block_rows, block_columns, across, tiles_down, tiles_across, group_rows,
-                group_columns, groups_across, FORMAT, RECIPE, METRIC, SCALING, ROWS, BY_ROW, LANES,
-                SPAN,
+                group_columns, groups_across, FORMAT, RECIPE, METRIC, SCALING, CONVERTS, ROWS,
+                BY_ROW, LANES, SPAN,
             )  # fmt: skip
 
 
@@ -465,6 +471,7 @@ def write_tile(
     FORMAT: tl.constexpr,
     RECIPE: tl.constexpr,
     SCALING: tl.constexpr,
+    CONVERTS: tl.constexpr,
     WIDE: tl.constexpr,
     LANES: tl.constexpr,
 ):
@@ -483,7 +490,7 @@ def write_tile(
                 at, here = steps(row, mine, column, end, columns)
                 value = load(x, row, column, here, stride_row, stride_column, FORMAT)
                 if i < last:
-                    code = codec.nearest(value * factor, recipes.candidate(RECIPE, i))
+                    code = codec.nearest(value * factor, recipes.candidate(RECIPE, i), CONVERTS)
                 else:
                     both = codec.nearest(value, WIDE)
                     code = both >> 8
@@ -584,6 +591,7 @@ def write_kernel(
     FORMAT: tl.constexpr,
     RECIPE: tl.constexpr,
     SCALING: tl.constexpr,
+    CONVERTS: tl.constexpr,
     WIDE: tl.constexpr,
     KEPT: tl.constexpr,
     PART: tl.constexpr,
@@ -649,5 +657,5 @@ def write_kernel(
             write_tile(
                 x, codes, low, of_tile, row, inside, start, end, columns, block, amax, groups,
                 stride_row, stride_column, across, group_rows, group_columns, groups_across,
-                FORMAT, RECIPE, SCALING, WIDE, LANES,
+                FORMAT, RECIPE, SCALING, CONVERTS, WIDE, LANES,
             )  # fmt: skip

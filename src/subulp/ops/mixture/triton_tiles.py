@@ -18,7 +18,7 @@ import triton.language as tl
 from ...numerics.metrics import LANES, TILE_COLUMNS, TILE_ROWS
 from ...numerics.partition import grid_of
 from ..triton import codec
-from ..triton.launch import Target, compile_for
+from ..triton.launch import Target, compile_for, converts
 
 ROWS = 32
 """Rows of a program whose rows are tiles of their own."""
@@ -115,8 +115,11 @@ class Launch:
     def compile_for(self, target: Target) -> Any:
         """Compile it for a GPU that need not be there."""
         names = self.kernel.arg_names[: len(self.arguments)]
-        told = map(_told, self.arguments)
-        return compile_for(self.kernel, target, dict(zip(names, told, strict=True)), **self.options)
+        told = dict(zip(names, map(_told, self.arguments), strict=True))
+        options = dict(self.options)
+        if "CONVERTS" in options:
+            options["CONVERTS"] = converts(target)
+        return compile_for(self.kernel, target, told, **options)
 
 
 _POINTERS = {
