@@ -30,6 +30,7 @@ class KeptWeight:
         self._key: tuple[object, ...] | None = None
         self._found: tuple[Operand, Summary] | None = None
         self._there: dict[str, tuple[tuple[object, ...], KeptEncoding]] = {}
+        self._latest: Operand | None = None
 
     def get(
         self, weight: Tensor, mor: MoR, encode: Encode, role: str = "weight"
@@ -43,7 +44,9 @@ class KeptWeight:
             role: Direction of the weight, each of which Triton keeps (default: ``"weight"``).
         """
         if keeps_in_training(weight.device):
-            return encode(weight, self._encoding(weight, mor, role))
+            found = encode(weight, self._encoding(weight, mor, role))
+            self._latest = found[0]
+            return found
         number = fingerprint(weight)
         if number is None:
             return encode(weight, None)
@@ -53,9 +56,13 @@ class KeptWeight:
             self._found, self._key = encode(weight, None), key
         return self._found
 
+    def is_latest(self, operand: Operand) -> bool:
+        """Whether nothing was encoded since, which Triton's kernels would have written over it."""
+        return self._latest is operand
+
     def clear(self) -> None:
         """Keep nothing."""
-        self._key = self._found = None
+        self._key = self._found = self._latest = None
         self._there.clear()
 
     def _encoding(self, weight: Tensor, mor: MoR, role: str) -> KeptEncoding | None:

@@ -375,6 +375,9 @@ def backward_products(
             q = quantise(rows, "output gradient")
         if needs_x:
             assert q is not None
+            if of_weight is not None and not (kept and kept.is_latest(of_weight)):
+                # The layer has met other bytes, and these may be there again.
+                of_weight = None
             turned = quantise.transposed(weight, "weight", of_weight, kept)
             grad_x = product(q, turned, dtype).to(dtype)
         if saved is not None:
@@ -412,7 +415,7 @@ class _Quantiser:
         """A matrix, quantised along its first dimension; ``known`` is it along its last."""
         if self.mor.is_symmetric:
             # No note: the decision is the one already noted.
-            known = known or self._encode(matrix)[0]
+            known = known or self._kept(matrix, role, kept)[0]
             return Operand(known.mixture, known.summary, transposed=True)
         return self(matrix.t(), f"{role} transposed", kept)
 
