@@ -47,7 +47,11 @@ def steps() -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("compute", "kernel", "table"),
     [
-        (product, "product_kernel", triton_product.configurations(272, constant=False)),
+        (
+            product,
+            "product_kernel",
+            triton_product.configurations(272, torch.bfloat16, constant=False),
+        ),
         (steps, "adam_step_kernel", step_triton.CONFIGURATIONS),
     ],
     ids=["product", "steps"],

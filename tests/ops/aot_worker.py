@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from subulp.nn.cached_table import CachedTable, EmbeddingTable
 from subulp.numerics import format_of, simulated
-from subulp.numerics.mixture import RECIPES
+from subulp.numerics.mixture import RECIPES, TENSOR, THREE_WAY
 from subulp.numerics.random_bits import WHOLE, Region
 from subulp.ops import adam, sgd
 from subulp.ops.adam import triton as adam_triton
@@ -19,7 +20,9 @@ from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import RandomAddress, triton_dropout, triton_logistic, triton_sum
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
+from subulp.ops.mixture import DecodeJob
 from subulp.ops.mixture import triton as mixture_triton
+from subulp.ops.mixture.operand import Operand, ProductJob
 from subulp.ops.sgd import triton as sgd_triton
 from subulp.ops.step import triton_news, triton_scales
 from subulp.ops.triton.choices import Configuration
@@ -55,7 +58,10 @@ def compile_after_new_names() -> None:
     """Kernels that share functions, while names of formats and recipes come to be known."""
     kernels = "measure", "candidates", "decode"
     for bits, (kernel, recipe) in enumerate(zip(kernels, RECIPES.values(), strict=False), 2):
-        mixture_triton.compile_for(90, kernel, (1, 32), torch.float32, recipe)
+        job: Any = mixture_triton.encode_job((64, 64), (1, 32), torch.float32, recipe)
+        if kernel == "decode":
+            job = DecodeJob(mixture_triton.encoded(job))
+        mixture_triton.compile_for(90, kernel, job)
         name_of(simulated(4, bits))
 
 
@@ -179,13 +185,63 @@ def table_job(storage: str, rule: str, policy: str, dim: int, features: int, bat
     return Job("update", tables[:count], lookups, updates=[update, small][:count], step=1)
 
 
-MIXTURE_KERNELS = mixture_triton.KERNELS
+MIXTURE_KERNELS = "measure", "blocks", "candidates", "chunks", "write", "decode"
+
+MATRICES = {"square": (4096, 4096), "flat": (1024, 4096), "ragged": (1001, 300)}
+"""Rows and columns of mixtures: their main sizes, and one that nothing divides."""
+
+
+def mixture_job(
+    kernel: str, block: tuple[int, int], dtype: torch.dtype, size: str = "square"
+) -> Any:
+    """A job that launches a kernel."""
+    shape, recipe = MATRICES[size], THREE_WAY
+    if kernel == "blocks":
+        # Of more tiles than one.
+        block = shape
+    elif kernel == "chunks":
+        shape, block, recipe = (shape[0] * 8, shape[1]), (1, 32), TENSOR
+    job = mixture_triton.encode_job(shape, block, dtype, recipe)
+    if kernel != "decode":
+        return job
+    room = torch.empty(shape, dtype=dtype, device="meta")
+    return DecodeJob(mixture_triton.encoded(job), room)
 
 
 def compile_mixture(
-    kernel: str, block: tuple[int, int], dtype: torch.dtype, target: Target
+    kernel: str,
+    block: tuple[int, int],
+    dtype: torch.dtype,
+    target: Target,
+    size: str = "square",
 ) -> Compiled:
-    return Compiled.of(mixture_triton.compile_for(target, kernel, block, dtype))
+    job = mixture_job(kernel, block, dtype, size)
+    return Compiled.of(mixture_triton.compile_for(target, kernel, job))
+
+
+def compile_kept_mixture(kernel: str, dtype: torch.dtype, target: Target) -> Compiled:
+    job = mixture_triton.encode_job((4096, 4096), (128, 128), dtype, kept=True)
+    return Compiled.of(mixture_triton.compile_for(target, kernel, job))
+
+
+def product_job(
+    target: Target,
+    dtype: torch.dtype,
+    rows: int,
+    transposed: tuple[bool, bool],
+    constant: bool,
+    columns: int = 4096,
+    length: int = 4096,
+) -> ProductJob:
+    """A product of mixtures, on units of FP8 where a GPU has them."""
+    operands = []
+    for height, turned in zip((rows, columns), transposed, strict=True):
+        shape = (length, height) if turned else (height, length)
+        job = mixture_triton.encode_job(shape, shape if constant else (128, 128), dtype)
+        operands.append(Operand(mixture_triton.encoded(job), None, turned))
+    units = isinstance(target, int) and target >= 89
+    bias = torch.empty(columns, dtype=dtype, device="meta")
+    return ProductJob(*operands, dtype, bias, units)
 
 
 def compile_mixture_product(
@@ -194,15 +250,9 @@ def compile_mixture_product(
     rows: int,
     transposed: tuple[bool, bool],
     constant: bool,
+    columns: int = 4096,
+    length: int = 4096,
     configuration: Configuration | None = None,
 ) -> Compiled:
-    return Compiled.of(
-        mixture_triton.compile_product(
-            target,
-            dtype,
-            rows=rows,
-            transposed=transposed,
-            constant=constant,
-            configuration=configuration,
-        )
-    )
+    job = product_job(target, dtype, rows, transposed, constant, columns, length)
+    return Compiled.of(mixture_triton.compile_for(target, "product", job, configuration))

@@ -111,6 +111,10 @@ CASES = {
         f"mixture, {kernel}": Case(partial(aot_worker.compile_mixture, kernel, (128, 128), FP32))
         for kernel in aot_worker.MIXTURE_KERNELS
     },
+    **{
+        f"mixture, {kernel}, kept": Case(partial(aot_worker.compile_kept_mixture, kernel, BF16))
+        for kernel in ("measure", "candidates", "write")
+    },
     "mixture, product": Case(
         partial(
             aot_worker.compile_mixture_product,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,9 @@ from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic, triton_sum
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH, new_parts
+from subulp.ops.mixture import DecodeJob, KeptEncoding, triton_encode
+from subulp.ops.mixture import triton as mixture_triton
+from subulp.ops.mixture.operand import Operand, ProductJob
 from subulp.ops.sgd import triton as sgd_triton
 from subulp.ops.step import triton_news, triton_scales
 from subulp.ops.triton import launch
@@ -65,7 +68,9 @@ def of_launches(run: Callable[[], Any]) -> list[Source]:
     def note(function: Any, *values: Any, grid: Any, warmup: bool, **options: Any) -> None:
         found.append(source(*at_launch(function, 90, *values, **options)))
 
-    with patch.object(JITFunction, "run", note), patch.object(launch, "check_device"):
+    # These tensors lie on the CPU.
+    known = patch.object(triton_encode, "converts_at", lambda device: launch.converts(90))
+    with patch.object(JITFunction, "run", note), patch.object(launch, "check_device"), known:
         run()
     return found
 
@@ -133,6 +138,37 @@ def exact_sum(count: int) -> tuple[list[Source], list[Source]]:
     add = partial(triton_sum.add, terms, parts, LOWEST, WIDTH)
     compiled = partial(triton_sum.compile_for, 90, count, PARTS, LOWEST, WIDTH)
     return of_launches(add), of_compiles(compiled)
+
+
+def mixture(
+    block: tuple[int, int], shape: tuple[int, int], kept: bool
+) -> tuple[list[Source], list[Source]]:
+    """Encoding, decoding and a product with itself."""
+    made = mixture_triton.encode_job(shape, block, torch.bfloat16, kept=kept)
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    job = replace(made, x=x, kept=KeptEncoding() if kept else None)
+    found: list[Any] = [Operand(mixture_triton.encoded(made), None)]
+
+    def run() -> None:
+        *stored, _numbers = mixture_triton.run(job)
+        there = replace(found[0], mixture=replace(found[0].mixture, **_named(stored)))
+        mixture_triton.run(DecodeJob(there.mixture))
+        mixture_triton.run(ProductJob(there, there, torch.bfloat16, None, units=True))
+
+    jobs = [made] * len(mixture_triton.launches_of(made))
+    names = [each.name for each in mixture_triton.launches_of(made)]
+    jobs += [DecodeJob(found[0].mixture), ProductJob(*found * 2, torch.bfloat16, None, units=True)]
+    names += ["decode", "product"]
+    return of_launches(run), of_compiles(
+        *(
+            partial(mixture_triton.compile_for, 90, name, each)
+            for name, each in zip(names, jobs, strict=True)
+        )
+    )
+
+
+def _named(stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(zip(("codes", "types", "mantissa", "exponents", "wide"), stored, strict=True))
 
 
 def tables(kind: str, sizes: tuple[int, int]) -> tuple[list[Source], list[Source]]:

@@ -235,6 +235,32 @@ def test_mixture(compiler, kernel, block, capability):
     check(compiler.submit(aot_worker.compile_mixture, kernel, block, FP32, capability).result())
 
 
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("kernel", ["candidates", "write"])
+def test_mixture_converts_where_a_gpu_can(compiler, kernel, capability):
+    call = partial(aot_worker.compile_mixture, kernel, (128, 128), BF16, capability)
+    text = compiler.submit(call).result().text
+    found = {name for name in ("e4m3x2", "e5m2x2") if f"cvt.rn.satfinite.{name}.f32" in text}
+    if capability < 89:
+        assert found == set()
+    else:
+        # What the first candidate is, write_kernel leaves as it is.
+        assert found == ({"e4m3x2", "e5m2x2"} if kernel == "candidates" else {"e5m2x2"})
+
+
+@pytest.mark.parametrize("size", ["flat", "ragged"])
+@pytest.mark.parametrize("kernel", aot_worker.MIXTURE_KERNELS)
+def test_mixture_of_other_sizes(compiler, kernel, size):
+    call = partial(aot_worker.compile_mixture, kernel, (128, 128), BF16, 90, size)
+    check(compiler.submit(call).result())
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("kernel", ["measure", "candidates", "write"])
+def test_mixture_that_is_kept(compiler, kernel, capability):
+    check(compiler.submit(aot_worker.compile_kept_mixture, kernel, BF16, capability).result())
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
 @pytest.mark.parametrize("kernel", ["measure", "candidates", "write", "decode"])
 def test_mixture_of_narrow_input(compiler, kernel, dtype):
@@ -259,6 +285,22 @@ def test_mixture_product(compiler, dtype, rows, constant, transposed, capability
     fp8 = re.search(r"mma\S*(?:e4m3\.e4m3|kind::f8f6f4)", compiled.text)
     # The first with units of FP8 is Ada.
     assert (fp8 is not None) == (capability >= 89)
+
+
+@pytest.mark.parametrize("capability", [89, 90, 100])
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, True)], ids=str)
+def test_mixture_product_of_fp32(compiler, transposed, constant, capability):
+    """Where there are units of FP8; elsewhere PyTorch multiplies."""
+    arguments = capability, FP32, 512, transposed, constant
+    check_registers(compiler.submit(aot_worker.compile_mixture_product, *arguments).result())
+
+
+@pytest.mark.parametrize("sizes", [(4096, 4096, 1024), (1001, 300, 77)], ids=str)
+def test_mixture_product_of_other_sizes(compiler, sizes):
+    rows, columns, length = sizes
+    arguments = 90, BF16, rows, (False, True), False, columns, length
+    check_registers(compiler.submit(aot_worker.compile_mixture_product, *arguments).result())
 
 
 @AMD

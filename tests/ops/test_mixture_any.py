@@ -15,8 +15,6 @@ from subulp.nn import MoR
 from subulp.numerics import E4M3, E5M2, Format, metrics, mixture, partition, simulated
 from subulp.numerics.mixture import ALWAYS_E4M3, RECIPES, Entry, Recipe, to_text
 from subulp.ops.mixture import decode, encode, mixture_decode, mixture_encode
-from subulp.ops.mixture.operand import Operand
-from subulp.ops.mixture.product import scaling_of
 
 from .support import environment, interpreted, isas, threads
 from .test_mixture import SCALINGS, matrices, trimmed
@@ -178,26 +176,19 @@ def test_a_python_metric_is_named():
 
 def test_formats_are_what_they_are_not_what_they_are_called():
     """A simulated E4M3 with infinities is none for the units of FP8."""
-    x = next(matrices((16, 32)))
-    operands = []
-    for fmt in (E4M3, IEEE, Format("e4m3", 3, 4)):
-        found, summary = encode(x, Recipe("always", (Entry(fmt, mixture.always),)))
-        assert summary.sole == "e4m3"
-        operands.append(Operand(found, summary))
-    assert scaling_of(operands[0], operands[0], tiles=False) is not None
-    for other in operands[1:]:
-        assert scaling_of(operands[0], other, tiles=False) is None
+    codec = pytest.importorskip("subulp.ops.triton.codec")
+    names = [codec.name_of(fmt) for fmt in (E4M3, IEEE, Format("e4m3", 3, 4))]
+    assert [name == "e4m3" for name in names] == [True, False, False]
 
 
-def test_scales_for_the_units_are_those_of_the_chosen_format():
+def test_scales_are_those_of_the_chosen_format():
     """The first format has another mantissa than the one that all blocks take."""
     e3m4_never = Entry(E3M4, mixture.below_threshold(E3M4, 1e-9))
     x = next(matrices((16, 32)))
     found, summary = encode(x, Recipe("second", (e3m4_never, Entry(E4M3, mixture.always))))
-    alone, of_alone = encode(x, Recipe("alone", (Entry(E4M3, mixture.always),)))
+    alone, _ = encode(x, Recipe("alone", (Entry(E4M3, mixture.always),)))
     assert summary.sole == "e4m3"
-    scales = Operand(found, summary).inverse_scales()
-    assert torch.equal(scales, Operand(alone, of_alone).inverse_scales())
+    assert torch.equal(found.scales(1).per_block(), alone.scales(0).per_block())
     assert torch.equal(decode(found), decode(alone))
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import ScalingType
 
 from subulp import nn
 from subulp.numerics import mixture
@@ -19,12 +18,11 @@ from subulp.ops.bf16_product import bf16_mm
 from subulp.ops.head import fp8
 from subulp.ops.mixture import product as product_module
 from subulp.ops.mixture.operand import Operand, ProductJob
-from subulp.ops.mixture.product import has_tiles, product, scaling_of, unit_product
+from subulp.ops.mixture.product import product
 
 from .support import interpreted
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-TENSOR, TILE = ScalingType.TensorWise, ScalingType.BlockWise1x128
 CUDA = torch.device("cuda")
 
 
@@ -42,108 +40,6 @@ def operand(rows, k, seed, kind="e4m3", partition="tensor", transposed=False) ->
     return Operand(found, summary, transposed)
 
 
-@pytest.mark.parametrize(
-    ("shape", "kinds"),
-    [
-        *(
-            (shape, kinds)
-            for shape in ((16, 32, 16), (40, 70, 33))
-            for kinds in (("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2"))
-        ),
-        # Five values are too few for E5M2 to be chosen.
-        ((1, 5, 1), ("e4m3", "e4m3")),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, True)], ids=str)
-def test_units_and_decoded_values_agree(kinds, shape, transposed):
-    """Each at most as far from the exact product as the sum in FP32 is, and a rounding of FP32."""
-    m, k, n = shape
-    a = operand(m, k, 0, kinds[0], transposed=transposed[0])
-    b = operand(n, k, 1, kinds[1], transposed=transposed[1])
-    assert scaling_of(a, b, tiles=False) == TENSOR
-    exact = a.values().double() @ b.values().double().t()
-    naive = a.values() @ b.values().t()
-    bound = (naive - exact).abs().max() + 2.0**-22 * exact.abs().max()
-    for found in (unit_product(a, b, TENSOR), product(a, b, FP32)):
-        assert found.shape == (m, n)
-        assert (found - exact).abs().max() <= bound
-
-
-def tiled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b, output_dtype):
-    """What cuBLAS documents of scales by 1x128, and PyTorch checks of their layout."""
-    assert recipe_a == recipe_b == TILE
-    m, k, n = *a.shape, b.shape[1]
-    assert k % 128 == 0
-    assert n % 16 == 0
-    for scale, rows in ((scale_a, m), (scale_b, n)):
-        assert scale.dtype == FP32
-        assert scale.shape == (rows, k // 128)
-        assert scale.stride(0) == 1
-        assert scale.stride(1) == rows or k == 128
-        assert rows % 4 == 0
-    assert a.is_contiguous()
-    assert b.t().is_contiguous()
-    total = torch.zeros(m, n, dtype=torch.float64)
-    for tile in range(k // 128):
-        part = slice(128 * tile, 128 * tile + 128)
-        sums = a[:, part].double() @ b[part].double()
-        total += sums * scale_a[:, tile, None].double() * scale_b[:, tile].double()
-    return total.to(output_dtype)
-
-
-@pytest.mark.parametrize("shape", [(256, 256, 128), (40, 300, 33), (5, 200, 17)], ids=str)
-@pytest.mark.parametrize(
-    ("partitions", "transposed"),
-    [
-        (("subchannel-128", "subchannel-128"), (False, False)),
-        (("block-128x128", "block-128x128"), (False, True)),
-        (("block-128x128", "subchannel-128"), (True, False)),
-        (("channel", (64, 256)), (False, False)),
-        (("tensor", "subchannel-128"), (True, False)),
-    ],
-    ids=str,
-)
-def test_scales_of_any_tiled_partition_become_scales_of_tiles(
-    monkeypatch, shape, partitions, transposed
-):
-    monkeypatch.setattr("torch.nn.functional.scaled_mm", tiled_mm)
-    m, k, n = shape
-    a = operand(m, k, 0, partition=partitions[0], transposed=transposed[0])
-    b = operand(n, k, 1, partition=partitions[1], transposed=transposed[1])
-    assert scaling_of(a, b, tiles=True) == TILE
-    found = unit_product(a, b, TILE)
-    assert found.shape == (m, n)
-    exact = a.values().double() @ b.values().double().t()
-    # A decoded value is rounded once, the sum once.
-    bound = 2.0**-22 * (a.values().abs().double() @ b.values().abs().double().t())
-    assert ((found - exact).abs() <= bound).all()
-
-
-def test_what_units_multiply():
-    tensor = {kind: operand(32, 64, 0, kind) for kind in ("e4m3", "e5m2", "bf16")}
-    assert scaling_of(tensor["e4m3"], tensor["e5m2"], tiles=False) == TENSOR
-    assert scaling_of(tensor["e5m2"], tensor["e5m2"], tiles=True) is None
-    assert scaling_of(tensor["e4m3"], tensor["bf16"], tiles=True) is None
-    row = operand(32, 64, 0, partition="channel")
-    assert scaling_of(row, row, tiles=False) is None
-    assert scaling_of(row, row, tiles=True) == TILE
-    assert scaling_of(row, tensor["e4m3"], tiles=False) is None
-    assert scaling_of(row, tensor["e4m3"], tiles=True) == TILE
-    square = operand(256, 256, 0, partition="block-128x128")
-    assert scaling_of(square, square, tiles=False) is None
-    assert scaling_of(square, square, tiles=True) == TILE
-    # Within a tile the scale changes.
-    narrow = operand(256, 256, 0, partition="subchannel-32")
-    down = operand(256, 256, 0, partition="channel", transposed=True)
-    assert scaling_of(square, narrow, tiles=True) is None
-    assert scaling_of(square, down, tiles=True) is None
-    x = torch.cat((torch.randn(1, 64), torch.full((1, 64), torch.inf)))
-    found, summary = mixture.encode(x, TWO_WAY, "channel")
-    assert summary.sole is None
-    assert scaling_of(Operand(found, None), row, tiles=True) is None
-
-
 def to_gpu(found: Operand) -> Operand:
     names = "codes", "types", "mantissa", "exponents", "wide"
     there = {name: getattr(found.mixture, name).cuda() for name in names}
@@ -152,7 +48,7 @@ def to_gpu(found: Operand) -> Operand:
 
 @interpreted
 @pytest.mark.parametrize("units", [False, True], ids=["decoded", "units"])
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 @pytest.mark.parametrize(
     ("partition", "transposed"),
     [
@@ -192,7 +88,7 @@ def test_a_kernel_multiplies_mixtures_as_they_are_stored(
     left, right = a.values(), b.values()
     size = left.double().abs() @ right.double().abs().t()
     exact = left.double() @ right.double().t() + bias.double()
-    of_result = {BF16: 2.0**-8, FP16: 2.0**-11}[dtype]
+    of_result = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-24}[dtype]
     error = (found.double() - exact).abs()
     # Operands are rounded too where they are decoded.
     assert bool((error <= of_result * (exact.abs() + 2 * size) + 1e-6 * size).all())
@@ -216,10 +112,7 @@ def test_gpu_products_are_near_exact_ones(shape, partition, dtype):
     m, k, n = shape
     a, b = operand(m, k, 0, partition=partition), operand(n, k, 1, partition=partition)
     native = fp8.units_at(CUDA)
-    if dtype == FP32:
-        native = native and scaling_of(a, b, tiles=has_tiles(CUDA)) is not None
-        assert native or not has_tiles(CUDA)
-    elif any(size % 16 for size in shape):
+    if any(size % 16 for size in shape):
         # Units read whole vectors.
         native = False
     found = product(to_gpu(a), to_gpu(b), dtype).cpu()

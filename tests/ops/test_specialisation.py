@@ -97,6 +97,15 @@ def test_tables(compiler, kind, kernels, sizes):
     check(compiler.submit(launched.tables, kind, sizes).result(), kernels)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("shape", [(256, 128), (100, 60), (1, 32)])
+@pytest.mark.parametrize(("block", "kernels"), [((256, 128), 6), ((1, 32), 5)])
+def test_mixtures(compiler, block, kernels, shape, kept):
+    of_one = kernels == 5 or shape[0] <= 128
+    call = compiler.submit(launched.mixture, block, shape, kept)
+    check(call.result(), 5 if of_one else kernels)
+
+
 def check(sources: tuple[list[launched.Source], list[launched.Source]], kernels: int) -> None:
     launches, compiles = sources
     assert len(launches) == kernels

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from subulp.numerics import BF16, E4M3, E5M2, FP16, Format, extra_bits, random_bits, round_to
-from tests.numerics.support import boundaries
+from tests.numerics.support import NUMPY_DTYPE, boundaries, stored_cast
 
-from .support import DEVICES
+from .support import DEVICES, interpreted
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -159,3 +159,49 @@ def test_draw(first, width, device):
         draw_kernel[(1,)](bits, swapped, place, width, aligned, 256)
         assert torch.equal(bits.cpu(), expected)
         assert torch.equal(swapped.cpu(), random_bits.swap_halves(expected, width))
+
+
+# --------------------------------------------------------------------- conversions of a GPU to FP8
+
+
+def hard_numbers(fmt: Format) -> Tensor:
+    """All of BF16, and FP32 around all codes and middles of a format; NaNs of both signs."""
+    bf16 = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16).float()
+    near = boundaries(fmt).float()
+    nans = torch.tensor([0x7F800001, 0x7FC00000, 0x7FFFFFFF]).to(torch.int32)
+    nans = torch.cat((nans, nans | -(2**31))).view(torch.float32)
+    return torch.cat((bf16, near, -near, nans))
+
+
+def documented(x: Tensor, fmt: Format) -> Tensor:
+    """Codes as PTX documents ``cvt.rn.satfinite``: to nearest even, beyond the largest finite
+    value to that, infinities too; NaN becomes 0x7F.
+    """
+    values = stored_cast(x.clamp(-fmt.max, fmt.max), fmt)
+    codes = torch.from_numpy(values.numpy().astype(NUMPY_DTYPE[fmt]).view(np.uint8))
+    return torch.where(x.isnan(), 0x7F, codes.int()).to(torch.uint8)
+
+
+@triton.jit
+def convert_kernel(x, given, found, expected, fmt: tl.constexpr, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    values = tl.load(x + at)
+    right = codec.put_right(tl.load(given + at).to(tl.uint32), values, fmt)
+    tl.store(found + at, right.to(tl.uint8))
+    tl.store(expected + at, codec.nearest(values, fmt).to(tl.uint8))
+
+
+@interpreted
+@pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=str)
+def test_a_gpus_conversions_are_put_right(fmt):
+    """By the instruction's documentation; tests/gpu asks a GPU."""
+    x = hard_numbers(fmt)
+    x = torch.nn.functional.pad(x, (0, -len(x) % 1024))
+    given = documented(x, fmt)
+    found, expected = torch.empty_like(given), torch.empty_like(given)
+    convert_kernel[(len(x) // 1024,)](x, given, found, expected, fmt.name, 1024)
+    assert torch.equal(found, expected)
+    # What is to be put right, and nothing else.
+    wrong = given != expected
+    assert bool(wrong.any())
+    assert not bool((wrong & x.isfinite()).any())

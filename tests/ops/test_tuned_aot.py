@@ -62,7 +62,7 @@ def test_products(compiler, dtype, rows, constant, transposed, capability):
         transposed=transposed,
         constant=constant,
     )
-    check(compiler, call, triton_product.configurations(rows, constant=constant))
+    check(compiler, call, triton_product.configurations(rows, dtype, constant=constant))
 
 
 @on_all

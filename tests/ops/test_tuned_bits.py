@@ -50,7 +50,11 @@ TABLES = [
     embedding_triton.NARROW,
     embedding_triton.WIDE,
     *head_tables(),
-    *(triton_product.configurations(n, constant=c) for n in (1, 64, 65) for c in (False, True)),
+    *(
+        triton_product.configurations(n, BF16, constant=c)
+        for n in (1, 64, 65)
+        for c in (False, True)
+    ),
 ]
 
 
@@ -68,9 +72,9 @@ def test_tables_are_small_and_without_twins(table):
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 4096])
 def test_parts_of_products_are_multiplied_in_one_way(rows):
-    together = triton_product.order_of(rows)["TOGETHER"]
+    together = triton_product.order_of(rows, BF16)["TOGETHER"]
     for constant in (False, True):
-        for configuration in triton_product.configurations(rows, constant=constant):
+        for configuration in triton_product.configurations(rows, BF16, constant=constant):
             assert together % configuration["ROWS"] == 0
             assert together % configuration["COLUMNS"] == 0
 
@@ -154,7 +158,7 @@ def test_products(rows, partition, is_mixed, units):
         with np.errstate(all="ignore"):
             return triton_product.multiply(job).view(torch.int16)
 
-    table = triton_product.configurations(rows, constant=job.is_constant)
+    table = triton_product.configurations(rows, job.dtype, constant=job.is_constant)
     first, *others = each("product_kernel", table, multiply)
     assert all(torch.equal(other, first) for other in others)
     if units and is_mixed:

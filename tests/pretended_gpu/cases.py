@@ -137,11 +137,41 @@ def linear_backward(place: Place) -> Any:
     return backward, lambda: results
 
 
+def mixture_layer(place: Place, mor: nn.MoR, dtype: torch.dtype) -> Any:
+    """A layer, its input and its output's gradient."""
+    layer = on(place, nn.MoRLinear(128, 64, mor=mor).to(dtype))
+    return layer, place(torch.randn(64, 128).to(dtype)), place(torch.randn(64, 64).to(dtype))
+
+
+def mixture_context(layer: Any, x: Tensor) -> SimpleNamespace:
+    """What a forward pass leaves to autograd's engine."""
+    _, saved, of_weight = forward_product(
+        x, layer.weight, layer.bias, layer.mor, None, save=True, kept=layer.kept
+    )
+    assert saved is not None
+    return SimpleNamespace(
+        saved_tensors=(layer.weight, *saved.mixture.tensors),
+        saved_input=_without_tensors(saved),
+        needs_input_grad=(True, True, True),
+        mor=layer.mor,
+        note=None,
+        # C++ keeps nothing in training.
+        kept=layer.kept if x.is_cuda else None,
+        of_weight=of_weight if x.is_cuda else None,
+        x_shape=x.shape,
+        x_dtype=x.dtype,
+        weight_grad_dtype=x.dtype,
+        bias_grad_dtype=x.dtype,
+    )
+
+
 @case("mixture, forward, tensor", "tensor", exact=False)
 @case("mixture, forward, blocks", "block-128x128", exact=False)
-def mixture(place: Place, partition: str) -> Any:
-    layer = on(place, nn.MoRLinear(256, 128, mor=nn.MoR("tensor", partition)).to(BF16))
-    x, results = place(torch.randn(128, 256).to(BF16)), []
+@case("mixture, forward, a block of two tiles", "tensor", 160, exact=False)
+@case("mixture, forward, FP32, ragged", "tensor", 50, torch.float32, exact=False)
+def mixture(place: Place, partition: str, rows: int = 64, dtype: torch.dtype = BF16) -> Any:
+    layer = on(place, nn.MoRLinear(128, 64, mor=nn.MoR("tensor", partition)).to(dtype))
+    x, results = place(torch.randn(rows, 128).to(dtype)), []
     return lambda: results.append(layer(x)), lambda: results
 
 
@@ -149,29 +179,24 @@ def mixture(place: Place, partition: str) -> Any:
 @case("mixture, backward, blocks", "block-128x128", exact=False)
 @case("mixture, backward, sub-channels", "subchannel-128", exact=False)
 def mixture_backward(place: Place, partition: str) -> Any:
-    mor = nn.MoR("tensor", partition)
-    weight, x = place(torch.randn(128, 256).to(BF16)), place(torch.randn(256, 256).to(BF16))
-    grad = place(torch.randn(256, 128).to(BF16))
-    _, saved = forward_product(x, weight, None, mor, None, save=True)
-    assert saved is not None
-    results: list[Tensor] = []
+    layer, x, grad = mixture_layer(place, nn.MoR("tensor", partition), BF16)
+    context, results = mixture_context(layer, x), []
+    # Below autograd's engine, as above.
+    backward = _MoRLinear.backward.__wrapped__
+    return lambda: results.extend(backward(context, grad)[:3]), lambda: results
 
-    def backward() -> None:
-        # Below autograd's engine, as above.
-        ctx = SimpleNamespace(
-            saved_tensors=(weight, *saved.mixture.tensors),
-            saved_input=_without_tensors(saved),
-            needs_input_grad=(True, True, True),
-            mor=mor,
-            note=None,
-            x_shape=x.shape,
-            x_dtype=x.dtype,
-            weight_grad_dtype=BF16,
-            bias_grad_dtype=BF16,
-        )
-        results.extend(_MoRLinear.backward.__wrapped__(ctx, grad)[:3])
 
-    return backward, lambda: results
+@case("mixture, both passes, blocks", "block-128x128", exact=False)
+@case("mixture, both passes, sub-channels", "subchannel-128", exact=False)
+@case("mixture, both passes, FP32", "block-128x128", torch.float32, exact=False)
+def mixture_both(place: Place, partition: str, dtype: torch.dtype = BF16) -> Any:
+    layer, x, grad = mixture_layer(place, nn.MoR("tensor", partition), dtype)
+    backward, results = _MoRLinear.backward.__wrapped__, []
+
+    def both() -> None:
+        results.extend(backward(mixture_context(layer, x), grad)[:3])
+
+    return both, lambda: results
 
 
 @case("26 tables, forward")

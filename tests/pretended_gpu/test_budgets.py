@@ -28,14 +28,23 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     # Weight and bias decoded, and the product; two of these, the weight and the roundings.
     "E4M3 linear, forward": ((3, 0), None),
     "E4M3 linear, backward": ((6, 0), None),
-    # Four to encode an operand, and the product.
-    "mixture, forward, tensor": ((9, 0), None),
-    "mixture, forward, blocks": ((9, 0), None),
-    # Two operands, and two products; the bias's gradient is a sum and its rounding.
-    "mixture, backward, tensor": ((12, 0), None),
-    "mixture, backward, blocks": ((12, 0), None),
-    # The gradient is encoded in both directions.
-    "mixture, backward, sub-channels": ((16, 0), None),
+    # Three to encode an operand, and the product.
+    "mixture, forward, tensor": ((7, 0), None),
+    "mixture, forward, blocks": ((7, 0), None),
+    # Four where a block is more than a tile.
+    "mixture, forward, a block of two tiles": ((8, 0), None),
+    # Two operands are decoded, multiplied, and the bias added.
+    "mixture, forward, FP32, ragged": ((10, 0), None),
+    # One operand, and two products; the bias's gradient is a sum and its rounding.
+    "mixture, backward, tensor": ((7, 0), None),
+    "mixture, backward, blocks": ((7, 0), None),
+    # The gradient is encoded in both directions, and the weight in the other one.
+    "mixture, backward, sub-channels": ((13, 0), None),
+    # Three products.
+    "mixture, both passes, blocks": ((14, 0), None),
+    "mixture, both passes, sub-channels": ((23, 0), None),
+    # Nothing is to be rounded.
+    "mixture, both passes, FP32": ((13, 0), None),
     "26 tables, forward": ((1, 0), None),
     # Keys, a sort, sums of what many lookups share, and the rows.
     "26 tables, backward": ((4, 0), None),

@@ -22,7 +22,7 @@ from ..numerics.mixture import (
 )
 from ..numerics.partition import Partition
 from ..numerics.scaling import Scaling
-from ..ops.mixture import encode, numbers_like, stored_like
+from ..ops.mixture import KeptEncoding, encode, numbers_like, stored_like
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,12 @@ class MoR:
         numbers = numbers_like(shape, self.recipe, block, device)
         return *stored_like(shape, self.recipe, block, groups, device), numbers
 
-    def encode(self, x: Tensor) -> tuple[Mixture, Summary]:
+    def encode(self, x: Tensor, kept: KeptEncoding | None = None) -> tuple[Mixture, Summary]:
         """Represent a matrix ``(rows, k)``, contraction dimension last, as a mixture.
+
+        Args:
+            x: FP32, BF16 or FP16.
+            kept: What a GPU leaves as it is while ``x`` has the same bytes (default: nothing).
 
         Returns:
             The mixture, and a summary of the decisions.
@@ -186,6 +190,7 @@ class MoR:
                 group=self.group,
                 threshold=self.threshold,
                 metric=self.metric,
+                kept=kept,
             )
 
 

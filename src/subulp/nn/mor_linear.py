@@ -18,9 +18,10 @@ from torch.autograd.function import once_differentiable
 
 from ..numerics.mixture import Mixture, Summary, summarise, wide_format_of
 from ..ops.graph_breaks import between_graphs
+from ..ops.mixture import KeptEncoding
 from ..ops.mixture.operand import Operand
 from ..ops.mixture.product import product
-from .kept_weight import KeptWeight
+from .kept_weight import KeptWeight, keeps_in_training
 from .linear import Linear, check_linear, narrow_linear
 from .mor import MoR
 from .narrow import ACTIVATION_DTYPES, autocast_operands, gradient_dtype, without_autocast
@@ -82,7 +83,7 @@ def eager_linear(
     note: Note | None,
     kept: KeptWeight | None = None,
 ) -> Tensor:
-    """:func:`mor_linear` outside of graphs; ``kept`` where nothing is differentiated."""
+    """:func:`mor_linear` outside of graphs, its encoded weight ``kept``."""
     check_linear(x, weight, bias)
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.device != x.device:
@@ -95,9 +96,9 @@ def eager_linear(
     if x.numel() == 0:
         return narrow_linear(x, weight, bias)
     x, weight = autocast_operands(x, weight)
-    if kept is not None:
+    if not torch.is_grad_enabled():
         return forward_product(x, weight, bias, mor, note, save=False, kept=kept)[0]
-    y: Tensor = _MoRLinear.apply(x, weight, bias, mor, note)  # type: ignore[no-untyped-call]
+    y: Tensor = _MoRLinear.apply(x, weight, bias, mor, note, kept)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -150,12 +151,14 @@ class MixtureLayer(torch.nn.Module):
             x: The input.
             weight: The layer's weight.
             bias: Its bias.
-            keep: Whether evaluation may keep the encoded weight: there is one (default: ``True``).
+            keep: Whether the encoded weight may be kept: there is one (default: ``True``). Of C++,
+                it is in evaluation.
         """
         check_mor(self.mor)
         if torch.compiler.is_compiling():
             return graph_linear(x, weight, bias, self.mor.text, self.ticket)
-        kept = self.kept if keep and not self.training and not torch.is_grad_enabled() else None
+        evaluates = not self.training and not torch.is_grad_enabled()
+        kept = self.kept if keep and (evaluates or keeps_in_training(weight.device)) else None
         if kept is None:
             self.kept.clear()
         return eager_linear(x, weight, bias, mor=self.mor, note=self.note, kept=kept)
@@ -275,16 +278,26 @@ class MoRProduct(MixtureLayer):
 class _MoRLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mor: MoR, note: Note | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        mor: MoR,
+        note: Note | None,
+        kept: KeptWeight | None,
     ) -> Tensor:
         needs_weight = ctx.needs_input_grad[1]
-        y, saved = forward_product(x, weight, bias, mor, note, save=needs_weight)
+        y, saved, of_weight = forward_product(
+            x, weight, bias, mor, note, save=needs_weight, kept=kept
+        )
         if saved is None:
             ctx.save_for_backward(weight)
         else:
             ctx.save_for_backward(weight, *saved.mixture.tensors)
             ctx.saved_input = _without_tensors(saved)
         ctx.mor, ctx.note, ctx.x_shape, ctx.x_dtype = mor, note, x.shape, x.dtype
+        # What is kept takes no memory of this pass.
+        ctx.kept, ctx.of_weight = kept, None if kept is None else of_weight
         ctx.weight_grad_dtype = gradient_dtype(weight)
         ctx.bias_grad_dtype = None if bias is None else gradient_dtype(bias)
         ctx.set_materialize_grads(False)
@@ -295,12 +308,15 @@ class _MoRLinear(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor | None) -> tuple[Tensor | None, ...]:
         # None passes where fuse_backward(keep_bytes=) has the gradients below already.
         if grad_y is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         weight, *stored = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         saved = _with_tensors(ctx.saved_input, stored) if needs_weight else None
         grad_x, grad_weight = backward_products(
-            grad_y, weight, saved, ctx.mor, ctx.note, ctx.x_dtype, needs_x=needs_x
+            *(grad_y, weight, saved, ctx.mor, ctx.note, ctx.x_dtype),
+            needs_x=needs_x,
+            kept=ctx.kept,
+            of_weight=ctx.of_weight,
         )
         if grad_x is not None:
             grad_x = grad_x.view(ctx.x_shape)
@@ -310,7 +326,7 @@ class _MoRLinear(torch.autograd.Function):
         if needs_bias:
             rows = grad_y.reshape(-1, weight.shape[0])
             grad_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_grad_dtype)
-        return grad_x, grad_weight, grad_bias, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 def forward_product(
@@ -322,15 +338,17 @@ def forward_product(
     *,
     save: bool,
     kept: KeptWeight | None = None,
-) -> tuple[Tensor, Operand | None]:
-    """The layer's output in the dtype of ``x``, and ``x`` as the weight's gradient needs it."""
+) -> tuple[Tensor, Operand | None, Operand]:
+    """The layer's output in the dtype of ``x``, ``x`` as the weight's gradient needs it, and the
+    weight as it was multiplied.
+    """
     rows = x.reshape(-1, x.shape[-1])
     with without_autocast(x):
         quantise = _Quantiser(mor, note)
-        q = quantise(rows, "input")
-        y = product(q, quantise(weight, "weight", kept), x.dtype, bias)
+        q, of_weight = quantise(rows, "input"), quantise(weight, "weight", kept)
+        y = product(q, of_weight, x.dtype, bias)
         saved = quantise.transposed(rows, "input", q) if save else None
-    return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype), saved
+    return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype), saved, of_weight
 
 
 def backward_products(
@@ -342,8 +360,12 @@ def backward_products(
     dtype: torch.dtype,
     *,
     needs_x: bool,
+    kept: KeptWeight | None = None,
+    of_weight: Operand | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the input ``(rows, in_features)``, and of the weight if ``saved`` is given."""
+    """Gradients of the input ``(rows, in_features)``, and of the weight if ``saved`` is given;
+    ``of_weight`` is what the forward pass multiplied by.
+    """
     rows = grad_y.reshape(-1, weight.shape[0])
     grad_x = grad_weight = None
     with without_autocast(grad_y):
@@ -353,7 +375,11 @@ def backward_products(
             q = quantise(rows, "output gradient")
         if needs_x:
             assert q is not None
-            grad_x = product(q, quantise.transposed(weight, "weight"), dtype).to(dtype)
+            if of_weight is not None and not (kept and kept.is_latest(of_weight)):
+                # The layer has met other bytes, and these may be there again.
+                of_weight = None
+            turned = quantise.transposed(weight, "weight", of_weight, kept)
+            grad_x = product(q, turned, dtype).to(dtype)
         if saved is not None:
             of_grad = quantise.transposed(rows, "output gradient", q)
             grad_weight = product(of_grad, saved, dtype)
@@ -368,27 +394,35 @@ class _Quantiser:
 
     def __call__(self, matrix: Tensor, role: str, kept: KeptWeight | None = None) -> Operand:
         """A matrix, quantised along its last dimension, or ``kept`` from an earlier call."""
-        if kept is None:
-            operand, summary = self._encode(matrix)
-        else:
-            operand, summary = kept.get(matrix, self.mor, self._encode)
+        operand, summary = self._kept(matrix, role, kept)
         if self.note is not None:
             self.note(role, summary)
         return operand
 
-    def _encode(self, matrix: Tensor) -> tuple[Operand, Summary]:
+    def _encode(self, matrix: Tensor, kept: KeptEncoding | None = None) -> tuple[Operand, Summary]:
         if matrix.dtype not in ACTIVATION_DTYPES:
             matrix = matrix.float()
-        mixture, summary = self.mor.encode(matrix.detach())
+        mixture, summary = self.mor.encode(matrix.detach(), kept)
         return Operand(mixture, summary), summary
 
-    def transposed(self, matrix: Tensor, role: str, known: Operand | None = None) -> Operand:
+    def transposed(
+        self,
+        matrix: Tensor,
+        role: str,
+        known: Operand | None = None,
+        kept: KeptWeight | None = None,
+    ) -> Operand:
         """A matrix, quantised along its first dimension; ``known`` is it along its last."""
         if self.mor.is_symmetric:
             # No note: the decision is the one already noted.
-            known = known or self._encode(matrix)[0]
+            known = known or self._kept(matrix, role, kept)[0]
             return Operand(known.mixture, known.summary, transposed=True)
-        return self(matrix.t(), f"{role} transposed")
+        return self(matrix.t(), f"{role} transposed", kept)
+
+    def _kept(self, matrix: Tensor, role: str, kept: KeptWeight | None) -> tuple[Operand, Summary]:
+        if kept is None:
+            return self._encode(matrix)
+        return kept.get(matrix, self.mor, self._encode, role)
 
 
 _Saved = tuple[tuple[Any, ...], Summary | None, bool]
@@ -456,7 +490,7 @@ def mor_linear_op(
         The output; the five tensors of the saved mixture, and the numbers of its summary.
     """
     config = MoR.from_text(mor)
-    y, saved = forward_product(x, weight, bias, config, _note_of(ticket), save=save)
+    y, saved, _ = forward_product(x, weight, bias, config, _note_of(ticket), save=save)
     if saved is None:
         return y, *_nothing(x)
     assert saved.summary is not None

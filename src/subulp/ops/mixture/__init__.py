@@ -39,10 +39,12 @@ from ...numerics.partition import (
 from ...numerics.scaling import Scaling, check_matrix
 from .. import backend
 from .job import DecodeJob, EncodeJob, part_of
+from .kept import KeptEncoding
 
 __all__ = [
     "DecodeJob",
     "EncodeJob",
+    "KeptEncoding",
     "decode",
     "encode",
     "mixture_decode",
@@ -60,12 +62,15 @@ def encode(
     group: Partition = "tensor",
     threshold: float = DEFAULT_THRESHOLD,
     metric: str = RELATIVE_ERROR,
+    kept: KeptEncoding | None = None,
 ) -> tuple[Mixture, Summary]:
     """:func:`subulp.numerics.mixture.encode` at the speed of the device.
 
     Recipes are data, and the metrics of ``numerics.metrics.KNOWN`` are compiled: whatever is made
     of them runs in the device's kernels, the paper's recipes with its metric in one fused pass.
-    Arguments and errors are those of the definition.
+    Arguments and errors are those of the definition, but for ``kept``: what Triton's kernels leave
+    as it is while ``x`` has the same bytes; the mixture's tensors are then those of the call before
+    (default: nothing).
 
     Warns:
         UserWarning: The metric is a registered Python function, which runs in plain PyTorch.
@@ -99,10 +104,13 @@ def encode(
     if recipe.rules == ALWAYS_E4M3.rules and metric == RELATIVE_ERROR:
         # For which there is a fused pass.
         recipe, threshold = TENSOR, math.inf
-    # A graph has the operator.
-    call = mixture_encode if torch.compiler.is_compiling() else encode_stored
     dense = x if _takes_any_strides(x.device) else x.contiguous()
-    *stored, numbers = call(dense, to_text(recipe), block, groups, scaling, threshold, metric)
+    arguments = dense, to_text(recipe), block, groups, scaling, threshold, metric
+    # A graph has the operator.
+    if torch.compiler.is_compiling():
+        *stored, numbers = mixture_encode(*arguments)
+    else:
+        *stored, numbers = _encode_stored(*arguments, kept)
     found = _mixture(stored, recipe, block, groups, scaling, wide_format_of(x.dtype))
     return found, definition.summarise(recipe, numbers, found.wide_format)
 
@@ -168,17 +176,7 @@ def encode_stored(
         ValueError: ``x`` is no matrix, or not contiguous where C++ reads it, or an argument is
             unknown or cannot apply.
     """
-    check_matrix(x)
-    if not (x.is_contiguous() or _takes_any_strides(x.device)):
-        raise ValueError(f"x has strides {x.stride()}: the kernels read rows; call x.contiguous()")
-    found = _check(recipe, block, groups, scaling)
-    if scaling == "amax" and tuple(groups) != (1, 1):
-        raise ValueError(f"groups={tuple(groups)} cannot apply to scaling='amax': use (1, 1)")
-    if metric not in KNOWN:
-        raise ValueError(f"metric={metric!r} is unknown: use one of {', '.join(KNOWN)}")
-    job = EncodeJob(x, found, *_sizes(x.shape, block, groups), _scaling(scaling), threshold, metric)
-    result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = backend.run("mixture", job)
-    return result
+    return _encode_stored(x, recipe, block, groups, scaling, threshold, metric, None)
 
 
 mixture_encode = torch.library.custom_op("subulp::mixture_encode", encode_stored, mutates_args=())
@@ -298,6 +296,30 @@ def _(
     wide_format: str = WIDE_FORMATS[0].name,
 ) -> Tensor:
     return torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+
+
+def _encode_stored(
+    x: Tensor,
+    recipe: str,
+    block: Sequence[int],
+    groups: Sequence[int],
+    scaling: str,
+    threshold: float,
+    metric: str,
+    kept: KeptEncoding | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    check_matrix(x)
+    if not (x.is_contiguous() or _takes_any_strides(x.device)):
+        raise ValueError(f"x has strides {x.stride()}: the kernels read rows; call x.contiguous()")
+    found = _check(recipe, block, groups, scaling)
+    if scaling == "amax" and tuple(groups) != (1, 1):
+        raise ValueError(f"groups={tuple(groups)} cannot apply to scaling='amax': use (1, 1)")
+    if metric not in KNOWN:
+        raise ValueError(f"metric={metric!r} is unknown: use one of {', '.join(KNOWN)}")
+    sizes = _sizes(x.shape, block, groups)
+    job = EncodeJob(x, found, *sizes, _scaling(scaling), threshold, metric, kept)
+    result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = backend.run("mixture", job)
+    return result
 
 
 def _mixture(

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...numerics.metrics import RELATIVE_ERROR, TILE_COLUMNS, TILE_ROWS
 from ...numerics.mixture import RECIPES, Mixture, Recipe
 from ...numerics.scaling import Scaling
+from .kept import KeptEncoding
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class EncodeJob:
         scaling: Where mantissas come from.
         threshold: What ``below_threshold`` compares with where it has no number of its own.
         metric: One of ``numerics.metrics.KNOWN``.
+        kept: What Triton's kernels leave as it is while ``x`` has the same bytes, ``None`` for
+            nothing.
     """
 
     x: Tensor
@@ -34,6 +37,7 @@ class EncodeJob:
     scaling: Scaling
     threshold: float
     metric: str = RELATIVE_ERROR
+    kept: KeptEncoding | None = None
 
     @property
     def fused(self) -> Recipe | None:

@@ -56,22 +56,10 @@ class Operand:
             found = backend.run("mixture", DecodeJob(self.mixture, room))
         return found.t() if self.transposed else found
 
-    def codes(self) -> Tensor:
-        """The narrow values, uint8 (rows, k), contiguous; for operands wholly in one format."""
-        codes = self.mixture.codes
-        return codes.t().contiguous() if self.transposed else codes
-
     @property
     def format(self) -> Format | None:
         """The narrow format that all of it is in, ``None`` for several or a wide one."""
         return next((fmt for fmt in self.mixture.formats if fmt.name == self.sole), None)
-
-    def inverse_scales(self) -> Tensor:
-        """FP32 (block rows, blocks along k); of operands that are wholly in one narrow format."""
-        assert self.format is not None
-        index = self.mixture.formats.index(self.format)
-        found = self.mixture.scales(index).inverse_per_block()
-        return found.t() if self.transposed else found
 
     def _turn(self, pair: tuple[int, int] | torch.Size) -> tuple[int, int]:
         first, second = pair
@@ -91,7 +79,7 @@ class ProductJob:
     Attributes:
         a: (rows, k).
         b: (columns, k).
-        dtype: Dtype of the result, BF16 or FP16, to which decoded values are rounded.
+        dtype: Dtype of the result, FP32, BF16 or FP16, to which decoded values are rounded.
         bias: (columns,), FP32, BF16 or FP16, or ``None``.
         units: Whether units of FP8 multiply blocks in E4M3.
     """
@@ -106,6 +94,11 @@ class ProductJob:
     def device(self) -> torch.device:
         """Device of the factors."""
         return self.a.mixture.codes.device
+
+    def result(self) -> Tensor:
+        """Memory for the product."""
+        shape = self.a.shape[0], self.b.shape[0]
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     @property
     def step(self) -> int | None:

@@ -1,8 +1,8 @@
 """Products of mixtures: on units of FP8 where they can multiply the operands, else decoded.
 
 A narrow value times the inverse of its scale is the operand, on every device; units of FP8 multiply
-the narrow values and the inverse scales apart, which rounds at other places. Of BF16 and FP16
-activations, a kernel on a GPU chooses by itself (triton_product.py); of FP32 ones, the host does.
+the narrow values and the inverse scales apart, which rounds at other places. A kernel chooses by
+itself (triton_product.py): the host would wait to know the formats.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.functional import ScalingType
 
 from ...numerics import E4M3, E5M2
 from .. import backend, bf16_product
@@ -29,10 +27,6 @@ TILE_BYTES = 8 * 1024 * 1024
 _ADDED = (torch.float32, torch.bfloat16, torch.float16)
 # The most and the least exponent of a factor that is a normal number, as its inverse is.
 _EXPONENTS = range(-126, 127)
-# What cuBLAS wants of the contracted size and of the columns.
-_MULTIPLE = 16
-# Values along the contraction that share a scale, in cuBLAS's finest scaling by FP32.
-_TILE = 128
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -53,24 +47,29 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
     device = a.mixture.codes.device
     if device.type == "cpu" and dtype == torch.bfloat16 and bf16_product.units_at(device):
         return _bf16_product(a, b, bias)
-    has_kernel = device.type == "cuda" and backend.choose(device).backend == "triton"
-    if has_kernel and dtype != torch.float32:
-        if bias is not None and bias.dtype not in _ADDED:
-            bias = bias.float()
-        job = ProductJob(a, b, dtype, bias, units=fp8.units_at(device))
-        if job.step is not None:
-            multiplied: Tensor = backend.run("mixture", job)
-            return multiplied
+    added = bias if bias is None or bias.dtype in _ADDED else bias.float()
+    job = ProductJob(a, b, dtype, added, units=fp8.units_at(device))
+    if _is_for_kernel(job):
+        multiplied: Tensor = backend.run("mixture", job)
+        return multiplied
     found = _product(a, b, dtype)
     return found if bias is None else found + bias.to(found.dtype)
 
 
+def _is_for_kernel(job: ProductJob) -> bool:
+    """Whether one launch multiplies the operands as they are stored.
+
+    Of FP32 activations, only where units of FP8 may do: else decoded values are multiplied by
+    PyTorch, whose products in FP32 are faster than the kernel's.
+    """
+    if job.device.type != "cuda" or backend.choose(job.device).backend != "triton":
+        return False
+    multiplies = job.dtype != torch.float32 or (job.units and job.is_aligned)
+    return multiplies and job.step is not None
+
+
 def _product(a: Operand, b: Operand, dtype: torch.dtype) -> Tensor:
     device = a.mixture.codes.device
-    if dtype == torch.float32 and fp8.units_at(device):
-        scaling = scaling_of(a, b, tiles=has_tiles(device))
-        if scaling is not None:
-            return unit_product(a, b, scaling)
     if device.type == "cpu":
         return _tiled_product(a.values(), b)
     rounded = dtype if device.type == "cuda" else torch.float32
@@ -161,86 +160,3 @@ def _tiled_product(left: Tensor, b: Operand) -> Tensor:
         else:
             out.add_(torch.mm(left[:, tile], decoded, out=term))
     return out
-
-
-# ------------------------------------------------------------------------------------ units of FP8
-
-
-def has_tiles(device: torch.device) -> bool:
-    """Whether operands may have a scale for every 128 values of a row."""
-    # cuBLAS has these since CUDA 12.9, PyTorch has them on Hopper alone.
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    return hopper and _cuda_version() >= (12, 9)
-
-
-def scaling_of(a: Operand, b: Operand, *, tiles: bool) -> ScalingType | None:
-    """The kind of scales with which units of FP8 multiply two operands to FP32.
-
-    Args:
-        a: (rows, k).
-        b: (columns, k).
-        tiles: Whether the units take scales of tiles.
-
-    Returns:
-        ``None`` if the units cannot multiply these operands.
-    """
-    # By what the formats are: a simulated one may have the name of another.
-    if a.format not in _FP8 or b.format not in _FP8 or a.format == b.format == E5M2:
-        return None
-    if _is_tensorwise(a) and _is_tensorwise(b):
-        return ScalingType.TensorWise
-    tiled = tiles and a.format == b.format == E4M3 and _is_tiled(a) and _is_tiled(b)
-    return ScalingType.BlockWise1x128 if tiled else None
-
-
-def unit_product(a: Operand, b: Operand, scaling: ScalingType) -> Tensor:
-    """``a @ b.T`` in FP32, with scales as :func:`scaling_of` says."""
-    rows, columns = a.shape[0], b.shape[0]
-    tiled = scaling == ScalingType.BlockWise1x128
-    width = _TILE if tiled else _MULTIPLE
-    # Columns of scales begin at multiples of 16 bytes, so tiles want whole fours of rows too.
-    left = _padded(a, _MULTIPLE if tiled else 1, width)
-    right = _padded(b, _MULTIPLE, width)
-    of_left = _scales(a, left.shape[0], scaling)
-    of_right = _scales(b, right.shape[0], scaling)
-    result = F.scaled_mm(
-        *(left, right.t(), of_left, scaling, of_right, scaling),
-        output_dtype=torch.float32,
-    )
-    return result[:rows, :columns]
-
-
-def _is_tensorwise(operand: Operand) -> bool:
-    return operand.mixture.exponents.numel() == 1
-
-
-def _is_tiled(operand: Operand) -> bool:
-    """Whether no two values of a tile have different scales."""
-    width = operand.block[1]
-    return width % _TILE == 0 or width == operand.shape[1]
-
-
-def _padded(operand: Operand, height: int, width: int) -> Tensor:
-    """Codes in multiples of rows and columns; the code 0 is the number 0."""
-    codes = operand.codes()
-    missing = -codes.shape[0] % height, -codes.shape[1] % width
-    if any(missing):
-        codes = F.pad(codes, (0, missing[1], 0, missing[0]))
-    assert operand.format is not None
-    return codes.view(_FP8[operand.format])
-
-
-def _scales(operand: Operand, rows: int, scaling: ScalingType) -> Tensor:
-    """FP32: (), or (rows, tiles) with a column's scales next to each other in memory."""
-    inverse = operand.inverse_scales()
-    if scaling == ScalingType.TensorWise:
-        return inverse.reshape(())
-    height, width = operand.block
-    tiles = torch.arange(0, operand.shape[1], _TILE, device=inverse.device)
-    inverse = inverse[:, tiles // width].repeat_interleave(height, 0)[: operand.shape[0]]
-    padded = F.pad(inverse, (0, 0, 0, rows - inverse.shape[0]), value=1.0)
-    return padded.t().contiguous().t() if padded.shape[1] > 1 else padded.contiguous()
-
-
-def _cuda_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in (torch.version.cuda or "0").split("."))

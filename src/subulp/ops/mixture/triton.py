@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics import format_of
-from ...numerics.metrics import RELATIVE_ERROR
-from ...numerics.mixture import THREE_WAY, Recipe, wide_format_of
+from ...numerics.mixture import DEFAULT_THRESHOLD, THREE_WAY, Mixture, Recipe, wide_format_of
+from ...numerics.partition import grid_of
 from ..triton import launch
 from ..triton.choices import Configuration
-from . import triton_decode, triton_encode, triton_product, triton_recipe
-from .job import DecodeJob, Job
-from .operand import ProductJob, steps_of
-from .triton_tiles import layout_of, warps_of
+from . import triton_decode, triton_encode, triton_product
+from .job import DecodeJob, EncodeJob, Job
+from .kept import KeptEncoding
+from .operand import ProductJob
+from .triton_tiles import Launch
 
 
 def run(job: Job | ProductJob) -> tuple[Tensor, ...] | Tensor:
@@ -26,7 +26,7 @@ def run(job: Job | ProductJob) -> tuple[Tensor, ...] | Tensor:
     Raises:
         RuntimeError: The kernels do not run on the device of the tensors.
     """
-    launch.check_device(triton_encode.measure_kernel, job.device)
+    launch.check_device(triton_encode.candidates_kernel, job.device)
     if isinstance(job, ProductJob):
         return triton_product.multiply(job)
     if isinstance(job, DecodeJob):
@@ -34,103 +34,72 @@ def run(job: Job | ProductJob) -> tuple[Tensor, ...] | Tensor:
     return triton_encode.encode(job)
 
 
-KERNELS = "measure", "blocks", "candidates", "chunks", "write", "decode"
+def encode_job(
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    dtype: torch.dtype,
+    recipe: Recipe = THREE_WAY,
+    *,
+    kept: bool = False,
+) -> EncodeJob:
+    """A matrix without numbers, of which compilers are told.
+
+    Args:
+        shape: Rows and columns.
+        block: Those of a block.
+        dtype: FP32, BF16 or FP16.
+        recipe: What decides (default: in three ways).
+        kept: Whether what is encoded is kept (default: ``False``).
+    """
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    block = min(block[0], shape[0]), min(block[1], shape[1])
+    encoding = KeptEncoding() if kept else None
+    return EncodeJob(
+        x, recipe, block, grid_of(shape, block), "gam", DEFAULT_THRESHOLD, kept=encoding
+    )
+
+
+def encoded(job: EncodeJob) -> Mixture:
+    """What becomes of a matrix without numbers."""
+    stored, _numbers, _launches = triton_encode.planned(job)
+    codes, types, mantissa, exponents, low = stored
+    return Mixture(
+        *(codes, types, mantissa, exponents, low),
+        job.recipe.formats,
+        job.block,
+        job.groups,
+        wide_format_of(job.x.dtype),
+    )
+
+
+def launches_of(job: Job | ProductJob, configuration: Configuration | None = None) -> list[Launch]:
+    """All launches of a job; of a product, in its first configuration or another."""
+    if isinstance(job, ProductJob):
+        return [triton_product.planned(job, job.result(), configuration)]
+    if isinstance(job, DecodeJob):
+        return [triton_decode.planned(job, job.result())]
+    return triton_encode.planned(job)[2]
 
 
 def compile_for(
     target: launch.Target,
     kernel: str,
-    block: tuple[int, int],
-    dtype: torch.dtype,
-    recipe: Recipe = THREE_WAY,
+    job: Job | ProductJob,
+    configuration: Configuration | None = None,
 ) -> Any:
     """Compile a kernel ahead of time, see :func:`subulp.ops.triton.launch.compile_for`.
 
     Args:
         target: Which GPU.
-        kernel: One of :data:`KERNELS`.
-        block: Rows and columns of a block.
-        dtype: Dtype of the matrix, or of the decoded one.
-        recipe: What decides (default: in three ways).
-    """
-    module = triton_decode if kernel == "decode" else triton_encode
-    compiled = getattr(module, f"{kernel}_kernel")
-    layout = layout_of(block)
-    known: dict[str, Any] = {
-        **layout,
-        "FORMAT": format_of(dtype).name,
-        "TO": format_of(dtype).name,
-        "RECIPE": triton_recipe.name_of(recipe),
-        "METRIC": RELATIVE_ERROR,
-        "SCALING": "gam",
-        "GROUPS": "many",
-        "WIDE": wide_format_of(dtype).name,
-        **{"TILES": 1, "BLOCKS": 128, "PART": 128, "IS_BLOCK": True},
-        "CHUNKS": "few",
-        "OF_TENSOR": False,
-        "LOW": True,
-    }
-    word = {2: "*i16", 4: "*i32"}[dtype.itemsize]
-    types = {"x": word, "out": word, "threshold": "fp32"}
-    types |= {name: kind for kind, names in _POINTERS.items() for name in names}
-    constants = {compiled.arg_names[i] for i in compiled.constexprs}
-    signature = {n: types.get(n, "i32") for n in compiled.arg_names if n not in constants}
-    options = {name: value for name, value in known.items() if name in constants}
-    options["num_warps"] = warps_of(layout) if "ROWS" in constants else 4
-    return launch.compile_for(compiled, target, signature, **options)
-
-
-def compile_product(
-    target: launch.Target,
-    dtype: torch.dtype,
-    *,
-    rows: int,
-    transposed: tuple[bool, bool],
-    constant: bool = False,
-    configuration: Configuration | None = None,
-) -> Any:
-    """Compile the product ahead of time, with units of FP8 where a GPU has them.
-
-    Args:
-        target: Which GPU.
-        dtype: Dtype of the result.
-        rows: Rows of the result.
-        transposed: Whether the contraction runs over the rows of each mixture.
-        constant: Whether no scale changes along it.
+        kernel: ``"measure"``, ``"blocks"``, ``"candidates"``, ``"chunks"``, ``"write"``,
+            ``"decode"`` or ``"product"``.
+        job: What launches it; its tensors need no numbers.
         configuration: One of :func:`.triton_product.configurations` (default: the first).
+
+    Raises:
+        ValueError: The job does not.
     """
-    table = triton_product.configurations(rows, constant=constant)
-    constants: dict[str, Any] = {
-        **{
-            "TO": format_of(dtype).name,
-            "BIAS": True,
-            "UNITS": isinstance(target, int) and target >= 89,
-        },
-        **{"STEP": steps_of(transposed)[0], "CONSTANT": constant, "INTERPRETED": False},
-        **triton_product.order_of(rows),
-        **(configuration or table[0]),
-    }
-    for factor, turned in zip("ab", transposed, strict=True):
-        constants |= {
-            f"{factor.upper()}_RECIPE": triton_decode.name_of(THREE_WAY.formats),
-            f"{factor.upper()}_OF_TENSOR": False,
-            f"{factor.upper()}_WIDE": wide_format_of(dtype).name,
-            f"{factor.upper()}_LOW": True,
-            f"{factor.upper()}_TURNED": turned,
-        }
-    word = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}[dtype]
-    types = {"bias": word, "out": word}
-    types |= {f"{f}_{n}": kind for kind, names in _POINTERS.items() for n in names for f in "ab"}
-    kernel = triton_product.product_kernel
-    signature = {n: types.get(n, "i32") for n in kernel.arg_names if n not in constants}
-    return launch.compile_for(kernel, target, signature, **constants)
-
-
-_POINTERS = {
-    "*u8": ("codes", "low", "types"),
-    "*i8": ("exponents",),
-    "*i32": ("largest", "smallest", "counts", "groups"),
-    "*i64": ("whole", "counted"),
-    "*fp32": ("amax", "least", "sums", "of_chunks", "mantissa"),
-    "*fp64": ("numbers",),
-}
+    launches = {each.name: each for each in launches_of(job, configuration)}
+    if kernel not in launches:
+        raise ValueError(f"kernel={kernel!r} is not launched: there are {', '.join(launches)}")
+    return launches[kernel].compile_for(target)

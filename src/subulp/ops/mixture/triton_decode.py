@@ -15,33 +15,38 @@ from ..triton import codec
 from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .job import DecodeJob
-from .triton_tiles import Tiles, launch, place, steps, warps_of
+from .triton_tiles import Launch, Tiles, place, steps, warps_of
 
 
 def decode(job: DecodeJob) -> Tensor:
     """The matrix."""
-    m, out = job.mixture, job.result()
+    out = job.result()
+    planned(job, out).run(job.device)
+    return out
+
+
+def planned(job: DecodeJob, out: Tensor) -> Launch:
+    """The launch that writes the matrix."""
+    m = job.mixture
     tiles = Tiles(m.shape, m.block)
     # Without wide blocks there is none, and no kernel asks for it.
     low = m.lower_bytes() if m.wide.numel() else m.codes
-    to = format_of(out.dtype).name
-    launch(
-        decode_kernel,
-        (tiles.programs,),
-        job.device,
+    arguments = (
         *(m.codes.contiguous(), m.types.contiguous(), m.mantissa.contiguous()),
         *(m.exponents.contiguous(), low.contiguous(), out.view(codec.WORDS[out.dtype.itemsize])),
         *(m.mantissa.shape[1] * m.mantissa.shape[2], *tiles.sizes),
         *(*m.blocks_of_group, m.mantissa.shape[2]),
-        RECIPE=name_of(m.formats),
-        OF_TENSOR=m.types.numel() == 1,
-        WIDE=m.wide_format.name,
-        LOW=m.wide.numel() > 0,
-        TO=to,
-        **tiles.layout,
-        num_warps=warps_of(tiles.layout),
     )
-    return out
+    options = {
+        "RECIPE": name_of(m.formats),
+        "OF_TENSOR": m.types.numel() == 1,
+        "WIDE": m.wide_format.name,
+        "LOW": m.wide.numel() > 0,
+        "TO": format_of(out.dtype).name,
+        **tiles.layout,
+        "num_warps": warps_of(tiles.layout),
+    }
+    return Launch(decode_kernel, (tiles.programs,), arguments, options)
 
 
 @functools.cache

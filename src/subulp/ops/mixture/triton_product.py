@@ -23,42 +23,40 @@ from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .operand import Operand, ProductJob
 from .triton_decode import name_of
-from .triton_tiles import launch
+from .triton_tiles import Launch
 
 
 def multiply(job: ProductJob) -> Tensor:
     """``a @ b.T + bias``."""
-    assert job.step is not None
-    rows, columns = job.a.shape[0], job.b.shape[0]
-    out = torch.empty(rows, columns, dtype=job.dtype, device=job.device)
-    flags = _flags(job)
-    operands = *_arguments(job.a), *_arguments(job.b)
-
-    def run(configuration: Configuration, out: Tensor) -> None:
-        tiles = triton.cdiv(rows, configuration["ROWS"])
-        launch(
-            product_kernel,
-            (tiles * triton.cdiv(columns, configuration["COLUMNS"]),),
-            job.device,
-            *(*operands, out if job.bias is None else job.bias, out),
-            *(rows, columns, job.a.shape[1]),
-            **flags,
-            **configuration,
-        )
-
-    sizes = {"rows": rows, "columns": columns, "length": job.a.shape[1]}
-    run(
-        tuning.choose(
-            "product_kernel",
-            configurations(rows, constant=job.is_constant),
-            flags | {name: tuning.rounded(size, MOST) for name, size in sizes.items()},
-            job.device,
-            # Of all that a launch is given, it writes to the result alone.
-            lambda: partial(run, out=torch.empty_like(out)),
-        ),
-        out,
+    out = job.result()
+    sizes = {"rows": out.shape[0], "columns": out.shape[1], "length": job.a.shape[1]}
+    configuration = tuning.choose(
+        "product_kernel",
+        configurations(out.shape[0], job.dtype, constant=job.is_constant),
+        _flags(job) | {name: tuning.rounded(size, MOST) for name, size in sizes.items()},
+        job.device,
+        # Of all that a launch is given, it writes to the result alone.
+        lambda: partial(_run, job, torch.empty_like(out)),
     )
+    _run(job, out, configuration)
     return out
+
+
+def _run(job: ProductJob, out: Tensor, configuration: Configuration) -> None:
+    planned(job, out, configuration).run(job.device)
+
+
+def planned(job: ProductJob, out: Tensor, configuration: Configuration | None = None) -> Launch:
+    """The launch that writes the product, by default in the first of its configurations."""
+    rows, columns = out.shape
+    if configuration is None:
+        configuration = configurations(rows, job.dtype, constant=job.is_constant)[0]
+    grid = triton.cdiv(rows, configuration["ROWS"]) * triton.cdiv(columns, configuration["COLUMNS"])
+    arguments = (
+        *(*_arguments(job.a), *_arguments(job.b), out if job.bias is None else job.bias, out),
+        *(rows, columns, job.a.shape[1]),
+    )
+    return Launch(product_kernel, (grid,), arguments, {**_flags(job), **configuration})
 
 
 MOST = 1 << 14
@@ -76,9 +74,11 @@ _FEW_ROWS: tuning.Table = (
     {"ROWS": 64, "COLUMNS": 32, "num_warps": 4},
     {"ROWS": 64, "COLUMNS": 128, "num_warps": 8},
 )
+# Decoded FP32 takes twice the registers: only so many threads have enough of them.
+_OF_FP32: tuning.Table = ({"ROWS": 64, "COLUMNS": 64, "num_warps": 8},)
 
 
-def configurations(rows: int, *, constant: bool) -> tuning.Table:
+def configurations(rows: int, dtype: torch.dtype, *, constant: bool) -> tuning.Table:
     """Sizes of the part of the result that a program computes, and what belongs to them.
 
     With fewer than 64 rows or four warps, or with more than eight, some GPUs multiply on other
@@ -86,15 +86,18 @@ def configurations(rows: int, *, constant: bool) -> tuning.Table:
 
     Args:
         rows: Rows of the result.
+        dtype: Its dtype.
         constant: Whether no scale changes along the contraction.
     """
+    if dtype == torch.float32:
+        return _OF_FP32
     if rows <= 64:
         return _FEW_ROWS
     # Of 128 rows and 128 columns the numbers fill the registers, here those of so few warps do.
     return _TALL if constant else (*_TALL, _SMALL)
 
 
-def order_of(rows: int) -> dict[str, int]:
+def order_of(rows: int, dtype: torch.dtype) -> dict[str, int]:
     """What no configuration changes.
 
     Returns:
@@ -102,10 +105,12 @@ def order_of(rows: int) -> dict[str, int]:
         rows and columns of the result that units of FP8 multiply together or not at all, at least
         those of any part; ``BAND``, rows of parts that share what they read of the second factor.
     """
-    return {"PART": 32 if rows > 64 else 16, "TOGETHER": 128, "BAND": 8}
+    tall = rows > 64 and dtype != torch.float32
+    return {"PART": 32 if tall else 16, "TOGETHER": 128, "BAND": 8}
 
 
 def _flags(job: ProductJob) -> dict[str, Any]:
+    assert job.step is not None
     return {
         **_constants("A_", job.a),
         **_constants("B_", job.b),
@@ -114,7 +119,7 @@ def _flags(job: ProductJob) -> dict[str, Any]:
         "UNITS": job.units and job.is_aligned,
         "STEP": job.step,
         "CONSTANT": job.is_constant,
-        **order_of(job.a.shape[0]),
+        **order_of(job.a.shape[0], job.dtype),
         "INTERPRETED": not isinstance(product_kernel, triton.JITFunction),
     }
 
@@ -269,9 +274,12 @@ def decoded(
         wide = here & (kind == last)[:, None]
         lower = tl.load(low + at, mask=wide, other=0).to(tl.uint32)
         value = tl.where((kind == last)[:, None], codec.value(code << 8 | lower, WIDE), value)
-    return (
-        rounded(value, TO) if INTERPRETED else value.to(tl.float16 if TO == "fp16" else tl.bfloat16)
-    )
+    if TO != "fp32":
+        if INTERPRETED:
+            value = rounded(value, TO)
+        else:
+            value = value.to(tl.float16 if TO == "fp16" else tl.bfloat16)
+    return value
 
 
 @triton.jit
@@ -418,7 +426,8 @@ def product_kernel(
                 b_group_height, b_group_width, b_group_row, b_group_k, B_RECIPE, B_OF_TENSOR,
                 B_WIDE, B_LOW, TO, PART, INTERPRETED,
             )  # fmt: skip
-            total = tl.dot(left, tl.trans(right), total)
+            # FP32 is not cut to TF32.
+            total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
     if BIAS:
         added = tl.load(bias + column, mask=of_b, other=0.0).to(tl.float32)
         total += added[None, :]

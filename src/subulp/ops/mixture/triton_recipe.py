@@ -83,6 +83,18 @@ def narrow_formats(recipe):
 
 
 @triton.constexpr_function
+def fields(recipe):
+    """How many numbers a summary is made of, see ``numerics.mixture.numbers_of``."""
+    return 2 * (len(_known[recipe].entries) + 1) + 6
+
+
+@triton.constexpr_function
+def power_of_two(count):
+    """The least that is not below a number."""
+    return 1 << (count - 1).bit_length()
+
+
+@triton.constexpr_function
 def candidates(recipe):
     """How many formats have errors."""
     return len(_known[recipe].candidates)
@@ -339,7 +351,8 @@ def types_of(
     if is_of_tensor(RECIPE):
         one = tl.arange(0, 1)
         most = tl.load(whole + one).to(tl.int32).to(tl.float32, bitcast=True)
-        smallest = tl.load(whole + 1 + one).to(tl.int32).to(tl.float32, bitcast=True)
+        below = tl.load(whole + 1 + one).to(tl.int32)
+        smallest = (0x7F800000 - below).to(tl.float32, bitcast=True)
         count = tl.load(whole + 2 + one)
     else:
         most = tl.load(amax + block, mask=here, other=0.0)

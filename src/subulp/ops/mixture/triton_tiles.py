@@ -8,6 +8,7 @@ tiles, and of the block that the tile is of, is a vector: of those rows, or of o
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import triton.language as tl
 from ...numerics.metrics import LANES, TILE_COLUMNS, TILE_ROWS
 from ...numerics.partition import grid_of
 from ..triton import codec
+from ..triton.launch import Target, compile_for, converts
 
 ROWS = 32
 """Rows of a program whose rows are tiles of their own."""
@@ -83,10 +85,61 @@ def warps_of(layout: dict[str, Any]) -> int:
     return max(4, values // 256)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any, **options: Any):
-    """Run a kernel, every operation rounded by itself."""
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        kernel[grid](*args, **options, enable_fp_fusion=False)
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with all that a launch gives it.
+
+    Attributes:
+        kernel: The kernel.
+        grid: Programs.
+        arguments: Those at run time, in their order.
+        options: Constexpr arguments, and ``num_warps``.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What it does."""
+        name: str = self.kernel.__name__
+        return name.removesuffix("_kernel")
+
+    def run(self, device: torch.device) -> None:
+        """Run it, every operation rounded by itself."""
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            self.kernel[self.grid](*self.arguments, **self.options, enable_fp_fusion=False)
+
+    def compile_for(self, target: Target) -> Any:
+        """Compile it for a GPU that need not be there."""
+        names = self.kernel.arg_names[: len(self.arguments)]
+        told = dict(zip(names, map(_told, self.arguments), strict=True))
+        options = dict(self.options)
+        if "CONVERTS" in options:
+            options["CONVERTS"] = converts(target)
+        return compile_for(self.kernel, target, told, **options)
+
+
+_POINTERS = {
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+}
+
+
+def _told(argument: Any) -> int | str:
+    """What a compiler is told of an argument."""
+    if isinstance(argument, torch.Tensor):
+        return _POINTERS[argument.dtype]
+    return "fp32" if isinstance(argument, float) else int(argument)
 
 
 # ------------------------------------------------------------------------------------ the functions

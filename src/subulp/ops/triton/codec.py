@@ -2,7 +2,8 @@
 """Narrow formats in Triton: decode to FP32, encode by nearest-even or from random bits.
 
 The algorithm of :mod:`subulp.numerics.rounding` and :mod:`subulp.numerics.extra_bits`, in integers:
-the casts of the hardware saturate, round and treat NaN in ways of their own. Tensors hold codes
+the casts of the hardware saturate, round and treat NaN in ways of their own; :func:`converted`
+uses those that are known to the bit. Tensors hold codes
 (uint32, sign included) or FP32 values; a format is the constexpr name of a
 :class:`subulp.numerics.Format`.
 """
@@ -181,10 +182,40 @@ def fraction_of(bits, fmt: tl.constexpr):
     return bits >> 16 if fmt == "bf16" else bits.to(tl.uint64)
 
 
+@triton.constexpr_function
+def is_converted(fmt, converts):
+    """Whether a GPU that converts to FP8 has this format."""
+    return converts and fmt in ("e4m3", "e5m2")
+
+
 @triton.jit
-def nearest(x, fmt: tl.constexpr):
-    """Codes of FP32 values, rounded to nearest-even, saturating."""
-    if fmt == "fp32":
+def put_right(code, x, fmt: tl.constexpr):
+    """Our codes from those of a GPU's conversion, ``cvt.rn.satfinite``.
+
+    It rounds as we do, subnormal numbers too, keeps the sign of a zero and saturates; but so do
+    infinities, and NaN has no sign.
+    """
+    special = restore_special(tl.zeros(x.shape, tl.uint32), x, fmt)
+    return tl.where(magnitude_of(x) < 0x7F800000, code, special)
+
+
+@triton.jit
+def converted(x, fmt: tl.constexpr):
+    """:func:`nearest` by an instruction for two values; no interpreter's cast is to be trusted."""
+    cast = x.to(tl.float8e4nv if fmt == "e4m3" else tl.float8e5)
+    return put_right(cast.to(tl.uint8, bitcast=True).to(tl.uint32), x, fmt)
+
+
+@triton.jit
+def nearest(x, fmt: tl.constexpr, CONVERTS: tl.constexpr = False):
+    """Codes of FP32 values, rounded to nearest-even, saturating.
+
+    ``CONVERTS`` says that the GPU has conversions to FP8, see
+    :func:`subulp.ops.triton.launch.converts`: the same bits in fewer instructions.
+    """
+    if is_converted(fmt, CONVERTS):
+        code = converted(x, fmt)
+    elif fmt == "fp32":
         code = x.to(tl.uint32, bitcast=True)
     else:
         magnitude = magnitude_of(x)

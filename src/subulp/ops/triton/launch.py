@@ -296,6 +296,24 @@ def gpu_of(target: Target) -> GPUTarget:
     return GPUTarget("hip", target, 64)
 
 
+# The first that converts to FP8: Ada.
+_CONVERTS = 89
+
+
+def converts(target: Target) -> bool:
+    """Whether a GPU converts FP32 to E4M3 and E5M2, as :func:`.codec.converted` has it do."""
+    return isinstance(target, int) and target >= _CONVERTS
+
+
+def converts_at(device: torch.device) -> bool:
+    """Whether kernels on a device may use :func:`.codec.converted`; never interpreted ones."""
+    interpreted = not isinstance(work, triton.JITFunction)
+    if interpreted or device.type != "cuda" or torch.version.hip is not None:
+        return False
+    major, minor = torch.cuda.get_device_capability(device)
+    return converts(10 * major + minor)
+
+
 @triton.jit
 def work(programs):  # type: ignore[no-untyped-def]
     """Tensor, first block and end block of this program."""
