@@ -21,13 +21,15 @@ demo: $(VENV)/.package ## train a small model under four precisions, side by sid
 test: $(VENV)/.test ## the whole suite; TESTS= has options of pytest
 	$(BIN)/python -m pytest $(TESTS)
 
-# Fifty kills of a training of each task; the tests of the arithmetic while torch has another default dtype.
+# Fifty kills of a training of each task; the tests of the arithmetic while torch has another default dtype; the small
+# size of all reproductions, which takes a night by itself.
 nightly: $(VENV)/.test ## the tests that take minutes
 	$(BIN)/python -m pytest -m nightly -s
 	for dtype in bfloat16 float16 float64; do \
 		$(BIN)/python -m pytest $(TESTS) --default-dtype $$dtype tests/numerics tests/ops tests/nn tests/optim \
 			|| exit 1; \
 	done
+	$(BIN)/subulp reproduce all --out runs/reproduce
 
 lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .

@@ -55,7 +55,7 @@ def test_a_record_holds_what_was_found(claim, tmp_path):
     read = read_record(record_file(tmp_path / "records", claim.name, "small"))
     assert read == written
     assert read.seeds == [0, 1, 2]
-    assert read.command == f"subulp reproduce collage-table99 --size small --out {tmp_path}"
+    assert read.command == "subulp reproduce collage-table99 --size small"
     cases = {o.case for o in read.found.observations}
     assert cases == {f"lr {lr}, {p}" for lr in (0.001, 0.01) for p in ("master", "nearest")}
     quantities = {o.quantity for o in read.found.observations}

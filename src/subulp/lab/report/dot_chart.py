@@ -91,7 +91,7 @@ class DotChart:
         for place, (words, style, rows) in enumerate(sides):
             begin = left + place * (width + _GAP)
             axes = panel.axes(begin, _TOP, begin + width, bottom)
-            self._side(panel, axes, style, rows, (begin, bottom))
+            self._side(panel, axes, style, rows, (begin, bottom), width)
             panel.text(words, begin, _TOP - 8, color=TEXT, fontweight="bold")
 
     def _side(
@@ -101,6 +101,7 @@ class DotChart:
         style: LineStyle,
         rows: Sequence[tuple[int, float | None, tuple[float, float] | None]],
         corner: tuple[float, float],
+        width: float,
     ) -> None:
         known = [(i, v, e or (v, v)) for i, v, e in rows if v is not None and math.isfinite(v)]
         ends = [end for _, _, pair in known for end in pair if math.isfinite(end)]
@@ -113,11 +114,20 @@ class DotChart:
             axes.set_xlim(low - margin, high + margin)
         axes.set_ylim(len(self.rows), 0)
         panel.ticks(axes, xlabel="", left=corner[0], bottom=corner[1])
+        _thin_ticks(axes, width)
         axes.set_yticks([i + 0.5 for i in range(len(self.rows))], [""] * len(self.rows))
         for i, _, (a, b) in known:
             axes.hlines(i + 0.5, a, b, style.hex, lw=1.4)
         texts = [f"{self.rows[i].name}: {_words(v)}" for i, v, _ in known]
         panel.marks(axes, ([v for _, v, _ in known], [i + 0.5 for i, *_ in known]), style, texts)
+
+
+def _thin_ticks(axes: Axes, width: float) -> None:
+    """Leave as many ticks as have room for their labels."""
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    room = 1.3 * sum(map(text_width, labels))
+    every = max(1, math.ceil(room / width))
+    axes.set_xticks([*axes.get_xticks()][::every], labels[::every])
 
 
 def _short(name: str) -> str:

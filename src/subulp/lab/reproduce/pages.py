@@ -21,6 +21,9 @@ from .record import Written, read_record
 from .run import record_file
 from .table import number_text, outcome_text, range_text, seeds_text
 
+FIGURES = "figures/reproductions"
+"""Folder of the figures beside the page of the documentation."""
+
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds in part", "does not hold", "undecided", "not run")
 
 RULES = (
@@ -154,8 +157,13 @@ def write_report(folder: Path, claims: Sequence[Claim], out: Path) -> None:
     write_text(out, page)
 
 
-def markdown(rows: Sequence[Shown]) -> str:
-    """The page of the documentation."""
+def markdown(rows: Sequence[Shown], figures: Mapping[str, str] = {}) -> str:
+    """The page of the documentation.
+
+    Args:
+        rows: All claims.
+        figures: Of claims by name, where their figures are (default: none).
+    """
     lines = [
         "# Reproductions",
         "",
@@ -183,13 +191,13 @@ def markdown(rows: Sequence[Shown]) -> str:
             "",
             "| Where | What it says | Run here | Paper → here | Verdict |",
             "|---|---|---|---|---|",
-            *map(_row, paper.rows),
+            *(_row(row, figures.get(row.claim.name)) for row in paper.rows),
             "",
         ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(row: Shown) -> str:
+def _row(row: Shown, figure: str | None) -> str:
     says = f"{row.claim.says} {row.claim.differs}".strip()
     if row.written is None:
         run = f"`{row.command}`" if row.claim.experiment else ""
@@ -204,7 +212,8 @@ def _row(row: Shown) -> str:
         + ("" if line.verdict == "holds" else f" (**{line.verdict}**)")
         for line in row.checks
     ]
-    return _cells(row.claim.place, says, run, "<br>".join(compared), f"**{row.verdict}**")
+    place = row.claim.place if figure is None else f"{row.claim.place}<br>[figure]({figure})"
+    return _cells(place, says, run, "<br>".join(compared), f"**{row.verdict}**")
 
 
 def _cells(*texts: str) -> str:
@@ -225,10 +234,13 @@ def _summary(rows: Sequence[Shown]) -> str:
     return f"Of {len(rows)} claims: {told}."
 
 
-def save_figures(row: Shown, folder: Path) -> Path | None:
-    """Save the figures of a claim as one PNG; ``None`` if it has none."""
-    if not row.charts:
-        return None
-    path = folder / f"{row.claim.name}.png"
-    save_png(row.charts, path)
-    return path
+def figure_links(rows: Sequence[Shown]) -> dict[str, str]:
+    """Of each claim that has figures, where the page of the documentation finds them."""
+    return {row.claim.name: f"{FIGURES}/{row.claim.name}.png" for row in rows if row.charts}
+
+
+def save_figures(rows: Sequence[Shown], folder: Path) -> None:
+    """Save the figures of each claim as one PNG in a folder."""
+    for row in rows:
+        if row.charts:
+            save_png(row.charts, folder / f"{row.claim.name}.png")

@@ -50,21 +50,23 @@ def reproduce(
     parts = experiment.parts(options)
     at = folder / f"{experiment.name}-{options.size}"
     _same(at, parts)
-    command = _command(claim, options, folder)
+    command = _command(claim, options)
     found = []
     for i, part in enumerate(parts):
         numbered = replace(watch, tell=partial(_tell, watch, f"{i + 1} of {len(parts)}"))
         try:
             found.append(part.run(at / part.name, numbered))
         except Interrupted as stopped:
-            raise Stopped(command, stopped.directory, stopped.signum) from None
+            own = () if folder == FOLDER else ("--out", str(folder))
+            again = shlex.join((*command, *own))
+            raise Stopped(again, stopped.directory, stopped.signum) from None
     own = claim.own(experiment.whole(found))
     written = Written(
         claim=claim.name,
         size=options.size,
         experiment=experiment.sizes[options.size],
         digest=digest_of(parts),
-        command=command,
+        command=shlex.join(command),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         machine=describe_machine(),
         versions=versions(),
@@ -136,12 +138,11 @@ def _same(at: Path, parts: Sequence[Part]) -> None:
     write_text(file, to_json({"digest": digest, "parts": settings}, indent=2))
 
 
-def _command(claim: Claim, options: Options, folder: Path) -> str:
+def _command(claim: Claim, options: Options) -> list[str]:
+    """What repeats it, wherever its runs are."""
     words = ["subulp", "reproduce", claim.name, "--size", options.size]
     if options.seeds is not None:
         words += ["--seeds", ",".join(map(str, options.seeds))]
     if options.data is not None:
         words += ["--data", options.data]
-    if folder != FOLDER:
-        words += ["--out", str(folder)]
-    return shlex.join(words)
+    return words

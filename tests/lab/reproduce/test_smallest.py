@@ -1,0 +1,35 @@
+"""The smallest size of every experiment runs, and has a number for every check of its claims."""
+
+import math
+
+import pytest
+
+from subulp.lab.reproduce.claim import Options, Watch
+from subulp.lab.reproduce.figures import charts
+from subulp.lab.reproduce.index import CLAIMS
+from subulp.lab.reproduce.pages import read_records, write_report
+from subulp.lab.reproduce.run import RECORDS, reproduce
+
+EXPERIMENTS = {}
+for each in CLAIMS:
+    if each.experiment is not None:
+        EXPERIMENTS.setdefault(each.experiment.name, []).append(each)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_check_has_a_number(name, tmp_path):
+    claims = EXPERIMENTS[name]
+    for claim in claims:
+        written = reproduce(claim, Options("smallest"), tmp_path, Watch(jobs=1))
+        for outcome in written.outcomes(claim):
+            assert outcome.seeds, f"{claim.name}: {outcome.check.says} has no number"
+            assert math.isfinite(outcome.mean), f"{claim.name}: {outcome.check.says}"
+        assert {curve.quantity for curve in written.found.curves} == set(claim.curves), claim.name
+        # What the paper prints is looked up by the same words.
+        known = {(o.case, o.quantity) for o in written.found.observations}
+        quantities = {quantity for _, quantity in known}
+        for number in claim.published:
+            assert number.quantity in quantities, f"{claim.name}: {number}"
+        assert all(chart.size for chart in charts(claim, written))
+    write_report(tmp_path / RECORDS, claims, tmp_path / "report.html")
+    assert all(row.written is not None for row in read_records(tmp_path / RECORDS, claims))
