@@ -235,3 +235,18 @@ def test_swapped_values_are_other_bytes(by_triton):
         expected, other = mor.encode(matrix)
         assert torch.equal(found.codes, expected.codes)
         assert summary == other
+
+
+@interpreted
+@torch.no_grad()
+def test_a_single_zero_is_written(by_triton):
+    """Its bytes add up to what there was before the first call: nothing."""
+    before = torch.are_deterministic_algorithms_enabled()
+    # New memory is then filled with what is no zero.
+    torch.use_deterministic_algorithms(True)
+    try:
+        layer, _ = small(MoR("tensor", "tensor"), (1, 1))
+        layer.weight.zero_()
+        assert torch.equal(layer(torch.ones(3, 1, dtype=torch.bfloat16)), layer.bias.expand(3, 1))
+    finally:
+        torch.use_deterministic_algorithms(before)

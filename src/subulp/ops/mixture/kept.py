@@ -36,6 +36,8 @@ class KeptEncoding:
         """Where this call's number is, that of the call before, and the next one's."""
         if self.marks is None:
             self.marks = torch.zeros(3, 2, dtype=torch.int64, device=device)
+            # The number of a single zero is 0: there is none before the first call.
+            self.marks[2].fill_(-1)
         now, before, after = (self.marks[(self.turn + i) % 3] for i in (0, 2, 1))
         return now, before, after
 
