@@ -142,6 +142,8 @@ def _command(claim: Claim, options: Options, folder: Path) -> str:
         words += ["--seeds", ",".join(map(str, options.seeds))]
     if options.data is not None:
         words += ["--data", options.data]
+    if options.encoder is not None:
+        words += ["--encoder", options.encoder]
     if folder != FOLDER:
         words += ["--out", str(folder)]
     return shlex.join(words)

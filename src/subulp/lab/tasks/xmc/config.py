@@ -148,11 +148,11 @@ class XMCConfig(LinearConfig):
 
     refine_epochs: Annotated[int, OPTIMIZER] = 0
     """After the training, passes in which the classifier alone goes on in FP32, on frozen vectors;
-    its rows are then stored in BF16, or FP32 if they were. What is measured and saved is the refined
-    one."""
+    its rows are then stored in BF16, or FP32 if they were. The refined one is measured and
+    saved."""
 
     refine_lr: Annotated[float, OPTIMIZER] = 0.05
-    """Learning rate of these passes, for a loss that is summed over the batch; it falls linearly."""
+    """Learning rate of these passes, for a loss that is summed over the batch; falls linearly."""
 
     warmup: Annotated[float | None, OPTIMIZER] = overridable(0.1)
     """Share of the steps in which the learning rates rise linearly."""
