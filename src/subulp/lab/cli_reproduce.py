@@ -41,8 +41,8 @@ def reproduce(
             nothing; small is what two cores carry; paper is the paper's size.
         seeds: Seeds of the runs; by default three, and one for the smallest size.
         data: Data of the runs in the form that the task reads; by default what ships with the
-            package, or is generated. The paper size of elmo takes a folder of the paper's data sets,
-            by name.
+            package, or is generated. The paper size of elmo takes a folder of its data sets, each
+            under its name.
         encoder: Folder of a Hugging Face transformer, for the paper size of elmo.
         jobs: Runs that train at the same time; one per core by default. It changes no result.
         out: Folder of the runs, of the records, records/CLAIM-SIZE.json, and of report.html, one

@@ -13,6 +13,7 @@ EXPERIMENTS = {claim.experiment.name: claim.experiment for claim in RUNNABLE}
 PLACES = {
     "collage": {"table": 12, "figure": 15, "algorithm": 7},
     "elmo": {"table": 10, "figure": 5, "algorithm": 1},
+    "mor": {"algorithm": 2},
 }
 
 

@@ -116,7 +116,8 @@ def _neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
     grid = codes[codes.isfinite()].unique()
     assert float(grid[-1]) == E4M3.max
     high = torch.searchsorted(grid, x).clamp(max=len(grid) - 1)
-    low = torch.where(grid[high] == x, high, (high - 1).clamp(min=0))
+    # Beyond the largest number there is no other.
+    low = torch.where(grid[high] <= x, high, (high - 1).clamp(min=0))
     return grid[low], grid[high]
 
 
