@@ -32,12 +32,12 @@ from typing import Any
 import torch
 from cyclopts import App
 from machine import describe
-from process_memory import alone, kib
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from subulp import nn, optim
+from subulp.lab.engine.process_memory import alone, kib
 from subulp.numerics.int_rows import row_bytes
 from subulp.ops.head import RandomAddress
 from subulp.ops.rows import encode_rows

@@ -20,12 +20,12 @@ from cyclopts import App
 from machine import describe
 from memory_cases import CASES, STANDARD, STEPS, Shape
 from memory_figures import plot_peaks, plot_timelines
-from process_memory import alone, kib
 from rich.console import Console
 from rich.table import Table
 
 from subulp.diagnostics import track_memory
 from subulp.diagnostics.memory import CATEGORIES
+from subulp.lab.engine.process_memory import alone, kib
 
 PANELS = ("standard", "standard-late-zero-grad", "extra-bits-8", "collage-light")
 """The loops of the timeline figure."""

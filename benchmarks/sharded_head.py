@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from cyclopts import App
 from machine import describe
-from process_memory import kib
 from rich.console import Console
 from rich.table import Table
 from torch import distributed, multiprocessing
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from subulp import nn, optim
+from subulp.lab.engine.process_memory import kib
 
 PAIR_BYTES = 8
 """An instance and a label, 32 bits each."""

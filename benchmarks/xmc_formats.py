@@ -11,8 +11,7 @@ training in FP32, with the ranges of the FP8 formats:
 
     python benchmarks/xmc_formats.py exponents --out docs/figures/xmc-exponents.png
 
-Both train `subulp train xmc`'s encoder, smaller, on the bundled reverse dictionary. The gradient of
-the weights, which training never stores, is computed here from that of the logits.
+Both train `subulp train xmc`'s encoder, smaller, on the bundled reverse dictionary.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import torch
 from cyclopts import App
 from machine import describe
 from matplotlib.axes import Axes
 
 from subulp import numerics
-from subulp.diagnostics import ExponentHistogram, exponent_histogram
+from subulp.diagnostics import ExponentHistogram
 from subulp.lab.engine.loop import run
 from subulp.lab.report.figure import TEXT
 from subulp.lab.report.styles import COLOURS
+from subulp.lab.reproduce.exponents import histograms
 from subulp.lab.tasks.xmc.config import XMCConfig
-from subulp.lab.tasks.xmc.task import XMCText, build, load
+from subulp.lab.tasks.xmc.task import XMCText, load
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -181,43 +180,6 @@ def exponents(
             shares = histogram.under(format)._asdict().items()
             print(f"{name}, {title}: " + ", ".join(f"{n} {100 * s:.1f} %" for n, s in shares))
     draw_exponents(found, out)
-
-
-def histograms(
-    config: XMCConfig, data: XMCText, seed: int, batches: int
-) -> dict[str, ExponentHistogram]:
-    """After a training in FP32: the classifier's weights, and what batches bring to it."""
-    torch.manual_seed(seed)
-    work = build(config, data, "fp32", seed, torch.device("cpu"))
-    schedulers = [
-        torch.optim.lr_scheduler.LambdaLR(optimizer, work.learning_rate)
-        for optimizer in (work.optimizer, work.rows)
-    ]
-    for _ in range(work.steps):
-        work.loss(False).backward()
-        work.optimizer.step()
-        work.rows.step()
-        work.optimizer.zero_grad()
-        for scheduler in schedulers:
-            scheduler.step()
-    encoder, head = work.model["encoder"], work.model["head"]
-    weight = head.weight(torch.arange(head.num_labels))
-    found = {"weights": exponent_histogram(head)}
-    for number in range(batches):
-        chosen = np.arange(number * config.batch_size, (number + 1) * config.batch_size)
-        with torch.no_grad():
-            x = encoder(data.batch(data.train, chosen, weight.device))
-            logits = (x @ weight.t()).sigmoid_()
-            instances, labels = data.train.pairs(chosen)
-            logits[instances, labels] -= 1
-            counted = {
-                "inputs": exponent_histogram(x),
-                "gradients of logits": exponent_histogram(logits),
-                "gradients of weights": exponent_histogram(logits.t() @ x),
-            }
-        for name, histogram in counted.items():
-            found[name] = found[name] + histogram if name in found else histogram
-    return found
 
 
 def draw_exponents(found: dict[str, ExponentHistogram], out: Path) -> None:

@@ -12,67 +12,31 @@ case that does not fit the machine is refused by name, with the bytes that it ne
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-import torch
 from cyclopts import App
 from machine import describe
-from process_memory import alone, kib
 from rich.console import Console
 from rich.table import Table
 
-from subulp import nn, optim
-from subulp.lab.tasks.xmc.renee import ReneeClassifier
+from subulp.lab.engine.process_memory import alone, kib
+from subulp.lab.reproduce.classifier_memory import STORAGES, measure
 
 LABELS = "131072,670091,2812281,8623847,18000000"
 """The paper's data sets, and its largest number of labels."""
 
-POSITIVES = 5
-
 # Bytes that a step keeps of a weight, and of a logit of the whole batch (of a tile where 0). Renee:
 # weight, momentum and FP16 copy, and its gradient as a product, in FP16 and widened.
-_WEIGHT = {"fp32": 4, "renee": 20, "bf16": 2, "fp8": 1}
+_WEIGHT = {"fp32": 4, "renee": 16, "bf16": 2, "fp8": 1}
 _LOGIT = {"renee": 4}
-_STORAGE = {"fp32": "fp32", "bf16": "bf16", "fp8": "e4m3"}
 _TILES = 64 * 2**20
 
 
 def expected(storage: str, labels: int, dim: int, batch: int) -> int:
     """Bytes that a case needs, to say no before the machine does."""
     return _WEIGHT[storage] * labels * dim + _LOGIT.get(storage, 0) * labels * batch + _TILES
-
-
-def step(storage: str, labels: int, dim: int, batch: int, chunks: int) -> float:
-    """Build a classifier and train it for two steps; seconds of the second."""
-    head: Any
-    if storage == "renee":
-        head = ReneeClassifier(dim, labels, 0)
-    else:
-        head = nn.ExtremeClassifier(
-            dim, labels, storage=_STORAGE[storage], chunks=chunks, seed=0, reduction="sum"
-        )
-    optim.RowSGD(head, lr=0.05)
-    x = torch.randn(batch, dim).mul_(0.3).requires_grad_()
-    rows = torch.arange(batch).repeat_interleave(POSITIVES)
-    cols = torch.randint(labels, (batch * POSITIVES,))
-    seconds = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        head(x, rows, cols).backward()
-        seconds = time.perf_counter() - start
-    return seconds
-
-
-def measure(storage: str, labels: int, dim: int, batch: int, chunks: int, threads: int) -> Any:
-    """Peak bytes and seconds of a case, in this process."""
-    torch.set_num_threads(threads)
-    step(storage, 2000, 16, batch, 2)
-    before = kib("/proc/self/status", "VmRSS")
-    seconds = step(storage, labels, dim, batch, chunks)
-    return (kib("/proc/self/status", "VmHWM") - before) * 1024, seconds
 
 
 def case(
@@ -84,7 +48,7 @@ def case(
         "storage": storage,
         "labels": labels,
         "chunks": chunks,
-        "weight_bytes": _WEIGHT[storage] * labels * dim if storage in _STORAGE else None,
+        "weight_bytes": _WEIGHT[storage] * labels * dim if storage in STORAGES else None,
         "expected_bytes": need,
     }
     available = kib("/proc/meminfo", "MemAvailable") * 1024

@@ -18,7 +18,8 @@ from .support import BF16, E4M3, FP16, FP32, Setup
 
 NIGHTLY = pytest.mark.nightly
 on_all = pytest.mark.parametrize(
-    "capability", [80, pytest.param(89, marks=NIGHTLY), 90, pytest.param(100)]
+    "capability",
+    [90, *(pytest.param(c, marks=NIGHTLY) for c in (80, 89, 100))],
 )
 
 

@@ -22,6 +22,7 @@ def reproduce(
         Parameter(show_default=False),
     ] = None,
     data: Annotated[str | None, COMPARED] = None,
+    encoder: Annotated[str | None, COMPARED] = None,
     jobs: Annotated[int | None, MACHINE] = None,
     out: Path = Path("runs") / "reproduce",
     json: Annotated[bool, _FLAG] = False,
@@ -40,7 +41,9 @@ def reproduce(
             nothing; small is what two cores carry; paper is the paper's size.
         seeds: Seeds of the runs; by default three, and one for the smallest size.
         data: Data of the runs in the form that the task reads; by default what ships with the
-            package, or is generated.
+            package, or is generated. The paper size of elmo takes a folder of its data sets, each
+            under its name.
+        encoder: Folder of a Hugging Face transformer, for the paper size of elmo.
         jobs: Runs that train at the same time; one per core by default. It changes no result.
         out: Folder of the runs, of the records, records/CLAIM-SIZE.json, and of report.html, one
             report of all records in it.
@@ -83,7 +86,7 @@ def reproduce(
     )
     files = []
     for claim in chosen:
-        written = run(claim, Options(size, seeds, data), out, watch)
+        written = run(claim, Options(size, seeds, data, encoder), out, watch)
         files.append(record_file(out / RECORDS, claim.name, size))
         if not json:
             print_record(output, claim, written)

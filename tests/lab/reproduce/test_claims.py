@@ -12,6 +12,8 @@ EXPERIMENTS = {claim.experiment.name: claim.experiment for claim in RUNNABLE}
 # How many of each kind the papers have; the copy of MoR's has no tables and figures.
 PLACES = {
     "collage": {"table": 12, "figure": 15, "algorithm": 7},
+    "elmo": {"table": 10, "figure": 5, "algorithm": 1},
+    "mor": {"algorithm": 2},
 }
 
 

@@ -292,6 +292,8 @@ class _Training:
                 if stopping:
                     raise Stopped(self.tally.step)
                 on_step(self.tally.step)
+        if self.work.finish is not None:
+            self.tally.metrics = self.tally.metrics | self.work.finish()
         return self._summary()
 
     def _quality_now(self) -> float | None:

@@ -91,6 +91,8 @@ class Workload:
             its state the checkpoints (default: there are none).
         inner_skips: Steps that a part with a scaler of its own skipped, in addition to those of
             ``optimizer`` (default: none).
+        finish: Changes the model once, after its last step and checkpoint, and returns its metrics
+            anew; the last record keeps those from before (default: nothing).
         parts: What else changes from step to step, such as the place in the data, by name; a run
             is resumed from their states and those of model, optimizers and scaler (default: none).
         split: What ranks share otherwise than as DTensors of what one process has (default:
@@ -116,6 +118,7 @@ class Workload:
     steps_per_epoch: int | None = None
     mix: MixtureLog | None = None
     inner_skips: Callable[[], int] | None = None
+    finish: Callable[[], dict[str, float]] | None = None
     parts: dict[str, Stateful] = field(default_factory=dict)
     split: Split | None = None
 

@@ -72,11 +72,14 @@ class Options:
         seeds: Seeds of its runs; ``None`` takes the experiment's own (default: ``None``).
         data: Data of its runs; ``None`` takes what ships, or what is generated
             (default: ``None``).
+        encoder: Folder of a transformer, for the paper's size of claims that train one
+            (default: ``None``).
     """
 
     size: Size = "small"
     seeds: tuple[int, ...] | None = None
     data: str | None = None
+    encoder: str | None = None
 
 
 @dataclass(frozen=True)

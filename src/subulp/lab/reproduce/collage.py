@@ -11,7 +11,7 @@ from . import algorithms, formats, memory, speed
 from .check import Check
 from .claim import Claim, Experiment, Options, Part, published
 from .found import Found, Observation
-from .measurement import Measurement
+from .measurement import Measurement, measured
 from .training import Training
 
 PAPER = "collage"
@@ -22,26 +22,19 @@ OPTIONS = (A, B, C, D)
 SEEDS = (0, 1, 2)
 
 
-def _measured(name: str, size: str, measurement: Measurement) -> Experiment:
-    """An experiment that is one exact measurement, the same at every size."""
-    return Experiment(
-        name, {"smallest": size, "small": size, "paper": size}, lambda _: (measurement,)
-    )
-
-
-EXPANSIONS = _measured(
+EXPANSIONS = measured(
     "collage-expansions",
     "the decays 0.95, 0.99 and 0.999, rounded by the library",
     Measurement("expansions", formats.expansions),
 )
 
-LAYOUTS = _measured(
+LAYOUTS = measured(
     "collage-formats",
     "every format, read off the numbers that follow 1",
     Measurement("formats", formats.layouts),
 )
 
-BYTES = _measured(
+BYTES = measured(
     "collage-bytes",
     "a parameter of 4,096 numbers, its gradient and what AdamW keeps, counted after a step",
     Measurement(
@@ -51,7 +44,7 @@ BYTES = _measured(
     ),
 )
 
-FP8_BYTES = _measured(
+FP8_BYTES = measured(
     "collage-fp8-bytes",
     "an E4M3 parameter of 4,096 numbers, its gradient and what AdamW keeps, counted after a step",
     Measurement(
@@ -61,7 +54,7 @@ FP8_BYTES = _measured(
     ),
 )
 
-ALGORITHMS = _measured(
+ALGORITHMS = measured(
     "collage-algorithms",
     "10,000 random operands on the grids of BF16 and FP16, whose errors are numbers of the format, "
     "against rationals",
@@ -344,7 +337,7 @@ SPEEDS = Experiment(
     _speeds,
 )
 
-LOST_DECAY = _measured(
+LOST_DECAY = measured(
     "collage-weight-decay",
     "all 128 BF16 numbers from 1 to 2",
     Measurement("decay", formats.lost_decay, {"factors": [1.2e-5, 1e-3, 2.0**-8, 0.0045, 0.0079]}),

@@ -12,7 +12,7 @@ from typing import Any
 from ..engine.files import write_text
 from ..engine.metrics import to_json
 from ..engine.typed_files import read_json
-from .claim import Watch
+from .claim import Experiment, Watch
 from .found import Curve, Found, Observation
 
 FILE = "found.json"
@@ -44,6 +44,19 @@ class Measurement:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(file, to_json(asdict(found)))
         return found
+
+
+def measured(name: str, size: str, measurement: Measurement) -> Experiment:
+    """An experiment that is one exact measurement, the same at every size.
+
+    Args:
+        name: Its folder.
+        size: What it is made of, in words.
+        measurement: The measurement.
+    """
+    return Experiment(
+        name, {"smallest": size, "small": size, "paper": size}, lambda _: (measurement,)
+    )
 
 
 def found_of(read: Mapping[str, Any]) -> Found:

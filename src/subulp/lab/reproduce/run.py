@@ -145,4 +145,6 @@ def _command(claim: Claim, options: Options) -> list[str]:
         words += ["--seeds", ",".join(map(str, options.seeds))]
     if options.data is not None:
         words += ["--data", options.data]
+    if options.encoder is not None:
+        words += ["--encoder", options.encoder]
     return words

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ...numerics import E4M3
 from ..compare import Comparison, compare, resume
 from ..engine.config import RunConfig
 from ..engine.config_json import plain_fields
@@ -33,7 +36,20 @@ _CURVES: Mapping[str, Callable[[Record], float | None]] = {
     "parameter norm": lambda record: record.parameter_norm,
     "update norm": lambda record: record.update_norm,
     "gradient norm": lambda record: record.gradient_norm,
+    "percent of inputs in E4M3": lambda record: _in_e4m3(record, "input"),
+    "percent of weights in E4M3": lambda record: _in_e4m3(record, "weight"),
+    "percent of output gradients in E4M3": lambda record: _in_e4m3(record, "output gradient"),
 }
+
+
+def _in_e4m3(record: Record, role: str) -> float | None:
+    """Of the elements of the operands with a role, used in either direction; all layers alike."""
+    shares = [o["elements"].get(E4M3.name, 0.0) for o in record.mix or () if _has(o, role)]
+    return 100 * statistics.fmean(shares) if shares else None
+
+
+def _has(operand: Mapping[str, Any], role: str) -> bool:
+    return operand["role"] in (role, f"{role} transposed")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ _TRANSFORMER_FIELDS = ("max_length", "pooling")
 
 _WITHOUT_DEFAULT = Parameter(show_default=False)
 
+LEAST_LABELS, MOST_LABELS = 64, 1 << 20
+"""Labels of a generated set."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class XMCConfig(LinearConfig):
@@ -42,6 +45,11 @@ class XMCConfig(LinearConfig):
 
     task: ClassVar[str] = "xmc"
     decides: ClassVar[tuple[str, ...]] = ("preset", "encoder")
+    earlier: ClassVar[dict[str, Any]] = {
+        "generated_labels": None,
+        "refine_epochs": 0,
+        "refine_lr": 0.05,
+    }
 
     preset: Annotated[str | None, COMPARED] = None
     """A row of the ELMO paper's Table 9, such as amazon-3m-fp8, which sets the defaults of other
@@ -62,6 +70,10 @@ class XMCConfig(LinearConfig):
     data: Annotated[Path | None, COMPARED] = None
     """Folder of a data set of the Extreme Classification Repository; without it, the bundled
     reverse dictionary of 10,222 words."""
+
+    generated_labels: Annotated[int | None, COMPARED, _WITHOUT_DEFAULT] = None
+    """Instead of data, a generated set of this many labels, without texts: features of their own in
+    clusters, as frequent as Zipf's law has it, four instances a label."""
 
     label_texts: Annotated[bool | None, COMPARED, _WITHOUT_DEFAULT] = overridable(None)
     """Train on the labels' texts too; by default, wherever there are any."""
@@ -100,7 +112,8 @@ class XMCConfig(LinearConfig):
     """Chunks into which the labels are split."""
 
     head_fraction: Annotated[float, MODEL] = 0.0
-    """Share of the labels, the most frequent ones, whose rows carry a BF16 remainder."""
+    """Share of the labels, the most frequent ones, whose rows carry a BF16 remainder, as in Kahan
+    summation."""
 
     scale: Annotated[Literal["none", "table"], MODEL] = "none"
     """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
@@ -133,6 +146,14 @@ class XMCConfig(LinearConfig):
     head_weight_decay: Annotated[float, OPTIMIZER] = overridable(0.0)
     """Decay of the classifier's rows, times the learning rate."""
 
+    refine_epochs: Annotated[int, OPTIMIZER] = 0
+    """After the training, passes in which the classifier alone goes on in FP32, on frozen vectors;
+    its rows are then stored in BF16, or FP32 if they were. The refined one is measured and
+    saved."""
+
+    refine_lr: Annotated[float, OPTIMIZER] = 0.05
+    """Learning rate of these passes, for a loss that is summed over the batch; falls linearly."""
+
     warmup: Annotated[float | None, OPTIMIZER] = overridable(0.1)
     """Share of the steps in which the learning rates rise linearly."""
 
@@ -157,7 +178,23 @@ class XMCConfig(LinearConfig):
         check_fields(self, ("final_lr", "head_fraction", "warmup"), 0, 1)
         check_fields(self, ("dropout", "weight_dropout"), 0, 1, top_included=False)
         rates = ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay")
-        check_fields(self, (*rates, "warmup_steps"), 0)
+        check_fields(self, (*rates, "warmup_steps", "refine_epochs", "refine_lr"), 0)
+        check_fields(self, ("generated_labels",), LEAST_LABELS, MOST_LABELS)
+        if self.generated_labels is not None and self.data is not None:
+            raise ValueError(
+                f"generated_labels={self.generated_labels} and data={self.data} contradict each "
+                "other: leave one of the two out"
+            )
+        if self.generated_labels is not None and self.encoder != "bag":
+            raise ValueError(
+                f"generated_labels={self.generated_labels} makes features, and "
+                f"encoder={self.encoder} reads texts: use --encoder bag"
+            )
+        if self.refine_epochs and "renee" in self.precision:
+            raise ValueError(
+                f"refine_epochs={self.refine_epochs} and precision={','.join(self.precision)} "
+                "contradict each other: renee has FP32 weights already; leave one of the two out"
+            )
         if self.gradient_checkpointing and self.encoder == "bag":
             raise ValueError(
                 "gradient_checkpointing has no effect on encoder=bag: give the folder of a "

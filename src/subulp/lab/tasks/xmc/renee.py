@@ -159,7 +159,7 @@ class _Step(torch.autograd.Function):
         gradient.mul_(scale)
         grad_x = _product(gradient, weight).float() / scale
         grad_weight = _product(gradient.t(), narrow).float().div_(scale)
-        wrong = ~(torch.isfinite(grad_weight).all() & torch.isfinite(grad_x).all())
+        wrong = ~(_is_finite(grad_weight) & _is_finite(grad_x))
         if ranks is not None:
             wrong = ranks.add_(wrong.float())
             # Of the whole batch's loss: ranks average the gradients of an encoder.
@@ -189,6 +189,14 @@ def _whole_of(part: Tensor, mesh: DeviceMesh, *shape: int) -> Tensor:
     return DTensor.from_local(
         part, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)
     )
+
+
+def _is_finite(x: Tensor) -> Tensor:
+    """Whether all of it is, without a second tensor of its size."""
+    if not x.numel():
+        return torch.ones((), dtype=torch.bool, device=x.device)
+    low, high = x.aminmax()
+    return torch.isfinite(low) & torch.isfinite(high)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .... import optim
-from ....nn import ExtremeClassifier
+from ....nn import ExtremeClassifier, refine
+from ....numerics import Format
 from ....optim import RowSGD
 from ...data.batches import ShuffledBatches
 from ...data.digest import digest as digest_of
@@ -28,6 +29,7 @@ from .linear_layers import change_layers, check_torchao
 from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
 from .preprocessing import Batch, Encoder, Preprocessor, make_preprocessor, to_device
 from .readers.dataset import BagSplit, TextSplit, XMCData
+from .readers.generated import generate
 from .readers.load import load_bundled, read_xmc
 from .renee import ReneeClassifier
 from .saved_parts import LEFT_OUT, describe_head, save_shared
@@ -88,7 +90,8 @@ def load(config: XMCConfig) -> XMCText:
         )
     if TORCHAO in config.linear:
         check_torchao()
-    data = read_data(config.data)
+    generated = config.generated_labels
+    data = read_data(config.data) if generated is None else generate(generated)
     if config.chunks > data.num_labels:
         raise ValueError(
             f"chunks={config.chunks} is above the {data.num_labels} labels of data={data.name}"
@@ -259,6 +262,13 @@ def build(
         # The rows step by the sum, the encoder and what is reported by the mean.
         return summed / config.batch_size
 
+    described = {"head": describe_head(head), "encoder": run.settings()}
+
+    def finish() -> dict[str, float]:
+        model["head"] = refined(config, data, model, storage, seed)
+        described["head"] = describe_head(model["head"])
+        return evaluate(config, data, model, ranks)
+
     return Workload(
         model,
         optimizer,
@@ -268,16 +278,17 @@ def build(
         loss,
         lambda: evaluate(config, data, model, ranks),
         # The rounding of the encoder's products is part of what is measured.
-        {"head": describe_head(head), "encoder": run.settings()},
+        described,
         save_shared=lambda folder: save_shared(folder, data.preprocessor, data.data.label_texts),
         left_out=LEFT_OUT,
         rows=rows,
-        bytes_per_parameter=lambda: head_bytes(head, storage, ranks),
+        bytes_per_parameter=lambda: head_bytes(model["head"], ranks),
         simulated=storage is not None and storage.simulated,
         parameters=sum(p.numel() for p in encoder.parameters()) + head.num_labels * encoder.dim,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=mix,
         inner_skips=None if storage else lambda: int(head.get_buffer("skipped_steps")),
+        finish=finish if config.refine_epochs else None,
         parts={"batches": batches},
     )
 
@@ -303,22 +314,75 @@ def least_memory(config: XMCConfig, data: XMCText, variant: str) -> int:
     return head + encoder + 2 * config.batch_size * chunk
 
 
-def head_bytes(
-    head: ExtremeClassifier | ReneeClassifier, storage: HeadStorage | None, ranks: Ranks = ALONE
-) -> dict[str, float]:
+def head_bytes(head: ExtremeClassifier | ReneeClassifier, ranks: Ranks = ALONE) -> dict[str, float]:
     """Bytes that training keeps of one weight of the classifier."""
     if isinstance(head, ReneeClassifier):
         kept = {"parameter": 4.0, "fp16 copy": 2.0, "gradient": 4.0, "momentum": 4.0}
     else:
-        assert storage is not None
+        storage = head.table.storage
         weights = head.num_labels * head.table.dim
         found = ranks.gather(head.table.nbytes())
         sizes = {name: sum(each[name] for each in found) for name in found[0]}
         kept = {"parameter": sizes.pop("codes") / weights}
-        if storage.simulated:
-            kept["parameter"] = storage.bits / 8
+        if isinstance(storage, Format) and storage.dtype is None:
+            kept["parameter"] = (1 + storage.exponent_bits + storage.mantissa_bits) / 8
         kept |= {name: size / weights for name, size in sizes.items()}
     return {**kept, "total": sum(kept.values())}
+
+
+def refined(
+    config: XMCConfig,
+    data: XMCText,
+    model: nn.ModuleDict,
+    storage: HeadStorage | None,
+    seed: int,
+) -> ExtremeClassifier:
+    """The classifier after its passes in FP32, on the vectors of the encoder as it is."""
+    head = model["head"]
+    assert storage is not None
+    assert isinstance(head, ExtremeClassifier)
+    training = model.training
+    model.eval()
+    found = refine(
+        head,
+        _Vectors(config, data, model["encoder"], seed),
+        storage="fp32" if storage.bits == 32 else "bf16",
+        epochs=config.refine_epochs,
+        lr=config.refine_lr,
+        weight_decay=config.head_weight_decay,
+    )
+    model.train(training)
+    return found.train(training)
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """Batches of vectors, their instances and labels: the same ones in the same order each time."""
+
+    config: XMCConfig
+    data: XMCText
+    encoder: nn.Module
+    seed: int
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        size, train = self.config.batch_size, self.data.train
+        order = np.random.default_rng(self.seed).permutation(len(train))
+        device = next(self.encoder.parameters()).device
+        for start in range(0, len(order) - size + 1, size):
+            chosen = order[start : start + size]
+            with torch.no_grad():
+                vectors = self.encoder(self.data.batch(train, chosen, device))
+            rows, cols = (torch.from_numpy(a).to(device) for a in train.pairs(chosen))
+            yield vectors, rows, cols
+
+
+def check_ranks(config: XMCConfig, ranks: Ranks) -> None:
+    """Refuse what one process alone can do."""
+    if config.refine_epochs and ranks.several:
+        raise ValueError(
+            f"refine_epochs={config.refine_epochs} is for one process, and there are {ranks.size} "
+            "ranks: leave it out"
+        )
 
 
 @torch.no_grad()

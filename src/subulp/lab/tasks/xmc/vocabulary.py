@@ -18,7 +18,7 @@ from ...data.counts import Counts
 from ...data.lines import Int64s
 from ...engine.files import write_text
 from ...engine.typed_files import saved_json
-from .readers.bags import BagLines, Features
+from .readers.bags import BagSource, Features
 from .readers.labels import offsets_of
 
 PLACES = 24
@@ -191,7 +191,7 @@ class KnownFeatures:
     num_features: int
 
     @classmethod
-    def build(cls, source: BagLines, max_features: int) -> KnownFeatures:
+    def build(cls, source: BagSource, max_features: int) -> KnownFeatures:
         """Count features in one pass, and keep the most frequent; ties go to the lower number.
 
         The memory is that of the features that occur, whatever the file's header says.

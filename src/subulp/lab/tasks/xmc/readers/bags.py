@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,25 @@ class Features(NamedTuple):
     ids: Int64s
     offsets: Int64s
     values: NDArray[np.float32]
+
+
+class BagSource(Protocol):
+    """Features by the numbers of their instances.
+
+    Attributes:
+        num_features: What every feature is below.
+    """
+
+    num_features: int
+
+    def __len__(self) -> int: ...
+
+    @property
+    def digest(self) -> str:
+        """Digest of all features."""
+
+    def read(self, indices: Indices) -> Features:
+        """The features of the instances ``indices``."""
 
 
 class BagLines:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ....data.digest import digest
 from ....data.lines import Indices, Int64s
-from .bags import BagLines
+from .bags import BagSource
 from .labels import LabelMatrix
 
 
@@ -84,7 +84,7 @@ class BagSplit(Split):
         source: The bags.
     """
 
-    source: BagLines
+    source: BagSource
 
 
 @dataclass(frozen=True, eq=False)
