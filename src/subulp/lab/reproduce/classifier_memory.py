@@ -243,7 +243,7 @@ def encoder(shape: dict[str, int], tokens: int, batches: list[int], at: int) -> 
         at: Number of texts at which the straight line is read.
     """
     torch.manual_seed(0)
-    sizes = Shape(**shape, context=tokens, tie_head=True, model="bert")  # type: ignore[arg-type]
+    sizes = Shape(**shape, context=tokens, tie_head=True, model="bert")
     model = BERT(sizes).to(torch.bfloat16)
     use_bf16(model)
     optimizer = optim.AdamW(model.parameters(), precision="kahan")

@@ -80,7 +80,8 @@ def fp32(labels: int, dim: int, batch: int) -> Found:
     weight = before.clone().requires_grad_()
     target = torch.zeros(batch, labels, dtype=torch.float64)
     target[instances, positives] = 1
-    F.binary_cross_entropy_with_logits(other @ weight.t(), target, reduction="sum").backward()
+    loss = F.binary_cross_entropy_with_logits(other @ weight.t(), target, reduction="sum")
+    loss.backward()  # type: ignore[no-untyped-call]
     assert other.grad is not None
     assert weight.grad is not None
     update = before - head.weight(every).double()
@@ -113,7 +114,7 @@ def _head(
 def _neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
     """The largest number of E4M3 that is not above, and the smallest that is not below."""
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
-    grid = codes[codes.isfinite()].unique()
+    grid = torch.tensor(sorted(set(codes[codes.isfinite()].tolist())), dtype=torch.float64)
     assert float(grid[-1]) == E4M3.max
     high = torch.searchsorted(grid, x).clamp(max=len(grid) - 1)
     # Beyond the largest number there is no other.

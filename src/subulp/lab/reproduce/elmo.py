@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..tasks.xmc.config import XMCConfig
@@ -468,7 +468,9 @@ _PRECISION = ("P@1", "P@3", "P@5")
 _SCORED = ("PSP@1", "PSP@3", "PSP@5")
 
 
-def _table(names: Sequence[str], rows: dict[str, tuple[float, ...]]) -> dict[str, dict[str, float]]:
+def _table(
+    names: Sequence[str], rows: Mapping[str, tuple[float, ...]]
+) -> dict[str, dict[str, float]]:
     """Printed rows by quantity and case."""
     return {
         name: {case: row[i] for case, row in rows.items() if not math.isnan(row[i])}
@@ -476,7 +478,9 @@ def _table(names: Sequence[str], rows: dict[str, tuple[float, ...]]) -> dict[str
     }
 
 
-def _printed(names: Sequence[str], rows: dict[str, tuple[float, ...]]) -> tuple[Observation, ...]:
+def _printed(
+    names: Sequence[str], rows: Mapping[str, tuple[float, ...]]
+) -> tuple[Observation, ...]:
     return published(names[0], {}, more=_table(names, rows))
 
 

@@ -46,11 +46,11 @@ def scales(rows: int, columns: int, partitions: list[str]) -> Found:
     x = matrix(rows, columns)
     found = []
     for partition in partitions:
-        blocks = to_blocks(x, block_of(partition, x.shape))  # type: ignore[arg-type]
+        blocks = to_blocks(x, block_of(partition, x.shape))
         amax = blocks.abs().amax((-2, -1))
         for fmt in _FORMATS:
             case = f"{partition} in {fmt.name}"
-            own = group_amax_mantissa(x, fmt, partition)  # type: ignore[arg-type]
+            own = group_amax_mantissa(x, fmt, partition)
             per_block = own.per_block()
             wrong = sum(
                 float(scale) != _scale(fmt, float(largest), float(amax.max()))
@@ -65,7 +65,7 @@ def scales(rows: int, columns: int, partitions: list[str]) -> Found:
             ("FP32", amax_scaling),
             ("E8M0", power_of_two_scaling),
         ):
-            error = _largest_error(x, blocks, scaling(x, E4M3, partition))  # type: ignore[arg-type]
+            error = _largest_error(x, blocks, scaling(x, E4M3, partition))
             found.append(Observation(f"{partition}, {name}", "error of the largest number", error))
     return Found(tuple(found))
 
@@ -85,12 +85,12 @@ def choices(rows: int, columns: int, recipe: str, partitions: list[str], thresho
     for partition in partitions:
         wrong, names = 0, set()
         for x in _matrices(rows, columns):
-            mixture, _ = encode(x, chosen, partition, threshold=threshold)  # type: ignore[arg-type]
-            blocks = to_blocks(x, block_of(partition, x.shape)).double()  # type: ignore[arg-type]
+            mixture, _ = encode(x, chosen, partition, threshold=threshold)
+            blocks = to_blocks(x, block_of(partition, x.shape)).double()
             types = mixture.block_types()
             expected = _expected(x, blocks, chosen, partition, threshold)
             wrong += int((types != expected).sum())
-            names |= set(types.unique().tolist())
+            names |= set(types.flatten().tolist())
         found.append(Observation(partition, "blocks that are decided otherwise", wrong))
         found.append(Observation(partition, "representations in use", len(names)))
     return Found(tuple(found))
@@ -141,7 +141,7 @@ def _expected(
     errors: dict[Format, Tensor] = {}
     counted = blocks != 0
     for fmt in recipe.candidates:
-        per_block = group_amax_mantissa(x, fmt, partition).per_block().double()  # type: ignore[arg-type]
+        per_block = group_amax_mantissa(x, fmt, partition).per_block().double()
         scaled = blocks * per_block[..., None, None]
         off = (round_to(scaled.float(), fmt).double() - scaled).abs() / scaled.abs()
         errors[fmt] = torch.where(counted, off, 0.0).sum((-2, -1))

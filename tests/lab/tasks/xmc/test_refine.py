@@ -1,13 +1,13 @@
 """Refinement after the training, as ELMO's appendix D has it."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from subulp.lab.compare import compare
 from subulp.lab.engine.loop import run
+from subulp.lab.engine.ranks import ALONE, Ranks
 from subulp.lab.engine.saved_model import ModelName
 from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
@@ -76,5 +76,5 @@ def test_bad_input():
     with pytest.raises(ValueError, match="refine_lr=-1 is out of range"):
         dataclasses.replace(CONFIG, refine_lr=-1)
     with pytest.raises(ValueError, match="refine_epochs=2 is for one process, and there are 2"):
-        check_ranks(CONFIG, SimpleNamespace(several=True, size=2))
-    check_ranks(CONFIG, SimpleNamespace(several=False, size=1))
+        check_ranks(CONFIG, Ranks(0, 2))
+    check_ranks(CONFIG, ALONE)

@@ -265,8 +265,9 @@ def build(
     described = {"head": describe_head(head), "encoder": run.settings()}
 
     def finish() -> dict[str, float]:
-        model["head"] = refined(config, data, model, storage, seed)
-        described["head"] = describe_head(model["head"])
+        nonlocal head
+        head = model["head"] = refined(config, data, model, storage, seed)
+        described["head"] = describe_head(head)
         return evaluate(config, data, model, ranks)
 
     return Workload(
@@ -282,7 +283,7 @@ def build(
         save_shared=lambda folder: save_shared(folder, data.preprocessor, data.data.label_texts),
         left_out=LEFT_OUT,
         rows=rows,
-        bytes_per_parameter=lambda: head_bytes(model["head"], ranks),
+        bytes_per_parameter=lambda: head_bytes(head, ranks),
         simulated=storage is not None and storage.simulated,
         parameters=sum(p.numel() for p in encoder.parameters()) + head.num_labels * encoder.dim,
         steps_per_epoch=len(data.train) // config.batch_size,
@@ -380,7 +381,7 @@ def check_ranks(config: XMCConfig, ranks: Ranks) -> None:
     """Refuse what one process alone can do."""
     if config.refine_epochs and ranks.several:
         raise ValueError(
-            f"refine_epochs={config.refine_epochs} is for one process, and there are {ranks.size} "
+            f"refine_epochs={config.refine_epochs} is for one process, and there are {ranks.count} "
             "ranks: leave it out"
         )
 
