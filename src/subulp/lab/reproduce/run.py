@@ -57,8 +57,8 @@ def reproduce(
         try:
             found.append(part.run(at / part.name, numbered))
         except Interrupted as stopped:
-            own = () if folder == FOLDER else ("--out", str(folder))
-            again = shlex.join((*command, *own))
+            place = [] if folder == FOLDER else ["--out", str(folder)]
+            again = shlex.join([*command, *place])
             raise Stopped(again, stopped.directory, stopped.signum) from None
     own = claim.own(experiment.whole(found))
     written = Written(

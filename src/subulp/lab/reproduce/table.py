@@ -15,24 +15,27 @@ from .claim import PAPERS, Claim
 from .record import Written
 
 
-def number_text(value: float) -> str:
-    """A number with four digits that count; what was not finite is ``"not finite"``."""
+def number_text(value: float, digits: int = 4) -> str:
+    """A number with as many digits that count; what was not finite is ``"not finite"``."""
     if not math.isfinite(value):
         return "not finite"
     size = abs(value)
     if value == int(value) and size < 1e6:
         return f"{int(value):,}"
-    return f"{value:.4g}" if 1e-3 <= size < 1e6 else f"{value:.3e}"
+    return f"{value:.{digits}g}" if 1e-3 <= size < 1e6 else f"{value:.3e}"
 
 
 def outcome_text(outcome: Outcome) -> str:
     """Mean, and its interval if there are several seeds."""
     if outcome.seeds == 0:
         return "not measured"
-    mean = number_text(outcome.mean)
+    # Ratios lie around 1, and differ in what follows it.
+    is_ratio = outcome.check.than is not None and outcome.check.how == "ratio"
+    digits = 5 if is_ratio else 4
+    mean = number_text(outcome.mean, digits)
     if outcome.seeds == 1:
         return mean
-    return f"{mean} [{number_text(outcome.low)}, {number_text(outcome.high)}]"
+    return f"{mean} [{number_text(outcome.low, digits)}, {number_text(outcome.high, digits)}]"
 
 
 def range_text(outcome: Outcome) -> str:
