@@ -12,7 +12,7 @@ from .figure import TEXT, WIDTH, Panel, text_width
 from .styles import LineStyle
 
 _ROW, _TOP, _BOTTOM, _GAP = 17.0, 22.0, 24.0, 22.0
-_LONGEST = 34
+_LONGEST = 38
 _LOG_FROM = 50.0
 _PAPER = LineStyle("vermilion", "solid", "D")
 _HERE = LineStyle("blue", "solid", "o")
@@ -75,7 +75,9 @@ class DotChart:
 
     def draw(self, panel: Panel) -> None:
         """The first case is the uppermost; a side without numbers leaves the other its room."""
-        left = 10 + text_width("x" * min(_LONGEST, max(len(row.name) for row in self.rows)))
+        # Names are of letters, most of which are narrower than what else is measured so.
+        longest = min(_LONGEST, max(len(row.name) for row in self.rows))
+        left = 10 + 0.9 * text_width("x" * longest)
         bottom = _TOP + _ROW * len(self.rows)
         sides = [
             (words, style, rows)
