@@ -12,6 +12,7 @@ EXPERIMENTS = {claim.experiment.name: claim.experiment for claim in RUNNABLE}
 # How many of each kind the papers have; the copy of MoR's has no tables and figures.
 PLACES = {
     "collage": {"table": 12, "figure": 15, "algorithm": 7},
+    "extra-bits": {"table": 3, "figure": 6},
 }
 
 
