@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..engine.config import check_names
-from . import collage, extra_bits
+from . import cached_tables, collage, extra_bits
 from .claim import Claim
 
-CLAIMS: Sequence[Claim] = (*collage.CLAIMS, *extra_bits.CLAIMS)
+CLAIMS: Sequence[Claim] = (*collage.CLAIMS, *extra_bits.CLAIMS, *cached_tables.CLAIMS)
 
 
 def find(names: Sequence[str]) -> list[Claim]:
