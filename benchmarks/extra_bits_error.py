@@ -11,90 +11,26 @@ the whole stored value after 64 additions, by the condition number of the sum.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
-import torch
 from cyclopts import App
-from torch import Tensor
 
 from subulp.lab.report.styles import STYLES
-from subulp.numerics import FP16, extra_bits, random_bits, round_to
+from subulp.lab.reproduce.forward_error import (
+    ADDITIONS,
+    binned,
+    forms,
+    many_additions,
+    one_addition,
+)
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 K = 8
-ADDITIONS = 64
-
-# Stores a value; returns what the model sees and what the next addition starts from.
-Store = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-
-
-def fp16(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    head = round_to(x, FP16)
-    return head, head
-
-
-def truncated(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    head, tail = extra_bits.split(x, FP16, K, "truncate")
-    return head, extra_bits.join(head, tail, FP16, K, "truncate")
-
-
-def nearest(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    bits = random_bits.draw(x.shape, seed=0, step=step)
-    head, tail = extra_bits.split(x, FP16, K, bits=bits)
-    return head, extra_bits.join(head, tail, FP16, K)
-
-
-def stochastic(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    bits = random_bits.draw(x.shape, seed=0, step=step)
-    head, tail = extra_bits.split(x, FP16, K, "stochastic", bits=bits)
-    return head, extra_bits.join(head, tail, FP16, K, "stochastic")
-
-
-FORMS: dict[str, Store] = {
-    "fp16": fp16,
-    f"fp16+{K}": nearest,
-    f"fp16+{K} truncate": truncated,
-    f"fp16+{K} stochastic": stochastic,
-}
-
-
-def one_addition(store: Store, n: int) -> float:
-    """Relative error of a tensor (by norms) after one in-place addition, in units of 2**-11."""
-    generator = torch.Generator().manual_seed(n)
-    x, y = (torch.randn(n, generator=generator) for _ in range(2))
-    _, wide = store(x, 0)
-    head, _ = store(wide + y, 1)
-    exact = x.double() + y.double()
-    return float((head.double() - exact).norm() / exact.norm()) * 2**11
-
-
-def many_additions(store: Store, n: int) -> tuple[Tensor, Tensor]:
-    """Condition numbers of n sums of 64 terms, and their relative errors."""
-    generator = torch.Generator().manual_seed(1)
-    terms = torch.randn(ADDITIONS, n, generator=generator)
-    wide = torch.zeros(n)
-    for step in range(ADDITIONS):
-        _, wide = store(wide + terms[step], step)
-    exact = terms.double().sum(0)
-    condition = terms.double().abs().sum(0) / exact.abs()
-    return condition, (wide.double() - exact).abs() / exact.abs()
-
-
-def binned(condition: Tensor, error: Tensor) -> tuple[list[float], list[float]]:
-    edges = torch.logspace(0.5, 4, 15, dtype=torch.float64)
-    centres, medians = [], []
-    for low, high in itertools.pairwise(edges):
-        inside = (condition >= low) & (condition < high)
-        if int(inside.sum()) >= 20:
-            centres.append(float((low * high).sqrt()))
-            medians.append(float(error[inside].median()))
-    return centres, medians
-
+# The round-off of FP16.
+UNIT = 2.0**-11
 
 app = App(help=__doc__)
 
@@ -103,9 +39,9 @@ app = App(help=__doc__)
 def main(*, values: int = 50_000, out: Path = Path("extra-bits-error.png")) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), constrained_layout=True)
     sizes = [2**i for i in range(4, 18)]
-    for (name, store), look in zip(FORMS.items(), STYLES, strict=False):
+    for (name, store), look in zip(forms("fp16", K).items(), STYLES, strict=False):
         style = {"color": look.hex, "marker": look.marker, "markersize": 5, "label": name}
-        left.plot(sizes, [one_addition(store, n) for n in sizes], **style)
+        left.plot(sizes, [one_addition(store, n) / UNIT for n in sizes], **style)
         condition, error = many_additions(store, values)
         right.loglog(*binned(condition, error), **style)
         print(f"{name}: median relative error after {ADDITIONS} additions {error.median():.2e}")

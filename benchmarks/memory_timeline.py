@@ -18,14 +18,13 @@ from typing import Any
 
 from cyclopts import App
 from machine import describe
-from memory_cases import CASES, STANDARD, STEPS, Shape
 from memory_figures import plot_peaks, plot_timelines
 from rich.console import Console
 from rich.table import Table
 
-from subulp.diagnostics import track_memory
 from subulp.diagnostics.memory import CATEGORIES
 from subulp.lab.engine.process_memory import alone, kib
+from subulp.lab.reproduce.memory_loops import CASES, STANDARD, STEPS, Shape, live
 
 PANELS = ("standard", "standard-late-zero-grad", "extra-bits-8", "collage-light")
 """The loops of the timeline figure."""
@@ -34,23 +33,6 @@ AIM = 0.54
 
 
 # -------------------------------------------------------------------------------- measuring
-
-
-def live(name: str, shape: Shape) -> dict[str, Any]:
-    """Bytes of live tensors over the steps of one loop."""
-    model, optimizer, step = CASES[name].train(shape)
-    losses = []
-    with track_memory(model, optimizer) as memory:
-        for i in range(STEPS):
-            losses.append(step(lambda phase, i=i: memory.mark(f"{i} {phase}")))
-    highest = max(memory.timeline, key=lambda moment: moment.bytes["total"])
-    return {
-        "peak_bytes": memory.peak_bytes,
-        "peak_at": highest.mark,
-        "category_peak_bytes": memory.category_peak_bytes,
-        "losses": losses,
-        "timeline": memory.timeline,
-    }
 
 
 def resident(name: str, shape: Shape) -> int:

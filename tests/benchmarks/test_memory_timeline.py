@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from subulp.lab.reproduce import memory_loops
 from subulp.nn.linear import TILE_BYTES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Scripts find each other in their own folder.
 sys.path.insert(0, str(BENCHMARKS))
 try:
-    import memory_cases
     import memory_timeline
 finally:
     sys.path.remove(str(BENCHMARKS))
 
 # A gradient of half a MiB: smaller ones wait for each other when the step is fused.
-SHAPE = memory_cases.Shape(layers=4, width=512, batch_size=2)
+SHAPE = memory_loops.Shape(layers=4, width=512, batch_size=2)
 # Beside what arithmetic counts: activations of a batch, scalars, and the tile into which a narrow
 # weight is decoded.
 SLACK = 64 * 1024
@@ -40,24 +40,24 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def found(one_thread) -> dict[str, dict]:
-    return {name: memory_timeline.live(name, SHAPE) for name in memory_cases.CASES}
+    return {name: memory_timeline.live(name, SHAPE) for name in memory_loops.CASES}
 
 
-@pytest.mark.parametrize("name", memory_cases.CASES)
+@pytest.mark.parametrize("name", memory_loops.CASES)
 def test_bytes_of_each_category(name, found):
-    case, peak = memory_cases.CASES[name], found[name]["peak_bytes"]
+    case, peak = memory_loops.CASES[name], found[name]["peak_bytes"]
     assert peak["weights"] == case.bytes["weights"] * SHAPE.parameters
     states = peak["states"] - case.bytes["states"] * SHAPE.parameters
     # subulp counts the steps of each parameter in four bytes.
-    assert states == (0 if name in memory_cases.STANDARD else 4 * SHAPE.layers)
+    assert states == (0 if name in memory_loops.STANDARD else 4 * SHAPE.layers)
     layer = case.layer_bytes.get("gradients", 0) * SHAPE.layer
     assert peak["gradients"] == case.bytes["gradients"] * SHAPE.parameters + layer
 
 
-@pytest.mark.parametrize("name", memory_cases.CASES)
+@pytest.mark.parametrize("name", memory_loops.CASES)
 def test_the_peak_is_what_arithmetic_says(name, found):
-    tile = 0 if name in memory_cases.STANDARD else TILE_BYTES
-    beside = found[name]["peak_bytes"]["total"] - memory_cases.CASES[name].expected(SHAPE)
+    tile = 0 if name in memory_loops.STANDARD else TILE_BYTES
+    beside = found[name]["peak_bytes"]["total"] - memory_loops.CASES[name].expected(SHAPE)
     assert 0 <= beside <= tile + SLACK
 
 
@@ -74,7 +74,7 @@ def test_each_standard_loop_has_its_own_peak(name, phase, found):
     assert found[name]["peak_at"].split()[1] == phase
 
 
-@pytest.mark.parametrize("name", memory_cases.CASES)
+@pytest.mark.parametrize("name", memory_loops.CASES)
 def test_every_loop_trains_the_same(name, found):
     losses, others = found[name]["losses"], found["standard"]["losses"]
     assert losses == sorted(losses, reverse=True)
@@ -93,7 +93,7 @@ def test_too_large_is_refused_before_it_is_built():
 
 
 def test_widths_are_whole_groups_of_extra_bits():
-    shape = memory_cases.Shape.of(1_000_000_000, 32, 2)
+    shape = memory_loops.Shape.of(1_000_000_000, 32, 2)
     assert shape.width % 32 == 0
     assert shape.parameters == pytest.approx(1_000_000_000, rel=0.01)
 

@@ -12,7 +12,9 @@ EXPERIMENTS = {claim.experiment.name: claim.experiment for claim in RUNNABLE}
 # How many of each kind the papers have; the copy of MoR's has no tables and figures.
 PLACES = {
     "collage": {"table": 12, "figure": 15, "algorithm": 7},
+    "extra-bits": {"table": 3, "figure": 6},
     "elmo": {"table": 10, "figure": 5, "algorithm": 1},
+    "cached-tables": {"table": 11, "figure": 10, "algorithm": 2},
     "mor": {"algorithm": 2},
 }
 

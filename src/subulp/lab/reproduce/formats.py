@@ -42,6 +42,7 @@ def layouts() -> Found:
         integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
         one = torch.ones((), dtype=torch.float32).to(dtype).view(integer)
         after = (one + 1).view(dtype).to(torch.float64)
+        found.append(Observation(name, "bits", 8 * one.nbytes))
         found.append(Observation(name, "exponent bits", format_.exponent_bits))
         found.append(Observation(name, "mantissa bits", format_.mantissa_bits))
         found.append(Observation(name, "ulp of 1", float(after) - 1.0))

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..engine.config import check_names
-from . import collage, elmo, mor
+from . import cached_tables, collage, elmo, extra_bits, mor
 from .claim import Claim
 
-CLAIMS: Sequence[Claim] = (*collage.CLAIMS, *elmo.CLAIMS, *mor.CLAIMS)
+CLAIMS: Sequence[Claim] = (
+    *collage.CLAIMS,
+    *extra_bits.CLAIMS,
+    *elmo.CLAIMS,
+    *cached_tables.CLAIMS,
+    *mor.CLAIMS,
+)
 
 
 def find(names: Sequence[str]) -> list[Claim]:

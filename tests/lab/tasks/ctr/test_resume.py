@@ -15,6 +15,7 @@ RUNS = [
     ("int8 stochastic lru 2%", {**CACHED, "policy": ("lru",), "row_optimizer": "sgd"}),
     ("int2 nearest lru 2%", {**CACHED, "policy": ("lru",), "ways": (1,), "fuse_backward": True}),
     ("fp8 stochastic lfu 2%", CACHED),
+    ("fp16+8", {"optimizer": "sgd", "row_optimizer": "sgd", "dense_precision": ("extra-bits-8",)}),
     # More examples than the buffer: batches begin in one chunk and end in the next.
     ("bf16 stochastic lfu 2%", {**CACHED, "shuffle_rows": 60, "epochs": 2}),
 ]

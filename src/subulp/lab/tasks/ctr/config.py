@@ -40,6 +40,11 @@ class CTRConfig(RunConfig):
     task: ClassVar[str] = "ctr"
     decides: ClassVar[tuple[str, ...]] = ("preset", "data")
     data_fields: ClassVar[tuple[str, ...]] = ("data", "test", "columns")
+    earlier: ClassVar[dict[str, Any]] = {
+        "dense_precision": ["fp32"],
+        "dense_dtype": "bf16",
+        "optimizer": "adamw",
+    }
 
     preset: Annotated[str | None, COMPARED] = None
     """Published sizes for Criteo's data: criteo-kaggle, criteo-kaggle-16 or criteo-terabyte. It
@@ -47,7 +52,15 @@ class CTRConfig(RunConfig):
 
     precision: Annotated[tuple[str, ...], NAMES] = ("fp32", "int8", "int4", "int2")
     """Storage of the tables' rows, separated by commas: fp32, bf16, fp16, fp8 (E4M3), int8, int4,
-    int2."""
+    int2; and fp16+K or bf16+K with K extra bits, for --row-optimizer sgd and --optimizer sgd."""
+
+    dense_precision: Annotated[tuple[str, ...], NAMES] = ("fp32",)
+    """Strategies of the MLPs to compare, separated by commas: fp32, nearest, stochastic, kahan,
+    collage-light, collage-plus, fp32-states, master, extra-bits-K, also with -deterministic,
+    -truncate or -stochastic behind it."""
+
+    dense_dtype: Annotated[Literal["bf16", "fp16"], MODEL] = "bf16"
+    """Storage of the MLPs' parameters, except under the precision fp32."""
 
     rounding: Annotated[tuple[str, ...], NAMES] = ("nearest", "stochastic")
     """How rows that leave FP32 are rounded: nearest, stochastic, or both."""
@@ -66,7 +79,9 @@ class CTRConfig(RunConfig):
 
     data: Annotated[str | None, COMPARED] = None
     """adult:DIR, criteo:FILE,FILE,... or csv:FILE,FILE,..., plain or .gz, also a pattern such as
-    day_*.gz; without it, the bundled census data Adult."""
+    day_*.gz; generated, drawn examples whose clicks depend on pairs of categories, also with
+    options as in generated:examples=100000,tables=8,rows=20000,zipf=1.05,drift=0,signal=2,seed=0;
+    without it, the bundled census data Adult."""
 
     test: Annotated[Path | None, COMPARED] = None
     """File of the test part; by default the last of several files, or the end of a single one."""
@@ -124,11 +139,14 @@ class CTRConfig(RunConfig):
     row_lr: Annotated[float, OPTIMIZER] = 0.01
     """Learning rate of the tables."""
 
+    optimizer: Annotated[Literal["adamw", "sgd"], OPTIMIZER] = "adamw"
+    """Optimizer of the MLPs: AdamW, or SGD without momentum."""
+
     lr: Annotated[float, OPTIMIZER] = 1e-3
-    """Learning rate of the MLPs' AdamW."""
+    """Learning rate of the MLPs."""
 
     weight_decay: Annotated[float, OPTIMIZER] = 0.0
-    """AdamW's decoupled decay of the MLPs' matrices; vectors and tables do not decay."""
+    """Decay of the MLPs' matrices, AdamW's decoupled one; vectors and tables do not decay."""
 
     warmup: Annotated[float, OPTIMIZER] = 0.0
     """Share of the steps in which the learning rates rise linearly."""
@@ -160,12 +178,27 @@ class CTRConfig(RunConfig):
                 f"columns={self.columns} and data={self.data or 'adult'} contradict each other: "
                 "the columns of csv:FILE alone need a description"
             )
-        self.grid  # noqa: B018 - checks the names
+        check_list("dense_precision", self.dense_precision)
+        for name in self.dense_precision:
+            dense_dtype_of(name, self.dense_dtype)
+        for variant in self.grid.values():
+            if variant.extra_bits is not None and not self.optimizer == self.row_optimizer == "sgd":
+                raise ValueError(
+                    f"precision={variant.precision} needs optimizer=sgd and row_optimizer=sgd: "
+                    "rows with extra bits are parameters that SGD steps with the MLPs"
+                )
 
     @cached_property
     def grid(self) -> dict[str, Variant]:
         """What is compared, by name."""
-        return grid(self.precision, self.rounding, self.cache_fraction, self.policy, self.ways)
+        return grid(
+            self.precision,
+            self.rounding,
+            self.cache_fraction,
+            self.policy,
+            self.ways,
+            self.dense_precision,
+        )
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -173,7 +206,7 @@ class CTRConfig(RunConfig):
         return tuple(self.grid)
 
     def settings(self, variant: str) -> dict[str, Any]:
-        """Precision, rounding, cache_fraction, policy and ways."""
+        """Precision, rounding, cache_fraction, policy and ways, and dense if it is not FP32."""
         return self.grid[variant].settings()
 
     def _located(self, name: str, value: Any) -> Any:
@@ -193,6 +226,28 @@ class CTRConfig(RunConfig):
                 f"other: {name} is for data=criteo:FILE, and other tables have sizes of their own"
             )
         self._fill_defaults(settings | self._decided_epochs())
+
+
+def dense_dtype_of(precision: str, dtype: Literal["bf16", "fp16"]) -> str:
+    """The name in torch of the dtype of the MLPs' parameters.
+
+    Raises:
+        ValueError: The strategy is unknown, or not available for it.
+    """
+    # Torch takes a second to import, which help need not wait for.
+    import torch  # noqa: PLC0415
+
+    from ....optim import parse_precision  # noqa: PLC0415
+    from ....optim.options import strategy_for  # noqa: PLC0415
+
+    if precision == "fp32":
+        return "float32"
+    name = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
+    try:
+        strategy_for(parse_precision(precision), getattr(torch, name))
+    except ValueError as error:
+        raise ValueError(f"dense_precision={precision}: {error}") from None
+    return name
 
 
 def _absolute(data: str) -> str:

@@ -14,8 +14,9 @@ from ....nn import CachedEmbeddingBags, EmbeddingTable, ShardedCachedEmbeddingBa
 from ....nn.cached_table import CachedTable, CacheMemory
 from ...engine.ranks import Ranks
 from ...engine.task import State
+from .parameter_tables import ParameterTables
 
-Tables = CachedEmbeddingBags | ShardedCachedEmbeddingBags
+Tables = CachedEmbeddingBags | ShardedCachedEmbeddingBags | ParameterTables
 
 _ROWS = ("table.codes", "counts")
 _CACHE = ("cache", "tags", "stamps")
@@ -49,6 +50,8 @@ def memory_of(tables: Tables, ranks: Ranks) -> CacheMemory:
 
 def hit_rate(tables: Tables, ranks: Ranks) -> float:
     """Share of the lookups in training so far that a cache served, of tables that have one."""
+    if isinstance(tables, ParameterTables):
+        return 0.0
     kept: list[CachedTable] = list(tables.tables)  # type: ignore[arg-type]
     cached = [i for i, table in enumerate(kept) if table.config.cache_shape()[0]]
     found = ranks.gather(tables.statistics[cached].sum(0).tolist())

@@ -25,9 +25,10 @@ from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import decay_groups, one_cycle, steps_of
 from ...engine.run_directory import ACCESS_PLOT
 from ...engine.task import Workload
-from .config import CTRConfig
+from .config import CTRConfig, dense_dtype_of
 from .dlrm import DLRM
 from .metrics import click_metrics
+from .parameter_tables import ParameterTables
 from .readers.dataset import CTRData, ReadOptions
 from .readers.example_stream import ExampleStream
 from .readers.examples import Batch, Encoder, Examples
@@ -146,7 +147,7 @@ class Built:
         total = 0
         for table in tables:
             wide = self.variant.precision == "fp32" or table.rows <= self.narrow_above
-            name = "fp32" if wide else table.storage or self.variant.precision
+            name = "fp32" if wide else table.storage or self.variant.precision.partition("+")[0]
             cached = 32 * (0 if wide else self.variant.cache_fraction)
             total += int(table.rows * self.dim * (_BITS[name] + cached)) // 8
         pairs = (len(tables) + 1) * len(tables) // 2
@@ -154,14 +155,21 @@ class Built:
             (numbers, *self.bottom, self.dim),
             (self.dim + pairs, *self.top, 1),
         ):
-            total += 4 * sum((inside + 1) * outside for inside, outside in pairwise(widths))
+            size = 4 if self.variant.dense == "fp32" else 2
+            total += size * sum((inside + 1) * outside for inside, outside in pairwise(widths))
         return total
 
     def model(self, tables: Sequence[Table], numbers: int, seed: int, ranks: Ranks = ALONE) -> DLRM:
         """The model; its initial weights are made in FP32 from the seed alone."""
         torch.manual_seed(seed)
         configs = [self.variant.table(table.rows, self.dim, table.storage) for table in tables]
-        bags = make_tables(configs, self.narrow_above, seed, ranks)
+        bags: Tables
+        if self.variant.extra_bits is None:
+            bags = make_tables(configs, self.narrow_above, seed, ranks)
+        else:
+            name, bits = self.variant.extra_bits
+            dtype = torch.float16 if name == "fp16" else torch.bfloat16
+            bags = ParameterTables(configs, dtype, bits, self.narrow_above, seed)
         return DLRM(numbers, bags, self.dim, self.bottom, self.top)
 
 
@@ -179,8 +187,20 @@ def save_columns(data: CTRData, folder: Path) -> list[str]:
     return [COLUMNS]
 
 
-def build_rows(config: CTRConfig, tables: Tables) -> RowOptimizer:
-    """The optimizer of the tables."""
+def check_ranks(config: CTRConfig, ranks: Ranks) -> None:
+    """Refuse what several ranks cannot share."""
+    for variant in config.grid.values():
+        if variant.extra_bits is not None:
+            raise ValueError(
+                f"precision={variant.precision} keeps whole tables as parameters, and ranks split "
+                "tables: train it in one process"
+            )
+
+
+def build_rows(config: CTRConfig, tables: Tables) -> RowOptimizer | None:
+    """The optimizer of the tables; ``None`` if they are parameters of the other one."""
+    if isinstance(tables, ParameterTables):
+        return None
     if config.row_optimizer == "sgd":
         return optim.RowSGD(tables, lr=config.row_lr)
     rowwise = config.row_optimizer == "rowwise-adagrad"
@@ -198,17 +218,8 @@ def build(
     """A run of one variant and seed."""
     built = Built.of(config, data, config.grid[variant])
     model = built.model(data.tables, data.numbers, seed, ranks).to(device)
-    for mlp in (model.bottom, model.top):
-        shard(mlp, ranks)
+    optimizer = _optimizer(config, built.variant, model, seed, ranks)
     named = _dense(model)
-    optimizer = optim.AdamW(
-        decay_groups(named),
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        precision="fp32",
-        nonfinite=config.gradient_policy,
-        seed=seed,
-    )
     tables = model.tables
     rows = build_rows(config, tables)
     batches = data.train.batches(config.batch_size, seed)
@@ -241,6 +252,49 @@ def build(
             SplitTables(tables, ranks) if isinstance(tables, ShardedCachedEmbeddingBags) else None
         ),
     )
+
+
+def _optimizer(
+    config: CTRConfig, variant: Variant, model: DLRM, seed: int, ranks: Ranks
+) -> optim.AdamW | optim.SGD:
+    """The optimizer of the MLPs, and of tables that are parameters.
+
+    The first weights are those of MLPs in FP32, as exactly as the components can hold them.
+    """
+    parts = nn.ModuleDict({"bottom": model.bottom, "top": model.top})
+    if isinstance(model.tables, ParameterTables):
+        parts["tables"] = model.tables
+    initial = {name: value.clone() for name, value in parts.state_dict().items()}
+    dtype = getattr(torch, dense_dtype_of(variant.dense, config.dense_dtype))
+    for mlp in (model.bottom, model.top):
+        mlp.to(dtype)
+        shard(mlp, ranks)
+    groups = decay_groups(_dense(model))
+    if isinstance(model.tables, ParameterTables):
+        assert variant.extra_bits is not None
+        model.tables.narrow()
+        narrow = f"extra-bits-{variant.extra_bits[1]}"
+        groups += [
+            {
+                "params": [(f"tables.{name}", p)],
+                "precision": "fp32" if p.dtype == torch.float32 else narrow,
+                "lr": config.row_lr,
+                "weight_decay": 0.0,
+            }
+            for name, p in model.tables.named_parameters()
+        ]
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "precision": variant.dense,
+        "nonfinite": config.gradient_policy,
+        "seed": seed,
+    }
+    kind_of = optim.SGD if config.optimizer == "sgd" else optim.AdamW
+    optimizer = kind_of(groups, **options)
+    if dtype != torch.float32 or variant.extra_bits is not None:
+        optimizer.load_full_precision_state_dict(parts, initial)
+    return optimizer
 
 
 def _dense(model: DLRM) -> list[tuple[str, nn.Parameter]]:

@@ -6,8 +6,9 @@ The command line's help is made from it, so nothing here imports torch before it
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ...engine.config import check_names
@@ -21,6 +22,35 @@ Policy = Literal["lfu", "lru"]
 
 _MAX_WAYS = 64
 
+_EXTRA_BITS = re.compile(r"(fp16|bf16)\+(\d+)")
+_MOST_BITS = 16
+
+
+def extra_bits_of(precision: str) -> tuple[str, int] | None:
+    """Format and extra bits of the rows of ``"fp16+K"`` or ``"bf16+K"``; ``None`` of any other.
+
+    Raises:
+        ValueError: K is not from 1 to 16.
+    """
+    match = _EXTRA_BITS.fullmatch(precision)
+    if match is None:
+        return None
+    if not 1 <= (bits := int(match[2])) <= _MOST_BITS:
+        raise ValueError(
+            f"precision={precision} keeps {bits} extra bits: give from 1 to {_MOST_BITS}"
+        )
+    return match[1], bits
+
+
+def _check_precision(name: str) -> None:
+    if extra_bits_of(name) is None:
+        known = (*get_args(Precision), "fp16+K", "bf16+K")
+        check_names("precision", (name,), known)
+        if name not in get_args(Precision):
+            raise ValueError(
+                f"precision={name!r} has a letter for a number: give 1 to {_MOST_BITS}"
+            )
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -28,21 +58,37 @@ class Variant:
 
     Attributes:
         precision: Storage of the rows.
-        rounding: How rows that leave FP32 are rounded; FP32 rows are not.
-        cache_fraction: Cached rows as a share of the rows. FP32 rows need no cache.
+        rounding: How rows that leave FP32 are rounded; FP32 rows are not, and extra bits are
+            always stochastic.
+        cache_fraction: Cached rows as a share of the rows. FP32 rows, and those with extra bits,
+            need no cache.
         policy: Eviction policy of the cache, if there is one.
         ways: Rows in a set of the cache, if there is one.
+        dense: Precision of the MLPs (default: ``"fp32"``).
+
+    Raises:
+        ValueError: The precision is unknown.
     """
 
-    precision: Precision
+    precision: str
     rounding: Rounding | None = None
     cache_fraction: float = 0.0
     policy: Policy | None = None
     ways: int | None = None
+    dense: str = "fp32"
+
+    def __post_init__(self) -> None:
+        _check_precision(self.precision)
 
     def settings(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        return asdict(self)
+        """The same as plain JSON, without MLPs in FP32, which runs of earlier versions had."""
+        own = asdict(self)
+        return own if self.dense != "fp32" else {k: v for k, v in own.items() if k != "dense"}
+
+    @property
+    def extra_bits(self) -> tuple[str, int] | None:
+        """Format and extra bits of the rows, if they have any."""
+        return extra_bits_of(self.precision)
 
     def table(self, rows: int, dim: int, storage: str | None = None) -> EmbeddingTable:
         """A table of this kind.
@@ -61,6 +107,13 @@ class Variant:
         # A run in FP32 is the reference: nothing in it is narrow.
         if self.precision == "fp32":
             own = "fp32"
+        if self.extra_bits is not None:
+            if storage is not None:
+                raise ValueError(
+                    f"precision={self.precision} and its own precision {storage} contradict each "
+                    "other: rows with extra bits are parameters of one optimizer; leave one out"
+                )
+            own = self.extra_bits[0]
         return EmbeddingTable(
             rows,
             dim,
@@ -78,8 +131,11 @@ def grid(
     cache_fractions: Iterable[float],
     policies: Iterable[str],
     ways: Sequence[int],
+    dense: Sequence[str] = ("fp32",),
 ) -> dict[str, Variant]:
     """Every combination once, by name: FP32 has no rounding and no cache, no cache no policy.
+
+    Extra bits have neither. Of several precisions of the MLPs, FP32 is not named.
 
     Raises:
         ValueError: A name or number is out of range.
@@ -91,7 +147,9 @@ def grid(
             name += [variant.policy, f"{100 * variant.cache_fraction:g}%"]
         if variant.ways and len(ways) > 1:
             name.append(f"{variant.ways}-way")
-        found[" ".join(name)] = variant
+        for precision in dense:
+            own = [f"dense-{precision}"] if len(dense) > 1 and precision != "fp32" else []
+            found[" ".join((*name, *own))] = replace(variant, dense=precision)
     return found
 
 
@@ -102,7 +160,8 @@ def _combinations(
     policies: Iterable[str],
     ways: Sequence[int],
 ) -> Iterator[Variant]:
-    check_names("precision", precisions := tuple(precisions), get_args(Precision))
+    for name in (precisions := tuple(precisions)):
+        _check_precision(name)
     check_names("rounding", roundings := tuple(roundings), get_args(Rounding))
     check_names("policy", policies := tuple(policies), get_args(Policy))
     for count in ways:
@@ -116,8 +175,8 @@ def _combinations(
         )
     ]
     for precision in precisions:
-        if precision == "fp32":
-            yield Variant("fp32")
+        if precision == "fp32" or extra_bits_of(precision) is not None:
+            yield Variant(precision)
             continue
         for cache, rounding in itertools.product(caches, roundings):
             yield Variant(precision, rounding, *cache)  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ from ....data.lines import count_lines, find, shown, whole_lines
 from .dataset import CTRData, ReadOptions, make_data
 from .description import Description, make_layout, read_description
 from .example_stream import Span
+from .generated import NAME as GENERATED
+from .generated import Generated, generate
 from .layout import Layout, criteo_layout
 from .parse_line import split_line
 
@@ -18,7 +20,7 @@ BUNDLED = Path(__file__).parent
 ADULT = BUNDLED / "adult.toml"
 
 _KINDS = ("adult", "criteo", "csv")
-_FORMS = "adult:DIR, criteo:FILE,FILE,... or csv:FILE"
+_FORMS = "adult:DIR, criteo:FILE,FILE,..., csv:FILE or generated:OPTION=NUMBER,..."
 
 
 def load_data(
@@ -55,6 +57,15 @@ def load_data(
         if test is not None:
             raise ValueError(f"test={test} is given, and adult has a test part of its own")
         return _adult(Path(rest) if rest else None, options)
+    if kind == GENERATED:
+        if test is not None:
+            raise ValueError(f"test={test} is given, and {GENERATED} draws a test part of its own")
+        if options.min_count is not None:
+            raise ValueError(
+                f"min_count={options.min_count} and data={GENERATED} contradict each other: each "
+                "of its categories has a row of its own"
+            )
+        return generate(Generated.parse(rest), buffer=options.buffer, test_share=test_share)
     if kind not in ("criteo", "csv") or not rest:
         raise ValueError(f"data={data} is unknown: give {_FORMS}")
     paths = _paths(rest)

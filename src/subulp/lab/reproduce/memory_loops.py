@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from subulp import nn, optim
+from ... import nn, optim
+from ...diagnostics import track_memory
+from ...diagnostics.memory import CATEGORIES
+from .found import Curve, Found, Observation
 
 MOMENTUM = 0.9
 LEARNING_RATE = 0.01
@@ -48,6 +52,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
+        """Parameters of all layers."""
         return self.layers * self.layer
 
 
@@ -100,7 +105,7 @@ def standard(
         if zero_grad_late:
             optimizer.zero_grad()
         mark("backward")
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(mark: Mark) -> float:
         mark("forward")
@@ -143,7 +148,7 @@ def narrow(
         optimizer.zero_grad()
         loss = mean_square(model(x))
         mark("backward")
-        (loss * LOSS_SCALE).backward()
+        (loss * LOSS_SCALE).backward()  # type: ignore[no-untyped-call]
         mark("step")
         optimizer.step()
         return loss.item()
@@ -165,11 +170,13 @@ def network(shape: Shape, linear: type[torch.nn.Linear], dtype: torch.dtype) -> 
 
 
 def batch(shape: Shape, dtype: torch.dtype) -> Tensor:
+    """The inputs of every step, ``(batch_size, width)``."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(shape.batch_size, shape.width, generator=generator).to(dtype)
 
 
 def mean_square(y: Tensor) -> Tensor:
+    """The loss."""
     return y.float().square().mean()
 
 
@@ -225,3 +232,68 @@ CASES = {
     "collage-light": _fused("collage-light", 4, "FP16 + FP16, FP16 momentum"),
 }
 STANDARD = tuple(name for name in CASES if name.startswith("standard"))
+
+
+# -------------------------------------------------------------------------------- measuring
+
+
+def live(name: str, shape: Shape) -> dict[str, Any]:
+    """Bytes of live tensors over the steps of one loop."""
+    return live_of(CASES[name], shape)
+
+
+def live_of(case: Case, shape: Shape) -> dict[str, Any]:
+    """The same of a loop that is none of :data:`CASES`."""
+    model, optimizer, step = case.train(shape)
+    losses = []
+    with track_memory(model, optimizer) as memory:
+        for i in range(STEPS):
+            losses.append(step(lambda phase, i=i: memory.mark(f"{i} {phase}")))  # type: ignore[misc]
+    highest = max(memory.timeline, key=lambda moment: moment.bytes["total"])
+    return {
+        "peak_bytes": memory.peak_bytes,
+        "peak_at": highest.mark,
+        "category_peak_bytes": memory.category_peak_bytes,
+        "losses": losses,
+        "timeline": memory.timeline,
+    }
+
+
+EXTRA_BITS_16 = _fused("extra-bits-16", 6, "FP16 + 16 bits, FP32 momentum")
+"""As many extra bits as there are."""
+
+
+def timeline(cases: list[str], parameters: int, layers: int, batch_size: int) -> Found:
+    """Live bytes over three steps of loops, and their peaks by category.
+
+    Args:
+        cases: Names in :data:`CASES`, or ``"extra-bits-16"``.
+        parameters: Size of the model, about.
+        layers: Equal layers.
+        batch_size: Rows of the batch.
+    """
+    shape = Shape.of(parameters, layers, batch_size)
+    found: list[Observation] = []
+    curves = []
+    for name in cases:
+        measured = live_of(CASES.get(name, EXTRA_BITS_16), shape)
+        count = shape.parameters
+        peak, categories = measured["peak_bytes"], measured["category_peak_bytes"]
+        found.append(Observation(name, "peak bytes per parameter", peak["total"] / count))
+        found += [
+            Observation(name, f"{category} at the peak", peak[category] / count)
+            for category in CATEGORIES
+        ]
+        found.append(
+            Observation(name, "largest gradients per parameter", categories["gradients"] / count)
+        )
+        moments = measured["timeline"]
+        curves.append(
+            Curve(
+                name,
+                "bytes per parameter",
+                tuple(float(i) for i in range(len(moments))),
+                tuple(moment.bytes["total"] / count for moment in moments),
+            )
+        )
+    return Found(tuple(found), tuple(curves))

@@ -1,0 +1,190 @@
+"""Examples that are drawn: categories by Zipf's law, and clicks that depend on pairs of them.
+
+Every category has a vector. The logit of an example is the sum of the dot products of the vectors
+of some pairs of its categories, and of some numbers: what a recommendation model can learn, and
+no table alone. A category's popularity falls with its rank, whose order may move on in time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....data.digest import digest
+from .dataset import CTRData
+from .example_stream import ExampleStream
+from .examples import ColumnStatistics, Encoder, Examples
+from .layout import Layout, Number, Table
+
+NAME = "generated"
+
+_SHARED = 4
+"""Numbers of a category's vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What is drawn.
+
+    Attributes:
+        examples: All of them, the test part included (default: 100,000).
+        tables: Columns of categories, 2 to 64 (default: 8).
+        rows: Categories of the first, third and every other table; the others have a quarter
+            (default: 20,000).
+        zipf: Popularity falls with the rank to the power of so much (default: 1.05).
+        drift: Share of its categories over which the most popular one moves from the first example
+            to the last (default: 0).
+        signal: Standard deviation of the logits, about (default: 2).
+        seed: Of the vectors and of the draws (default: 0).
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    examples: int = 100_000
+    tables: int = 8
+    rows: int = 20_000
+    zipf: float = 1.05
+    drift: float = 0.0
+    signal: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "examples": (100, 10**9),
+            "tables": (2, 64),
+            "rows": (8, 2**31 - 1),
+            "zipf": (0, 8),
+            "drift": (0, 1),
+            "signal": (0, 100),
+            "seed": (0, 2**32 - 1),
+        }
+        for name, (low, high) in ranges.items():
+            if not low <= (value := getattr(self, name)) <= high:
+                raise ValueError(
+                    f"data={NAME}: {name}={value:g} is out of range: give from {low} to {high}"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> Generated:
+        """Options as in ``examples=1000,drift=0.5``; none are the defaults.
+
+        Raises:
+            ValueError: One is unknown, given twice, or no number.
+        """
+        known: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
+        given: dict[str, float] = {}
+        for entry in filter(None, text.split(",")):
+            name, _, value = entry.partition("=")
+            if name not in known:
+                raise ValueError(
+                    f"data={NAME}: {entry!r} is unknown: give {', '.join(f'{k}=' for k in known)}"
+                )
+            if name in given:
+                raise ValueError(f"data={NAME} repeats {name}: give it once")
+            try:
+                given[name] = known[name](value)
+            except ValueError:
+                kind = "an integer" if known[name] is int else "a number"
+                raise ValueError(f"data={NAME}: {entry!r} is not {kind}") from None
+        return cls(**given)  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str:
+        """All options as :meth:`parse` takes them."""
+        given = (f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        return f"{NAME}:{','.join(given)}"
+
+    @property
+    def sizes(self) -> list[int]:
+        """Categories of each table."""
+        return [self.rows if i % 2 == 0 else max(2, self.rows // 4) for i in range(self.tables)]
+
+    @property
+    def layout(self) -> Layout:
+        """The columns: a label, numbers, and categories as Criteo's."""
+        numbers = [f"I{i + 1}" for i in range(_SHARED)]
+        categories = [f"C{i + 1}" for i in range(self.tables)]
+        return Layout(
+            columns=("label", *numbers, *categories),
+            label="label",
+            numbers=tuple(Number(name, "none") for name in numbers),
+            tables=tuple(
+                Table((name,), rows) for name, rows in zip(categories, self.sizes, strict=True)
+            ),
+            separator="\t",
+            hexadecimal=True,
+        )
+
+    def draw(self) -> Examples:
+        """All examples in the order of time."""
+        source = np.random.default_rng(self.seed)
+        time = np.arange(self.examples) / self.examples
+        keys = np.stack([self._categories(source, rows, time) for rows in self.sizes], 1)
+        vectors = [source.standard_normal((rows, _SHARED)) for rows in self.sizes]
+        numbers = source.standard_normal((self.examples, _SHARED))
+        own = [of[keys[:, i]] for i, of in enumerate(vectors)]
+        logits = sum((a * b).sum(1) for a, b in pairwise(own)) + numbers.sum(1)
+        spread = (_SHARED * self.tables) ** 0.5
+        click = 1 / (1 + np.exp(-self.signal * np.asarray(logits) / spread))
+        labels = source.random(self.examples) < click
+        return Examples(labels.astype(np.float32), numbers.astype(np.float32), keys)
+
+    def _categories(
+        self, source: np.random.Generator, rows: int, time: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.uint32]:
+        """Categories of one table, uint32 ``(examples,)``."""
+        chances = np.arange(1, rows + 1, dtype=np.float64) ** -self.zipf
+        edges = np.cumsum(chances / chances.sum())
+        ranks = np.searchsorted(edges, source.random(len(time))).clip(max=rows - 1)
+        moved = (ranks + np.floor(time * self.drift * rows).astype(np.int64)) % rows
+        # Popular categories stand anywhere in the table.
+        order: npt.NDArray[np.uint32] = source.permutation(rows).astype(np.uint32)
+        found: npt.NDArray[np.uint32] = order[moved]
+        return found
+
+
+def generate(options: Generated, *, buffer: int, test_share: float) -> CTRData:
+    """Draw a data set; its last examples are the test part.
+
+    Args:
+        options: What is drawn.
+        buffer: Size of the shuffle buffer, in examples: a smaller one keeps what is near in time
+            together.
+        test_share: Share of the examples that test.
+
+    Raises:
+        ValueError: There is no training part, or its labels are equal.
+    """
+    drawn = options.draw()
+    cut = len(drawn) - max(1, round(test_share * len(drawn)))
+    if cut < 1:
+        raise ValueError(f"data={NAME}: test_share={test_share} leaves no training part")
+    train, test = drawn.take(slice(0, cut)), drawn.take(slice(cut, None))
+    share = float(train.labels.mean(dtype=np.float64))
+    if share in (0.0, 1.0):
+        raise ValueError(
+            f"data={NAME}: all labels of the training part are {share:.0f}: nothing can be learned"
+        )
+    layout = options.layout
+    statistics = ColumnStatistics(len(layout.numbers))
+    statistics.add(train.numbers)
+    return CTRData(
+        options.name,
+        layout.tables,
+        len(layout.numbers),
+        _stream(train, buffer),
+        _stream(test, buffer),
+        Encoder(layout, statistics, None),
+        share,
+        digest([digest((drawn.labels, drawn.numbers, drawn.keys)), repr(layout), str(cut)]),
+    )
+
+
+def _stream(part: Examples, buffer: int) -> ExampleStream:
+    blocks = [part.take(slice(i, i + buffer)) for i in range(0, len(part), buffer)]
+    return ExampleStream(lambda: iter(blocks), len(part), buffer)
