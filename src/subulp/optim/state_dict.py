@@ -88,7 +88,7 @@ def restore_components(
 def with_later_options(state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state dict of ours with the options that it was saved without; it is left alone."""
     groups = [
-        {"capturable": False, **group} if "precision" in group else group
+        {**group, "capturable": group.get("capturable", False)} if "precision" in group else group
         for group in state_dict.get("param_groups", ())
     ]
     return {**state_dict, "param_groups": groups} if groups else state_dict

@@ -157,7 +157,7 @@ def factors(tables: list[tuple[int, float]], rows: int, dim: int) -> Found:
     """
     found = []
     for bits, fraction in tables:
-        table = nn.CachedEmbeddingBag(rows, dim, f"int{bits}", fraction, "lfu", 32, seed=0)  # type: ignore[arg-type]
+        table = nn.CachedEmbeddingBag(rows, dim, f"int{bits}", fraction, "lfu", 32, seed=0)
         found.append(
             Observation(factor_case(bits, fraction), "compression", table.memory().compression)
         )

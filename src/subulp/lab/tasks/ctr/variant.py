@@ -117,7 +117,7 @@ class Variant:
         return EmbeddingTable(
             rows,
             dim,
-            "e4m3" if own == "fp8" else own,  # type: ignore[arg-type]
+            "e4m3" if own == "fp8" else own,
             self.cache_fraction,
             self.policy or "lfu",
             self.ways or 1,
