@@ -88,9 +88,7 @@ def restore_components(
 def with_later_options(state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state dict of ours with the options that it was saved without; it is left alone."""
     groups = [
-        group
-        if "precision" not in group or "capturable" in group
-        else {**group, "capturable": False}
+        {**group, "capturable": group.get("capturable", False)} if "precision" in group else group
         for group in state_dict.get("param_groups", ())
     ]
     return {**state_dict, "param_groups": groups} if groups else state_dict

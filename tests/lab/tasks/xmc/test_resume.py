@@ -20,6 +20,7 @@ RUNS = [
     ("e3m4", {}),
     ("int8", {"layers": 1, "linear": ("mor-2way",)}),
     ("int2", {}),
+    ("e4m3", {"refine_epochs": 1}),
 ]
 
 

@@ -234,14 +234,14 @@ def dense_dtype_of(precision: str, dtype: Literal["bf16", "fp16"]) -> str:
     Raises:
         ValueError: The strategy is unknown, or not available for it.
     """
+    if precision == "fp32":
+        return "float32"
     # Torch takes a second to import, which help need not wait for.
     import torch  # noqa: PLC0415
 
     from ....optim import parse_precision  # noqa: PLC0415
     from ....optim.options import strategy_for  # noqa: PLC0415
 
-    if precision == "fp32":
-        return "float32"
     name = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
     try:
         strategy_for(parse_precision(precision), getattr(torch, name))

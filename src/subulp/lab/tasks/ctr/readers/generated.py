@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +75,10 @@ class Generated:
         Raises:
             ValueError: One is unknown, given twice, or no number.
         """
-        known: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
+        default = cls()
+        known: dict[str, type[int] | type[float]] = {
+            field.name: type(getattr(default, field.name)) for field in fields(cls)
+        }
         given: dict[str, float] = {}
         for entry in filter(None, text.split(",")):
             name, _, value = entry.partition("=")
@@ -144,8 +146,8 @@ class Generated:
         moved = (ranks + np.floor(time * self.drift * rows).astype(np.int64)) % rows
         # Popular categories stand anywhere in the table.
         order: npt.NDArray[np.uint32] = source.permutation(rows).astype(np.uint32)
-        found: npt.NDArray[np.uint32] = order[moved]
-        return found
+        popular: npt.NDArray[np.uint32] = order[moved]
+        return popular
 
 
 def generate(options: Generated, *, buffer: int, test_share: float) -> CTRData:
