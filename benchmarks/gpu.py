@@ -7,7 +7,9 @@ the device, prints a table of it and what passed and failed. It needs no network
 PyTorch, Triton, NumPy, pytest and a compiler: what else is missing is named. Its status is 0 only
 if nothing failed.
 
-    python benchmarks/gpu.py [--out benchmarks/results/gpu-NAME.json] [--no-build]
+    python benchmarks/gpu.py [--out benchmarks/results/gpu-NAME.json] [--no-build] [--minutes 8]
+
+What the minutes do not suffice for is not run, and counts as a failure.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-LIMITS = {"build": 150, "checks": 60, "tests": 200, "sanitizer": 100, "tuning": 300, "rates": 60}
-"""Seconds that a section may take; together, with the five sections of rates, at most nineteen
-minutes, and about twelve where nothing waits."""
+LIMITS = {"build": 150, "checks": 60, "tests": 200, "tuning": 100, "rates": 60, "sanitizer": 100}
+"""Seconds that a section may take, however many are left."""
+
+MINUTES = 8.0
+"""Of all sections together."""
 
 CHECKS = """
 import json
@@ -45,23 +50,27 @@ TESTS = ("tests/gpu", "tests/ops", "tests/nn", "tests/optim")
 
 def main(arguments: list[str]) -> int:
     out = Path(arguments[arguments.index("--out") + 1]) if "--out" in arguments else None
+    minutes = MINUTES
+    if "--minutes" in arguments:
+        minutes = float(arguments[arguments.index("--minutes") + 1])
+    clock = Clock(time.monotonic() + 60 * minutes)
     record: dict[str, Any] = {"benchmark": "gpu", "machine": machine(), "sections": {}}
     sections = record["sections"]
     if "--no-build" not in arguments:
         pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "."]
-        sections["build"] = run("build", pip)
-    sections["checks"] = run("checks", [sys.executable, "-c", CHECKS])
-    sections["tests"] = tests()
-    sections["sanitizer"] = sanitizer()
+        sections["build"] = run(clock, "build", pip)
+    sections["checks"] = run(clock, "checks", [sys.executable, "-c", CHECKS])
+    sections["tests"] = tests(clock)
     # Of its own, so that every record is of choices made in the same run.
     with tempfile.TemporaryDirectory() as cache:
         for name in ("tuning", "optimizers", "tables", "heads", "mixtures", "memory"):
             is_first = name == "tuning"
             command = [sys.executable, str(HERE / "gpu_rates.py"), name]
             environment = {"SUBULP_CACHE": cache, "SUBULP_TUNE": str(int(is_first))}
-            found = run("tuning" if is_first else "rates", command, **environment)
+            found = run(clock, "tuning" if is_first else "rates", command, **environment)
             found["result"] = parsed(found)
             sections[name] = found
+    sections["sanitizer"] = sanitizer(clock)
     write(record, out)
     return show(sections)
 
@@ -74,8 +83,23 @@ def machine() -> dict[str, Any]:
     return describe(packages)
 
 
-def run(section: str, command: list[str], **environment: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Clock:
+    """When all is to be over, by ``time.monotonic``."""
+
+    end: float
+
+    def seconds(self, section: str) -> float:
+        """How many a section may take."""
+        return min(LIMITS[section], self.end - time.monotonic())
+
+
+def run(clock: Clock, section: str, command: list[str], **environment: str) -> dict[str, Any]:
     """Run a command from the root of the sources; its status, seconds and what it printed."""
+    seconds = clock.seconds(section)
+    if seconds <= 0:
+        output = "no time was left: give more with --minutes"
+        return {"status": "not run", "seconds": 0.0, "output": output}
     print(f"{section}: {' '.join(command)[:120]}", flush=True)
     started = time.monotonic()
     variables = {**os.environ, **environment}
@@ -87,7 +111,7 @@ def run(section: str, command: list[str], **environment: str) -> dict[str, Any]:
             env=variables,
             capture_output=True,
             text=True,
-            timeout=LIMITS[section],
+            timeout=seconds,
         )
         status, printed, errors = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as late:
@@ -110,7 +134,7 @@ def parsed(found: dict[str, Any]) -> Any:
     return json.loads(found.pop("output").strip().splitlines()[-1])
 
 
-def tests() -> dict[str, Any]:
+def tests(clock: Clock) -> dict[str, Any]:
     """The tests that are marked ``gpu``, of all files whose imports this machine has."""
     files = [
         str(path.relative_to(ROOT))
@@ -122,10 +146,10 @@ def tests() -> dict[str, Any]:
         return {"status": "failed", "seconds": 0.0, "output": "pytest is not installed"}
     # A file that cannot be imported is a failure, and does not keep the others from running.
     options = ["-m", "gpu", "-q", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
-    return run("tests", [sys.executable, "-m", "pytest", *options, *files])
+    return run(clock, "tests", [sys.executable, "-m", "pytest", *options, *files])
 
 
-def sanitizer() -> dict[str, Any]:
+def sanitizer(clock: Clock) -> dict[str, Any]:
     """One case of each kernel under compute-sanitizer."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
@@ -133,6 +157,7 @@ def sanitizer() -> dict[str, Any]:
     command = [tool, "--error-exitcode", "9", "--print-limit", "5", sys.executable]
     # Memory that PyTorch keeps would hide accesses beyond a tensor's end.
     return run(
+        clock,
         "sanitizer",
         [*command, str(HERE / "gpu_kernels.py")],
         PYTORCH_NO_CUDA_MEMORY_CACHING="1",
