@@ -51,13 +51,10 @@ class DotChart:
 
     @property
     def unit(self) -> str:
-        """What the numbers are, and what bars are."""
-        bars = (
-            "; bars are 95 % intervals"
-            if any(r.ends and r.ends[0] < r.ends[1] for r in self.rows)
-            else ""
-        )
-        return f"{self.quantity}: the paper, and here{bars}"
+        """What the numbers are, whose, and what bars are."""
+        whose = "the paper, and here" if any(row.paper is not None for row in self.rows) else "here"
+        has_bars = any(row.ends and row.ends[0] < row.ends[1] for row in self.rows)
+        return f"{self.quantity}: {whose}{'; bars are 95 % intervals' if has_bars else ''}"
 
     @property
     def description(self) -> str:

@@ -358,7 +358,7 @@ def _rename(root: ET.Element, prefix: str) -> None:
                 element.set(name, _REFERENCE.sub(rf"#{prefix}\1", value))
 
 
-def save_png(charts: Sequence[Chart], path: Path) -> None:
+def save_png(charts: Sequence[Chart], path: Path, dpi: int = _DPI) -> None:
     """Save charts with their titles, up to three side by side."""
     rows = [charts[i : i + _ACROSS] for i in range(0, len(charts), _ACROSS)]
     gap = 14.0
@@ -376,7 +376,7 @@ def save_png(charts: Sequence[Chart], path: Path) -> None:
                 panel.text(chart.unit, 0, -_TITLE + 32, color=QUIET)
                 left += chart.size[0] + gap
             top += height
-        figure.savefig(path, dpi=_DPI, facecolor="white")
+        figure.savefig(path, dpi=dpi, facecolor="white")
 
 
 def _figure(size: tuple[float, float]) -> Figure:

@@ -487,7 +487,7 @@ def _beside(
     says: str,
     case: str,
     than: str,
-    low: float = 0.0,
+    low: float = -math.inf,
     high: float = math.inf,
     of: str = "perplexity",
 ) -> Check:

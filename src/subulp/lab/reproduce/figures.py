@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_uppercase
 
 import numpy as np
 
 from ..report.dot_chart import DotChart, Row
 from ..report.figure import Chart
 from ..report.line_chart import Line, LineChart
-from ..report.styles import STYLES
+from ..report.styles import STYLES, line_styles
 from .check import interval
 from .claim import Claim
 from .found import Curve, Found, numbers
@@ -54,9 +55,12 @@ def _lines(claim: Claim, found: Found) -> list[LineChart]:
         if not cases or len(cases) > len(STYLES):
             continue
         common = _common(cases)
+        names = [case.removeprefix(common) for case in cases]
         lines = [
-            Line(case.removeprefix(common), "ABCDEFGHIJKLMN"[i], STYLES[i], _series(own, case))
-            for i, case in enumerate(cases)
+            Line(name, key, style, _series(own, case))
+            for name, key, style, case in zip(
+                names, ascii_uppercase, line_styles(names), cases, strict=False
+            )
         ]
         charts.append(LineChart(f"{claim.place}: {quantity}", quantity, lines, number_text))
     return charts

@@ -24,6 +24,9 @@ from .table import number_text, outcome_text, range_text, seeds_text
 FIGURES = "figures/reproductions"
 """Folder of the figures beside the page of the documentation."""
 
+# There are many of them.
+_DPI = 100
+
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds in part", "does not hold", "undecided", "not run")
 
 RULES = (
@@ -243,4 +246,4 @@ def save_figures(rows: Sequence[Shown], folder: Path) -> None:
     """Save the figures of each claim as one PNG in a folder."""
     for row in rows:
         if row.charts:
-            save_png(row.charts, folder / f"{row.claim.name}.png")
+            save_png(row.charts, folder / f"{row.claim.name}.png", _DPI)
