@@ -12,7 +12,7 @@ from subulp.lab.cli import app, main
 
 TRAIN = [("train", task) for task in ("lm", "image", "xmc", "ctr")]
 USES = [("predict",), ("sample",), ("evaluate",)]
-COMMANDS = [*TRAIN, ("data", "dblp"), *USES, ("report",), ("runs",), ("doctor",)]
+COMMANDS = [*TRAIN, ("data", "dblp"), *USES, ("report",), ("reproduce",), ("runs",), ("doctor",)]
 
 
 def named(command):
