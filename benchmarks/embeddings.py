@@ -14,7 +14,8 @@ pass. Rows that do not lie in the cache are rounded stochastically, at the rate 
 processor's cache.
 
 ``rows``: INT4 rows of 64 numbers with a cache of 5 %, from a hundred thousand rows to a hundred
-million, each size in a process of its own. By Zipf's law, larger tables have more different rows in
+million, each size in a process of its own, all sizes in turn and that three times: medians, and
+ratios within a turn. By Zipf's law, larger tables have more different rows in
 a batch, each of which is to be fetched and updated; so the sizes are compared once more by power
 laws under which 48 % of a batch's row numbers differ in every table.
 """
@@ -388,20 +389,30 @@ def by_rows(
     batch: int = 2048,
     lookups: int = 20,
     rounds: int = 15,
+    passes: int = 3,
     threads: int = 2,
     out: Path | None = None,
 ) -> None:
-    """Time of a lookup against the number of rows."""
+    """Time of a lookup against the number of rows; all sizes in turn, several times."""
     machine = describe(packages=("fbgemm-gpu-cpu",))
-    laws: dict[str, list[dict[str, float]]] = {}
+    counts = [int(rows) for rows in sizes.split(",")]
+    laws: dict[str, list[dict[str, Any]]] = {}
     for law in ("zipf", "equal-share"):
-        laws[law] = []
-        for rows in map(int, sizes.split(",")):
-            exponent = 1.0 if law == "zipf" else exponent_of(rows, batch * lookups, DIFFERENT)
-            measured = alone(
-                _of_size, rows, dim, storage, batch, lookups, rounds, threads, exponent
-            )
-            laws[law].append({"rows": rows, "exponent": exponent, **measured})
+        exponents = [
+            1.0 if law == "zipf" else exponent_of(rows, batch * lookups, DIFFERENT)
+            for rows in counts
+        ]
+        measured = [
+            [
+                alone(_of_size, rows, dim, storage, batch, lookups, rounds, threads, exponent)
+                for rows, exponent in zip(counts, exponents, strict=True)
+            ]
+            for _ in range(passes)
+        ]
+        laws[law] = [
+            {"rows": rows, "exponent": exponent, **_over_passes(measured, i)}
+            for i, (rows, exponent) in enumerate(zip(counts, exponents, strict=True))
+        ]
         _print_sizes(law, laws[law])
     if out:
         record = {
@@ -412,15 +423,31 @@ def by_rows(
             "batch": batch,
             "lookups": lookups,
             "rounds": rounds,
+            "passes": passes,
             "laws": laws,
         }
         out.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def _print_sizes(law: str, results: list[dict[str, float]]) -> None:
+def _over_passes(measured: list[list[dict[str, float]]], i: int) -> dict[str, Any]:
+    """Medians of the i-th size, and how its cost of a different row compares within a pass."""
+    own = [sizes[i] for sizes in measured]
+    ratios = [
+        (sizes[i]["ns_per_lookup"] / sizes[i]["unique"])
+        / (sizes[0]["ns_per_lookup"] / sizes[0]["unique"])
+        for sizes in measured
+    ]
+    return {
+        **{name: statistics.median(of[name] for of in own) for name in own[0]},
+        "different_row_of_smallest": statistics.median(ratios),
+        "range": [min(ratios), max(ratios)],
+    }
+
+
+def _print_sizes(law: str, results: list[dict[str, Any]]) -> None:
     table = Table(
         *("rows", "ns a lookup", "of the smallest", "different", "ns a different row"),
-        *("hit rate", "peak, GiB"),
+        *("of the smallest", "range", "hit rate", "peak, GiB"),
         title=law,
     )
     for row in results:
@@ -430,6 +457,8 @@ def _print_sizes(law: str, results: list[dict[str, float]]) -> None:
             f"{row['ns_per_lookup'] / results[0]['ns_per_lookup']:.2f}",
             f"{row['unique']:.0%}",
             f"{row['ns_per_lookup'] / row['unique']:.0f}",
+            f"{row['different_row_of_smallest']:.2f}",
+            "{:.2f} to {:.2f}".format(*row["range"]),
             f"{row['hit_rate']:.1%}",
             f"{row['peak_bytes'] / 2**30:.2f}",
         )
