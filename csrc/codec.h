@@ -152,6 +152,8 @@ struct Small {
   static constexpr uint32_t nan_code = has_infinity ? top + (1u << (mantissa_bits - 1)) : max_code + 1;
   static constexpr uint32_t infinity_code = has_infinity ? top : nan_code;
   static constexpr uint32_t sign_bit = 1u << (width - 1);
+  // What processors convert themselves; beyond the largest number they go to infinity, which finish() takes back.
+  static constexpr bool is_half = exponent_bits == 5 && mantissa_bits == 10;
   // FP32 exponent field of the smallest normal.
   static constexpr uint32_t first_normal = 127 - bias + 1;
 
@@ -166,6 +168,14 @@ struct Small {
 
   static SUBULP_FLAT F value(U code) {
     const U mag = and_(code, u32(sign_bit - 1));
+#if defined(SUBULP_HALF_UNITS)
+    if constexpr (is_half) {
+      // The unit makes signalling NaN quiet.
+      const U bits = as_u32(half_value(code));
+      const U nan = or_(or_(shl<13>(mag), u32(INFINITE)), and_(bits, u32(0x80000000u)));
+      return as_f32(select(greater(mag, u32(infinity_code)), nan, bits));
+    }
+#endif
     // Normal codes differ from FP32 in the bias; the others count the smallest of them. (Shifted
     // into place they would be FP32's own subnormals, which processors multiply slowly.)
     const U normal = add(shl<23 - mantissa_bits>(mag), u32(static_cast<uint32_t>(127 - bias) << 23));
@@ -204,6 +214,9 @@ struct Small {
   }
   static SUBULP_FLAT U nearest(F x) {
     const U mag = magnitude(x);
+#if defined(SUBULP_HALF_UNITS)
+    if constexpr (is_half) return finish(half_nearest(as_f32(mag)), mag, x);
+#endif
     const Steps at = steps(mag);
     // Where FP32's own steps are 1. The base is even: the tie goes where it goes for the whole code.
     const U rounded = as_u32(add(at.count, f32(12582912.0f)));

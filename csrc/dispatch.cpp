@@ -7,7 +7,7 @@ bool runs(int isa) {
   switch (isa) {
     case SUBULP_PLAIN: return true;
 #if defined(SUBULP_X86)
-    case SUBULP_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case SUBULP_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #if defined(SUBULP_BF16_UNITS)
     case SUBULP_AVX512_BF16: return runs(SUBULP_AVX512) && __builtin_cpu_supports("avx512bf16");
 #endif

@@ -40,6 +40,11 @@ inline void store_u8(void* p, U a) {
 
 inline void store_low_u8(void* p, U a) { store_u8(p, _mm256_and_si256(a, u32(0xFF))); }
 
+// FP16 in the lower halves of lanes, and FP32.
+#define SUBULP_HALF_UNITS 1
+inline F half_value(U code) { return _mm256_cvtph_ps(narrow_u16(code)); }
+inline U half_nearest(F a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+
 inline F add(F a, F b) { return _mm256_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }

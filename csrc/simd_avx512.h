@@ -36,6 +36,11 @@ inline void store_u8(void* p, U a) {
 
 inline void store_low_u8(void* p, U a) { store_u8(p, a); }
 
+// FP16 in the lower halves of lanes, and FP32.
+#define SUBULP_HALF_UNITS 1
+inline F half_value(U code) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(code)); }
+inline U half_nearest(F a) { return _mm512_cvtepu16_epi32(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+
 inline F add(F a, F b) { return _mm512_add_ps(a, b); }
 inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
 inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
