@@ -320,7 +320,7 @@ PEAKS = Experiment(
 def _speeds(options: Options) -> tuple[Part, ...]:
     shape, rounds = {
         "smallest": (_TINY, 3),
-        "small": ({**_GPT_125M, "vocabulary": 4096, "context": 128, "width": 512}, 15),
+        "small": ({**_GPT_125M, "vocabulary": 4096, "context": 128, "width": 512, "heads": 8}, 15),
         "paper": (_PEAK_SHAPES["6.7B"], 50),
     }[options.size]
     settings = {"strategies": list(OPTIONS), "shape": shape, "batch": 1, "rounds": rounds}
