@@ -88,6 +88,23 @@ def test_names_stand_at_the_lines_or_in_a_legend():
     assert {"A", "K", "A fp32", "K extra-bits-12"} <= {" ".join(t.split()) for t in found}
 
 
+def test_lines_may_go_along_something_else_than_steps():
+    def along(quantity, *places):
+        style = line_styles(["master"])[0]
+        series = np.array(places), np.ones((1, len(places)))
+        line = Line("master", "A", style, series)
+        return LineChart("A title", "", [line], "{:.2f}".format, along=quantity)
+
+    below = along("binary exponent", -100, -50, 4)
+    assert {"binary exponent", "-100", "0"} <= set(texts(below))
+    assert below.description.startswith("A title against the binary exponent.")
+    assert "<title>master, binary exponent -100: 1.00</title>" in svg(below, "")
+    # Three decades; steps stay as they are.
+    assert {"0.001", "0.1"} <= set(texts(along("share", 0.001, 0.5, 1.0)))
+    assert along("share", 0.001, 0.5, 1.0).numbers()[0] == ["0.001", "0.5", "1"]
+    assert "100" not in texts(along("step", 1, 10, 10_000))
+
+
 def test_values_that_are_not_finite_are_gaps():
     nan = chart("master", values=((math.nan, math.inf),))
     assert "ends at not finite" in nan.description

@@ -1,4 +1,4 @@
-"""Lines against steps."""
+"""Lines against steps, or what else is varied."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from .styles import LineStyle
 
 Series = tuple[np.ndarray, np.ndarray]
 """Steps, and values of shape (seeds, steps)."""
+
+STEP = "step"
 
 _TOP, _BOTTOM, _HEIGHT = 8.0, 38.0, 230.0
 _MARKERS = 7
@@ -69,6 +71,8 @@ class LineChart:
         zero: What zero means, if it is a line of its own.
         below: Drawn beneath it, against the same steps, without a legend of its own (default:
             nothing).
+        along: What the lines go along (default: steps). Another quantity that spans three decades
+            has a logarithmic axis.
     """
 
     title: str
@@ -78,6 +82,7 @@ class LineChart:
     from_zero: bool = False
     zero: str | None = None
     below: LineChart | None = None
+    along: str = STEP
 
     @property
     def coincide(self) -> bool:
@@ -104,7 +109,8 @@ class LineChart:
     def description(self) -> str:
         """The last value of each line."""
         ends = [f"{line.name} ends at {self._text(_last(line))}" for line in self.lines]
-        own = f"{self.quantity or self.title} against steps. {'; '.join(ends)}."
+        against = "steps" if self.along == STEP else f"the {self.along}"
+        own = f"{self.quantity or self.title} against {against}. {'; '.join(ends)}."
         return own if self.below is None else f"{own} {self.below.title}: {self.below.description}"
 
     @property
@@ -121,7 +127,7 @@ class LineChart:
 
     def numbers(self, most: int = 12) -> tuple[list[str], list[tuple[str, list[str]]]]:
         """Its values as a table: steps, and a row for each line, with at most ``most`` columns."""
-        steps = sorted({int(s) for line in self.lines for s in line.series[0]})
+        steps = sorted({s for line in self.lines for s in line.series[0].tolist()})
         if len(steps) > most:
             steps = [steps[i] for i in np.linspace(0, len(steps) - 1, most).round().astype(int)]
         rows = self.rows(steps)
@@ -129,9 +135,9 @@ class LineChart:
             rows += self.below.rows(
                 steps, f", {self.below.title[:1].lower()}{self.below.title[1:]}"
             )
-        return [f"{step:,}" for step in steps], rows
+        return [_step_text(step) for step in steps], rows
 
-    def rows(self, steps: Sequence[int], end: str = "") -> list[tuple[str, list[str]]]:
+    def rows(self, steps: Sequence[float], end: str = "") -> list[tuple[str, list[str]]]:
         """The values at some steps, a row for each line, whose name gets an end."""
         found = []
         for line in self.lines:
@@ -160,15 +166,16 @@ class LineChart:
         axes = panel.axes(left, _TOP, right, self._bottom)
         axes.set_yscale("log" if log else "linear")
         axes.set_ylim(low, high)
-        last = max((float(line.series[0][-1]) for line in self._shown), default=1.0)
-        axes.set_xlim(0, max(last, 1.0))
-        panel.ticks(axes, xlabel="step", left=left, bottom=self._bottom + 30)
+        first, last, log = self._reach
+        axes.set_xscale("log" if log else "linear")
+        axes.set_xlim(first, last)
+        panel.ticks(axes, xlabel=self.along, left=left, bottom=self._bottom + 30)
         if self.zero:
             axes.axhline(0, color=TEXT, linewidth=1)
         # Many bands cover each other.
         opacity = 0.06 if len(self.lines) > _MOST_NAMES else 0.16
         for line in self._shown:
-            _draw_line(axes, panel, line, self._text, opacity)
+            _draw_line(axes, panel, line, self._text, opacity, self.along)
         ends = [
             (*panel.place(axes, *_end(line)), label, line.style.hex)
             for line, label in zip(self._shown, labels, strict=True)
@@ -210,6 +217,15 @@ class LineChart:
         """Where the horizontal axis is: labels of all lines have room above it."""
         return max(_HEIGHT - _BOTTOM, _TOP + LABEL_HEIGHT * len(self.lines))
 
+    @property
+    def _reach(self) -> tuple[float, float, bool]:
+        """The horizontal axis: where it begins and ends, and whether it is logarithmic."""
+        first = min((float(line.series[0][0]) for line in self._shown), default=0.0)
+        last = max((float(line.series[0][-1]) for line in self._shown), default=1.0)
+        if self.along != STEP and 0 < 1000 * first <= last:
+            return first, last, True
+        return min(first, 0.0), max(last, 1.0), False
+
     @cached_property
     def _span(self) -> tuple[float, float, bool]:
         """The vertical axis: lowest and highest value, and whether it is logarithmic."""
@@ -241,6 +257,10 @@ def spans_decades(values: Iterable[np.ndarray]) -> bool:
     return bool(found.size and found.min() > 0 and found.max() > 30 * found.min())
 
 
+def _step_text(step: float) -> str:
+    return f"{int(step):,}" if step == int(step) else f"{step:.4g}"
+
+
 def _last(line: Line) -> float:
     return float(line.series[1].mean(0)[-1])
 
@@ -263,7 +283,12 @@ def _thinned(series: Series) -> Series:
 
 
 def _draw_line(
-    axes: Axes, panel: Panel, line: Line, text: Callable[[float], str], opacity: float
+    axes: Axes,
+    panel: Panel,
+    line: Line,
+    text: Callable[[float], str],
+    opacity: float,
+    along: str,
 ) -> None:
     (steps, values), style = line.series, line.style
     means = values.mean(0)
@@ -281,5 +306,5 @@ def _draw_line(
     marked = np.unique(np.linspace(0, len(steps) - 1, min(_MARKERS, len(steps))).round())
     marked = marked.astype(int)
     marked = marked[np.isfinite(means[marked])]
-    texts = [f"{line.name}, step {steps[i]:,}: {text(means[i])}" for i in marked]
+    texts = [f"{line.name}, {along} {_step_text(steps[i])}: {text(means[i])}" for i in marked]
     panel.marks(axes, (steps[marked], means[marked]), style, texts)

@@ -603,6 +603,7 @@ CLAIMS: Sequence[Claim] = (
             ),
         ),
         curves=("share of accesses",),
+        along="share of the rows",
         differs="Tables of Adult's crossed columns, each category with a row, instead of Criteo's.",
     ),
     Claim(

@@ -119,6 +119,7 @@ class Claim:
         checks: What decides it.
         shows: Quantities of the experiment that belong to it; all if it is empty.
         curves: Curves of the experiment that belong to it.
+        along: What they go along (default: steps).
         cases: Begins the cases of the experiment that belong to it; all if it is empty.
         differs: What is otherwise than in the paper, in a sentence.
     """
@@ -132,6 +133,7 @@ class Claim:
     checks: tuple[Check, ...] = ()
     shows: tuple[str, ...] = ()
     curves: tuple[str, ...] = ()
+    along: str = "step"
     cases: tuple[str, ...] = ()
     differs: str = ""
 

@@ -571,6 +571,7 @@ def _of_memory(place: str, says: str, pairs: Iterable[tuple[str, int]], differs:
         checks=tuple(_saves(rows, labels) for rows, labels in pairs),
         shows=(_GIB, "GiB of the classifier by a line", "bytes of a weight at the peak"),
         curves=(classifier_memory.PEAK,),
+        along="number of labels",
         differs=f"{_LINES} {differs}".strip(),
     )
 
@@ -705,6 +706,7 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=(_BYTES, _BEFORE),
         curves=("live bytes of a weight",),
+        along="percent of a step",
         cases=(RENEE,),
         differs=_ALONE,
     ),
@@ -726,6 +728,7 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=(_BYTES, _BEFORE),
         curves=("live bytes of a weight",),
+        along="percent of a step",
         differs=_ALONE,
     ),
     _of_memory(
@@ -910,6 +913,7 @@ CLAIMS: Sequence[Claim] = (
             ),
         ),
         curves=(classifier_memory.PEAK,),
+        along="number of chunks",
         differs="The classifier's step alone, on a CPU, whose kernel never has more logits than a "
         "tile of them: even one chunk needs no memory for more. The paper's times are of epochs.",
     ),
@@ -994,6 +998,7 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=("percent below e5m2", "percent below e4m3"),
         curves=(exponents.SHARE,),
+        along="binary exponent",
         cases=("gradients",),
         differs="Definitions of words and a bag encoder.",
     ),
@@ -1008,6 +1013,7 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=("percent inside e4m3",),
         curves=(exponents.SHARE,),
+        along="binary exponent",
         cases=("weights", "inputs"),
         differs="Definitions of words and a bag encoder.",
     ),

@@ -461,6 +461,7 @@ CLAIMS: Sequence[Claim] = (
             *(f"{c} at the peak" for c in CATEGORIES),
         ),
         curves=("bytes per parameter",),
+        along="moment of the timeline",
         differs="The paper's loop is not given: of torch's, three that keep FP16 copies of all "
         "parameters alive. Its peaks are given here as shares.",
     ),
@@ -608,6 +609,7 @@ CLAIMS: Sequence[Claim] = (
             )
         ),
         curves=("error by condition number",),
+        along="condition number",
         differs="Errors are in units of the format's round-off; BF16 and other numbers of bits are "
         "ours.",
     ),

@@ -62,7 +62,8 @@ def _lines(claim: Claim, found: Found) -> list[LineChart]:
                 names, ascii_uppercase, line_styles(names), cases, strict=False
             )
         ]
-        charts.append(LineChart(f"{claim.place}: {quantity}", quantity, lines, number_text))
+        title = f"{claim.place}: {quantity}"
+        charts.append(LineChart(title, "", lines, number_text, along=claim.along))
     return charts
 
 

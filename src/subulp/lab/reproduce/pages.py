@@ -233,8 +233,8 @@ def _papers(rows: Sequence[Shown]) -> list[Paper]:
 
 def _summary(rows: Sequence[Shown]) -> str:
     counts: Mapping[str, int] = Counter(row.verdict for row in rows)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    return f"Of {len(rows)} claims: {told}."
+    told = ", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
+    return f"{len(rows)} claims: {told}."
 
 
 def figure_links(rows: Sequence[Shown]) -> dict[str, str]:
