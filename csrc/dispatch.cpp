@@ -1,13 +1,25 @@
 // The C interface: chooses the kernels of an instruction set at run time.
 #include "kernels.h"
 
+#if defined(SUBULP_X86)
+#include <cpuid.h>
+#endif
+
 namespace {
+
+#if defined(SUBULP_X86)
+// Not every compiler knows the name of this one.
+bool converts_fp16() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
 
 bool runs(int isa) {
   switch (isa) {
     case SUBULP_PLAIN: return true;
 #if defined(SUBULP_X86)
-    case SUBULP_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    case SUBULP_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_fp16();
 #if defined(SUBULP_BF16_UNITS)
     case SUBULP_AVX512_BF16: return runs(SUBULP_AVX512) && __builtin_cpu_supports("avx512bf16");
 #endif
