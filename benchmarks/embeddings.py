@@ -15,9 +15,9 @@ processor's cache.
 
 ``rows``: INT4 rows of 64 numbers with a cache of 5 %, from a hundred thousand rows to a hundred
 million, each size in a process of its own, all sizes in turn and that three times: medians, and
-ratios within a turn. By Zipf's law, larger tables have more different rows in
-a batch, each of which is to be fetched and updated; so the sizes are compared once more by power
-laws under which 48 % of a batch's row numbers differ in every table.
+ratios within a turn. By Zipf's law, larger tables have more different rows in a batch, each of
+which is to be fetched and updated; so the sizes are compared once more by power laws under which
+48 % of a batch's row numbers differ in every table.
 """
 
 from __future__ import annotations

@@ -21,6 +21,18 @@ def test_the_page_is_generated():
     assert page == markdown(rows, figure_links(rows)), "run python benchmarks/reproductions.py"
 
 
+def test_every_check_of_a_record_has_a_number():
+    rows = [row for row in read_records(RECORDS, CLAIMS) if row.written is not None]
+    assert rows
+    without = [
+        f"{row.claim.name}: {outcome.check.says}"
+        for row in rows
+        for outcome in row.written.outcomes(row.claim)
+        if not outcome.seeds
+    ]
+    assert not without
+
+
 def test_figures_are_there():
     wanted = set(figure_links(read_records(RECORDS, CLAIMS)).values())
     there = {

@@ -1,6 +1,7 @@
 """The smallest size of every experiment runs, and measures what its claims are checked by.
 
-The smallest size of a grid leaves cases out, whose checks have no number then. The share of a
+The smallest size of a grid leaves cases out, whose checks have no number then; records are held to
+all of them (``test_page.py``). The share of a
 drop that is recovered has none where nothing dropped, as after a dozen steps;
 ``test_cached_tables.py`` holds it against numbers by hand.
 """
