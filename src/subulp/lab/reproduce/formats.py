@@ -9,6 +9,7 @@ import torch
 from ... import optim
 from ...numerics import format_of
 from .found import Found, Observation
+from .rational_adamw import bf16
 
 BETAS = {"0.95": Fraction(95, 100), "0.99": Fraction(99, 100), "0.999": Fraction(999, 1000)}
 
@@ -17,15 +18,10 @@ def expansions() -> Found:
     """The two BF16 components of Adam's usual decays, rounded to nearest one after the other."""
     found = []
     for name, beta in BETAS.items():
-        first = _nearest_bf16(beta)
+        first = bf16(beta)
         found.append(Observation(name, "first component", float(first)))
-        found.append(Observation(name, "second component", float(_nearest_bf16(beta - first))))
+        found.append(Observation(name, "second component", float(bf16(beta - first))))
     return Found(tuple(found))
-
-
-def _nearest_bf16(value: Fraction) -> Fraction:
-    # FP64 is so close that rounding it again changes nothing: no decay is near a tie of BF16.
-    return Fraction(float(torch.tensor(float(value), dtype=torch.float64).to(torch.bfloat16)))
 
 
 def layouts() -> Found:
