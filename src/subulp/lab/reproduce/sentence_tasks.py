@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 _LEAST_WORDS, _MOST_WORDS = 4, 12
 _WORD = re.compile(r"[A-Za-z']+")
+_SPEECH = re.compile(r"\n\s*\n(?:.*:\n)?")
 _SENTENCE = re.compile(r"[A-Z][^.?!:;]*[.?!]")
 
 
@@ -41,8 +42,11 @@ class Material:
             if _LEAST_WORDS <= len(line.split()) <= _MOST_WORDS and not line.endswith(":")
         ]
         self.words = [word for line in self.lines for word in line.split()]
-        found = _SENTENCE.findall(" ".join(self.lines))
-        self.sentences = [s for s in found if _LEAST_WORDS <= len(s.split()) <= _MOST_WORDS]
+        # Sentences go over the ends of lines, but not from one speech to the next.
+        found = [sentence for part in _SPEECH.split(text) for sentence in _SENTENCE.findall(part)]
+        self.sentences = [
+            " ".join(s.split()) for s in found if _LEAST_WORDS <= len(s.split()) <= _MOST_WORDS
+        ]
 
     def shuffled(self, line: str) -> str:
         """The words of a line in any order."""
