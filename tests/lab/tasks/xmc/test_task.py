@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,14 @@ from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.encoder import CONSTANTS, OUTPUT_NORM, BagEncoder, Bags
 from subulp.lab.tasks.xmc.renee import ReneeClassifier
 from subulp.lab.tasks.xmc.storage import parse_precision
-from subulp.lab.tasks.xmc.task import METRICS, build_encoder, build_head, load, steps
+from subulp.lab.tasks.xmc.task import (
+    METRICS,
+    build_baseline,
+    build_encoder,
+    build_head,
+    load,
+    steps,
+)
 from subulp.nn import ExtremeClassifier
 
 CPU = torch.device("cpu")
@@ -94,7 +102,8 @@ def test_fused_runs_are_the_same(config):
 def test_storages_start_from_the_same_weights(config):
     data = load(config)
     heads = {p: build_head(config, data, parse_precision(p), 20, 0) for p in ("fp32", "fp8")}
-    renee = build_head(config, data, None, 20, 0)
+    encoder = SimpleNamespace(dim=20)
+    renee = build_baseline(config, data, "renee", encoder, 0)
     everything = torch.arange(9)
     wide = heads["fp32"].weight(everything)
     assert torch.equal(renee.weight, wide)

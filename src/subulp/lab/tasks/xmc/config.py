@@ -19,6 +19,9 @@ from ...engine.config import (
 from ...engine.linear_operands import PLAIN, TORCHAO, Linear, LinearConfig
 from .presets import PropensityName, preset
 
+BASELINES = ("renee", "sampled", "shortlist")
+"""Classifiers of others, all with FP32 weights and an FP32 encoder."""
+
 # A transformer is fine-tuned: the bag's rate would undo what it has learned.
 _TRANSFORMER_LR = 5e-5
 
@@ -58,14 +61,16 @@ class XMCConfig(LinearConfig):
     precision: Annotated[tuple[str, ...], NAMES] = overridable(("fp32", "fp8"))
     """Storage of the classifier's rows, separated by commas: fp32, bf16, fp16; fp8, which is E4M3;
     int8, int4, int2, integers with a scale and a bias for each row; eEmM with E exponent and M
-    mantissa bits, simulated; renee, FP16-FP32 mixed precision with master weights and momentum.
+    mantissa bits, simulated; renee, FP16-FP32 mixed precision with master weights and momentum;
+    sampled and shortlist, FP32 rows that train on labels drawn at random, or of the best clusters.
     With +nearest rows are rounded to nearest instead of stochastically."""
 
     linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
     """Operands of the products of the encoder's linear layers, separated by commas. bf16:
     unchanged; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3,
     E5M2 or BF16, by its error; torchao-fp8: a transformer's in FP8 through the package torchao,
-    which emulates it where there are no FP8 units. Runs of fp32 and renee have an FP32 encoder."""
+    which emulates it where there are no FP8 units. Runs of fp32, renee,
+    sampled and shortlist have an FP32 encoder."""
 
     data: Annotated[Path | None, COMPARED] = None
     """Folder of a data set of the Extreme Classification Repository; without it, the bundled
@@ -190,10 +195,11 @@ class XMCConfig(LinearConfig):
                 f"generated_labels={self.generated_labels} makes features, and "
                 f"encoder={self.encoder} reads texts: use --encoder bag"
             )
-        if self.refine_epochs and "renee" in self.precision:
+        if self.refine_epochs and (wide := [b for b in BASELINES if b in self.precision]):
             raise ValueError(
                 f"refine_epochs={self.refine_epochs} and precision={','.join(self.precision)} "
-                "contradict each other: renee has FP32 weights already; leave one of the two out"
+                f"contradict each other: {wide[0]} has FP32 weights already; leave one of the two "
+                "out"
             )
         if self.gradient_checkpointing and self.encoder == "bag":
             raise ValueError(
@@ -226,7 +232,7 @@ class XMCConfig(LinearConfig):
     @property
     def plain_precisions(self) -> tuple[str, ...]:
         """Precisions with an encoder in FP32."""
-        return ("fp32", "renee")
+        return ("fp32", *BASELINES)
 
     def rising_steps(self, total: int) -> int:
         """Steps in which the learning rates rise, of ``total``."""

@@ -18,6 +18,8 @@ from ...engine.files import replacing
 from .preprocessing import SETTINGS, Preprocessor, save_preprocessor
 from .readers.dataset import Texts
 from .renee import ReneeClassifier
+from .sampled import SampledClassifier, ShortlistClassifier
+from .storage import RENEE, SAMPLED, SHORTLIST
 
 LABELS = "labels.jsonl"
 
@@ -26,11 +28,19 @@ LEFT_OUT = (
     "head.loss_scale",
     "head.finite_steps",
     "head.skipped_steps",
+    "head.drawn_steps",
     "head._extra_state",
 )
 """Tensors that only training needs."""
 
-Head = ExtremeClassifier | ReneeClassifier
+Baseline = ReneeClassifier | SampledClassifier | ShortlistClassifier
+Head = ExtremeClassifier | Baseline
+
+_BASELINES: dict[str, type[Baseline]] = {
+    RENEE: ReneeClassifier,
+    SAMPLED: SampledClassifier,
+    SHORTLIST: ShortlistClassifier,
+}
 
 
 def save_shared(
@@ -60,8 +70,17 @@ def save_shared(
 
 def describe_head(head: Head) -> dict[str, Any]:
     """What :func:`head_of` makes a classifier from, as plain JSON."""
-    if isinstance(head, ReneeClassifier):
-        return {"storage": "renee", "dim": head.weight.shape[1], "num_labels": head.num_labels}
+    for name, kind in _BASELINES.items():
+        if isinstance(head, kind):
+            described = {
+                "storage": name,
+                "dim": head.weight.shape[1],
+                "num_labels": head.num_labels,
+            }
+            if isinstance(head, ShortlistClassifier):
+                described["members"] = list(head.members.shape)
+            return described
+    assert isinstance(head, ExtremeClassifier)
     table = head.table
     storage: Any = table.storage.name
     if isinstance(table.storage, Format) and table.storage.dtype is None:
@@ -87,7 +106,9 @@ def head_of(description: dict[str, Any]) -> Head:
     storage = settings.pop("storage")
     # A header alone allocates nothing.
     with torch.device("meta"):
-        if storage == "renee":
-            return ReneeClassifier(**settings, seed=0)
+        if storage == SHORTLIST:
+            settings["members"] = torch.empty(settings["members"], dtype=torch.int64)
+        if storage in _BASELINES:
+            return _BASELINES[storage](**settings, seed=0)
         storage = tuple(storage) if isinstance(storage, list) else storage
         return ExtremeClassifier(**settings, storage=storage, chunks=1, device="meta")

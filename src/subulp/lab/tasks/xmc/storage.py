@@ -8,8 +8,9 @@ from typing import NamedTuple
 from ....nn.row_table import Storage, parse_storage
 from ....numerics.int_rows import IntFormat
 from ....ops.head import Rounding
+from .config import BASELINES
 
-RENEE = "renee"
+RENEE, SAMPLED, SHORTLIST = BASELINES
 
 _NAMED: dict[str, Storage] = {
     "fp32": "fp32",
@@ -50,18 +51,19 @@ class HeadStorage(NamedTuple):
 
 
 def parse_precision(precision: str) -> HeadStorage | None:
-    """The storage that a name stands for, ``None`` for the baseline ``renee``.
+    """The storage that a name stands for, ``None`` for one of :data:`BASELINES`.
 
     Raises:
         ValueError: It is unknown.
     """
-    if precision == RENEE:
+    if precision in BASELINES:
         return None
     name, plus, rounding = precision.partition("+")
     if (plus and rounding != "nearest") or (name not in _NAMED and not _SIMULATED.fullmatch(name)):
         raise ValueError(
             f"precision={precision!r} is unknown: use fp32, bf16, fp16, fp8, int8, int4, int2, "
-            "renee, or eEmM with E exponent and M mantissa bits; all but renee also with +nearest"
+            "renee, sampled, shortlist, or eEmM with E exponent and M mantissa bits; all but "
+            "renee, sampled and shortlist also with +nearest"
         )
     chosen: Rounding = "nearest" if plus else "stochastic"
     if name in _NAMED:

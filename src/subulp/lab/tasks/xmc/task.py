@@ -32,8 +32,9 @@ from .readers.dataset import BagSplit, TextSplit, XMCData
 from .readers.generated import generate
 from .readers.load import load_bundled, read_xmc
 from .renee import ReneeClassifier
-from .saved_parts import LEFT_OUT, describe_head, save_shared
-from .storage import HeadStorage, parse_precision
+from .sampled import SHORTLISTED, SampledClassifier, ShortlistClassifier, clusters
+from .saved_parts import LEFT_OUT, Baseline, Head, describe_head, save_shared
+from .storage import RENEE, SAMPLED, SHORTLIST, HeadStorage, parse_precision
 from .transformer import TransformerEncoder
 
 METRICS = (
@@ -165,7 +166,7 @@ def digest(data: XMCText) -> str:
 def build_encoder(
     config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
 ) -> Encoder:
-    """The encoder: BF16, or FP32 under ``fp32`` and ``renee``.
+    """The encoder: BF16, or FP32 under ``fp32`` and the baselines.
 
     The initial weights are made in FP32 from the seed alone.
     """
@@ -195,20 +196,13 @@ def build_optimizer(config: XMCConfig, encoder: Encoder, precision: str, seed: i
 def build_head(
     config: XMCConfig,
     data: XMCText,
-    storage: HeadStorage | None,
+    storage: HeadStorage,
     dim: int,
     seed: int,
     ranks: Ranks = ALONE,
-) -> ExtremeClassifier | ReneeClassifier:
-    """The classifier of a storage, ``None`` for the baseline; every label starts equally rare."""
+) -> ExtremeClassifier:
+    """The classifier of a storage; every label starts equally rare."""
     count = data.data.num_labels
-    pairs = max(len(data.train.targets.indices), 1)
-    share = min(pairs / (len(data.train) * count), 0.5)
-    head: ExtremeClassifier | ReneeClassifier
-    if storage is None:
-        head = ReneeClassifier(dim, count, seed, ranks.mesh)
-        head.own_weight[:, -CONSTANTS:] = prior_weight(share)
-        return head
     takes = ExtremeClassifier.has_products(storage.storage, config.products)
     head = ExtremeClassifier(
         dim,
@@ -225,8 +219,60 @@ def build_head(
         seed=seed,
         mesh=ranks.mesh,
     )
-    head.table.fill_columns(dim - CONSTANTS, prior_weight(share))
+    head.table.fill_columns(dim - CONSTANTS, prior_weight(_share(data, count)))
     return head
+
+
+def build_baseline(
+    config: XMCConfig,
+    data: XMCText,
+    precision: str,
+    encoder: Encoder,
+    seed: int,
+    ranks: Ranks = ALONE,
+) -> Baseline:
+    """The classifier of a baseline; every label that an instance meets starts equally rare."""
+    count, dim = data.data.num_labels, encoder.dim
+    if precision == RENEE:
+        renee = ReneeClassifier(dim, count, seed, ranks.mesh)
+        renee.own_weight[:, -CONSTANTS:] = prior_weight(_share(data, count))
+        return renee
+    if precision == SAMPLED:
+        sampled = SampledClassifier(dim, count, seed)
+        met = sampled.negatives + config.batch_size
+        sampled.weight[:, -CONSTANTS:] = prior_weight(_share(data, met))
+        return sampled
+    members = clusters(_label_vectors(data, encoder))
+    shortlist = ShortlistClassifier(dim, count, seed, members)
+    met = min(len(members), SHORTLISTED) * members.shape[1]
+    shortlist.weight[:, -CONSTANTS:] = prior_weight(_share(data, met))
+    shortlist.cluster_weight[:, -CONSTANTS:] = prior_weight(_share(data, len(members)))
+    return shortlist
+
+
+def _share(data: XMCText, met: int) -> float:
+    """Of the labels that an instance meets, how many are its own."""
+    pairs = max(len(data.train.targets.indices), 1)
+    return min(pairs / (len(data.train) * met), 0.5)
+
+
+@torch.no_grad()
+def _label_vectors(data: XMCText, encoder: Encoder) -> Tensor:
+    """Of each label the sum of its instances' vectors, by an encoder that is not trained yet.
+
+    A bag encoder's are random projections of what the instances have in common.
+    """
+    device = next(encoder.parameters()).device
+    found = torch.zeros(data.data.num_labels, encoder.dim - CONSTANTS)
+    training = encoder.training
+    encoder.eval()
+    for start in range(0, len(data.train), EVALUATION_BATCH):
+        chosen = np.arange(start, min(start + EVALUATION_BATCH, len(data.train)))
+        vectors = encoder(data.batch(data.train, chosen, device))[:, :-CONSTANTS].float().cpu()
+        rows, cols = map(torch.from_numpy, data.train.pairs(chosen))
+        found.index_add_(0, cols, vectors[rows])
+    encoder.train(training)
+    return found
 
 
 def build(
@@ -244,7 +290,11 @@ def build(
     mix = change_layers(encoder, run, device)
     shard(encoder, ranks, layers_of(encoder))
     optimizer = build_optimizer(config, encoder, run.precision, seed)
-    head = build_head(config, data, storage, encoder.dim, seed, ranks).to(device)
+    head: Head = (
+        build_baseline(config, data, run.precision, encoder, seed, ranks)
+        if storage is None
+        else build_head(config, data, storage, encoder.dim, seed, ranks)
+    ).to(device)
     rows = RowSGD(head, lr=config.head_lr, weight_decay=config.head_weight_decay)
     model = nn.ModuleDict({"encoder": encoder, "head": head})
     batches = ShuffledBatches(len(data.train), config.batch_size, seed)
@@ -288,7 +338,9 @@ def build(
         parameters=sum(p.numel() for p in encoder.parameters()) + head.num_labels * encoder.dim,
         steps_per_epoch=len(data.train) // config.batch_size,
         mix=mix,
-        inner_skips=None if storage else lambda: int(head.get_buffer("skipped_steps")),
+        inner_skips=(
+            (lambda: int(head.get_buffer("skipped_steps"))) if run.precision == RENEE else None
+        ),
         finish=finish if config.refine_epochs else None,
         parts={"batches": batches},
     )
@@ -300,7 +352,9 @@ def least_memory(config: XMCConfig, data: XMCText, variant: str) -> int:
     storage = parse_precision(precision)
     dim, parameters = data.preprocessor.sizes()
     labels = data.data.num_labels
-    if storage is None:
+    if precision in (SAMPLED, SHORTLIST):
+        head, chunk = labels * dim * 4, 0
+    elif storage is None:
         # FP32 weights and momentum, an FP16 copy, and logits and the gradient in both.
         head, chunk = labels * dim * 16, labels
     else:
@@ -315,9 +369,17 @@ def least_memory(config: XMCConfig, data: XMCText, variant: str) -> int:
     return head + encoder + 2 * config.batch_size * chunk
 
 
-def head_bytes(head: ExtremeClassifier | ReneeClassifier, ranks: Ranks = ALONE) -> dict[str, float]:
+def head_bytes(head: Head, ranks: Ranks = ALONE) -> dict[str, float]:
     """Bytes that training keeps of one weight of the classifier."""
-    if isinstance(head, ReneeClassifier):
+    if isinstance(head, SampledClassifier):
+        kept = {"parameter": 4.0}
+    elif isinstance(head, ShortlistClassifier):
+        weights = head.weight.numel()
+        kept = {
+            "parameter": 4.0,
+            "clusters": (4 * head.cluster_weight.numel() + head.members.nbytes) / weights,
+        }
+    elif isinstance(head, ReneeClassifier):
         kept = {"parameter": 4.0, "fp16 copy": 2.0, "gradient": 4.0, "momentum": 4.0}
     else:
         storage = head.table.storage
@@ -379,6 +441,12 @@ class _Vectors:
 
 def check_ranks(config: XMCConfig, ranks: Ranks) -> None:
     """Refuse what one process alone can do."""
+    for name in (SAMPLED, SHORTLIST):
+        if name in config.precision and ranks.several:
+            raise ValueError(
+                f"precision={name} is for one process, and there are {ranks.count} ranks: leave it "
+                "out"
+            )
     if config.refine_epochs and ranks.several:
         raise ValueError(
             f"refine_epochs={config.refine_epochs} is for one process, and there are {ranks.count} "
@@ -392,7 +460,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Every measure of the test part, in percent."""
     encoder, head = model["encoder"], model["head"]
-    assert isinstance(head, ExtremeClassifier | ReneeClassifier)
+    assert isinstance(head, Head)
     test = data.data.test
     measures = RankingMetrics(
         data.data.label_counts, len(data.data.train), PROPENSITIES[config.propensity]
