@@ -28,7 +28,7 @@ from tests.lab.saving import save
 from .support import WORDS, write_data
 
 CPU = torch.device("cpu")
-PRECISIONS = ("fp32", "renee", "fp8", "e3m4+nearest", "int4")
+PRECISIONS = ("fp32", "renee", "sampled", "shortlist", "fp8", "e3m4+nearest", "int4")
 TEXTS = ["a red round thing", "", "big\tblue", "größer", "unknown words only", "old new"]
 
 
@@ -76,7 +76,14 @@ def test_a_saved_model_is_the_trained_one_bit_for_bit(config, precision, tmp_pat
     name = save(tmp_path / "run", "xmc", precision, 0, work)
     loaded = load_named(tmp_path / "run", name, "stored", "cpu")
     trained, found = work.model.state_dict(), loaded.model.state_dict()
-    for name in ("momentum", "loss_scale", "finite_steps", "skipped_steps", "_extra_state"):
+    for name in (
+        "momentum",
+        "loss_scale",
+        "finite_steps",
+        "skipped_steps",
+        "drawn_steps",
+        "_extra_state",
+    ):
         # What training alone needs.
         trained.pop(f"head.{name}", None)
         found.pop(f"head.{name}", None)

@@ -13,6 +13,8 @@ SMALL = {"width": 16, "epochs": 2, "batch_size": 16, "watch_every": 3, "device":
 RUNS = [
     ("fp32", {}),
     ("renee", {"fuse_backward": True}),
+    ("sampled", {"dropout": 0.5}),
+    ("shortlist", {}),
     ("bf16", {"dropout": 0.5, "weight_dropout": 0.3}),
     ("fp16", {"label_texts": False}),
     ("fp8", {"head_fraction": 0.3, "scale": "table"}),

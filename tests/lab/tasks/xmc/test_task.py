@@ -57,6 +57,9 @@ def timeless(summary):
     [
         ("fp32", 4),
         ("renee", 14),
+        ("sampled", 4),
+        # Of nine labels and one cluster: 32 weights of it, and the numbers of its labels.
+        ("shortlist", 4 + (4 * 32 + 8 * 9) / (9 * 32)),
         ("bf16", 2),
         ("fp16", 2),
         ("fp8", 1),
@@ -117,7 +120,11 @@ def test_storages_start_from_the_same_weights(config):
 @pytest.mark.parametrize("precision", ["fp32", "renee", "fp8", "fp16", "int8"])
 def test_every_label_begins_as_rare_as_labels_are(config, precision):
     data = load(config)
-    head = build_head(config, data, parse_precision(precision), 20, 0)
+    head = (
+        build_baseline(config, data, precision, SimpleNamespace(dim=20), 0)
+        if precision == "renee"
+        else build_head(config, data, parse_precision(precision), 20, 0)
+    )
     share = len(data.train.targets.indices) / (len(data.train) * data.data.num_labels)
     # Constants alone; their narrow weights are off by a sixteenth at most.
     x = torch.cat([torch.zeros(1, 20 - CONSTANTS), torch.ones(1, CONSTANTS)], 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -69,10 +70,11 @@ class SampledClassifier(nn.Module):
         """As of ``ExtremeClassifier``, summed over instances and the labels that they meet."""
         x = embeddings.detach().float()
         count = self.get_buffer("drawn_steps")
-        draw = torch.Generator().manual_seed((self.seed << 32) + int(count))
-        drawn = torch.randint(self.num_labels, (self.negatives,), generator=draw)
+        # Of both: torch's generator takes 32 bits of a seed alone.
+        draw = np.random.default_rng((self.seed, int(count)))
+        drawn = torch.from_numpy(draw.integers(self.num_labels, size=self.negatives))
         labels = torch.unique(torch.cat((label_cols, drawn.to(label_cols.device))))
-        places = torch.searchsorted(labels, label_cols)
+        places = torch.searchsorted(labels, label_cols.contiguous())
         value, grad_x = _step(x, self.weight, labels, label_rows, places, None, self.row_optimizer)
         self.steps += 1
         count.add_(1)
@@ -140,7 +142,7 @@ class ShortlistClassifier(nn.Module):
         labels = members[members >= 0].sort().values
         # An instance meets a label where it has the label's cluster in its list.
         met = listed[:, self._cluster_of(labels)]
-        places = torch.searchsorted(labels, label_cols)
+        places = torch.searchsorted(labels, label_cols.contiguous())
         # An instance of more clusters than a shortlist has leaves some of its labels out.
         there = listed[label_rows, cluster]
         second, grad_second = _step(

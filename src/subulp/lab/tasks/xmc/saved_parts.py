@@ -108,7 +108,7 @@ def head_of(description: dict[str, Any]) -> Head:
     with torch.device("meta"):
         if storage == SHORTLIST:
             settings["members"] = torch.empty(settings["members"], dtype=torch.int64)
-        if storage in _BASELINES:
+        if isinstance(storage, str) and storage in _BASELINES:
             return _BASELINES[storage](**settings, seed=0)
         storage = tuple(storage) if isinstance(storage, list) else storage
         return ExtremeClassifier(**settings, storage=storage, chunks=1, device="meta")
