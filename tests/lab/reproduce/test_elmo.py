@@ -5,9 +5,19 @@ import dataclasses
 import pytest
 import torch
 
-from subulp.lab.reproduce import classifier_memory, classifier_step, elmo, exponents, narrow_sums
+from subulp.lab.reproduce import (
+    classifier_memory,
+    classifier_step,
+    elmo,
+    exponents,
+    linear_tree,
+    narrow_sums,
+)
 from subulp.lab.reproduce.claim import Options
 from subulp.lab.reproduce.found import Found, Observation
+from subulp.lab.tasks.xmc.config import XMCConfig
+from subulp.lab.tasks.xmc.encoder import Bags
+from tests.lab.tasks.xmc.support import write_data
 
 
 def value(found, case, quantity):
@@ -157,3 +167,22 @@ def test_published_numbers_are_those_of_the_checks():
     assert None not in found
     own = dataclasses.replace(table.checks[0], case="nothing")
     assert own.published(table.published) is None
+
+
+def test_a_linear_tree_learns_what_words_say(tmp_path, monkeypatch):
+    write_data(tmp_path)
+    config = XMCConfig(data=tmp_path, width=16, batch_size=8)
+    found = linear_tree.quality(config, "tree", [0, 1])
+    # Two of eight words name an instance's two labels.
+    assert min(found.values("tree", "P@1").values()) > 80
+    assert set(found.values("tree", "P@1")) == {0, 1}
+    ids = torch.tensor([3, 1, 3, 2])
+    bags = Bags(ids, torch.tensor([0, 3, 3, 4]), torch.tensor([1.0, 2.0, 1.0, 5.0]), ids * 0)
+    first, none, last = linear_tree._features(bags)
+    assert [term for term, _ in first] == [1, 3]
+    assert [value for _, value in first] == pytest.approx([0.5**0.5, 0.5**0.5])
+    assert none == []
+    assert last == [(2, 1.0)]
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(RuntimeError, match="needs omikuji: pip install"):
+        linear_tree.quality(config, "tree", [0])
