@@ -169,10 +169,12 @@ def test_published_numbers_are_those_of_the_checks():
     assert own.published(table.published) is None
 
 
-def test_a_linear_tree_learns_what_words_say(tmp_path, monkeypatch):
+def test_a_linear_tree_learns_what_words_say(tmp_path, monkeypatch, capfd):
     write_data(tmp_path)
     config = XMCConfig(data=tmp_path, width=16, batch_size=8)
     found = linear_tree.quality(config, "tree", [0, 1])
+    print("later")
+    assert capfd.readouterr() == ("later\n", "")
     # Two of eight words name an instance's two labels.
     assert min(found.values("tree", "P@1").values()) > 80
     assert set(found.values("tree", "P@1")) == {0, 1}

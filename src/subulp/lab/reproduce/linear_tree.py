@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,10 +50,28 @@ def quality(config: XMCConfig, case: str, seeds: Sequence[int]) -> Found:
         with path.open("w", encoding="ascii") as file:
             file.writelines(_lines(data))
         for seed in seeds:
-            model = omikuji.Model.train_on_data(str(path), n_threads=1)
+            with _silent():
+                model = omikuji.Model.train_on_data(str(path), n_threads=1)
             measures = _measured(model, data, config)
             found += [Observation(case, name, value, seed) for name, value in measures.items()]
     return Found(tuple(found))
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing on standard output and error, where Omikuji draws bars without being asked."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    with open(os.devnull, "wb") as nothing:
+        for number in kept:
+            os.dup2(nothing.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, file in kept.items():
+            os.dup2(file, number)
+            os.close(file)
 
 
 def _lines(data: XMCText) -> list[str]:
