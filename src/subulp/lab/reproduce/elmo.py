@@ -484,6 +484,18 @@ def _on_par(
     )
 
 
+def _ahead(kind: str, quantity: str, rows: str, other: str) -> Check:
+    # The paper's own FP8 rows are a little below NGAME's first place: 54.97 beside 54.99.
+    on_par = (quantity, rows, other) == ("P@1", FP8, SAMPLED)
+    return _beside(
+        f"{kind}: {quantity} of {rows} is {'on par with' if on_par else 'above that of'} {other}",
+        quantity,
+        f"{kind}, {rows}",
+        f"{kind}, {other}",
+        _NEAR if on_par else 1.0,
+    )
+
+
 def _smaller(kind: str) -> tuple[Check, ...]:
     return tuple(
         _beside(
@@ -830,13 +842,7 @@ CLAIMS: Sequence[Claim] = (
         published=_printed(_PRECISION, _TABLE_2_SAMPLING),
         checks=(
             *(
-                _beside(
-                    f"{kind}: {name} of {rows} is above that of {other}",
-                    name,
-                    f"{kind}, {rows}",
-                    f"{kind}, {other}",
-                    low=1.0,
-                )
+                _ahead(kind, name, rows, other)
                 for kind in (TEXTS, BAGS)
                 for name in ("P@1", "P@5")
                 for rows in (BF16, FP8)
@@ -844,13 +850,14 @@ CLAIMS: Sequence[Claim] = (
             ),
             *(
                 _beside(
-                    f"{kind}: {other} needs more memory than {FP8}",
-                    "peak MiB",
+                    f"{kind}: {other} needs more {resource} than {FP8}",
+                    quantity,
                     f"{kind}, {other}",
                     f"{kind}, {FP8}",
                     low=1.0,
                 )
                 for kind in (TEXTS, BAGS)
+                for resource, quantity in (("memory", "peak MiB"), ("time", "seconds per step"))
                 for other in _NEGATIVES
             ),
         ),
