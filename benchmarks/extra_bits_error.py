@@ -17,7 +17,7 @@ import matplotlib as mpl
 from cyclopts import App
 
 from subulp.lab.report.styles import STYLES
-from subulp.lab.reproduce.forward_error import (
+from subulp.lab.reproduce.extra_bits.forward_error import (
     ADDITIONS,
     binned,
     forms,

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from subulp.diagnostics.memory import CATEGORIES
 from subulp.lab.engine.process_memory import alone, kib
-from subulp.lab.reproduce.memory_loops import CASES, STANDARD, STEPS, Shape, live
+from subulp.lab.reproduce.extra_bits.memory_loops import CASES, STANDARD, STEPS, Shape, live
 
 PANELS = ("standard", "standard-late-zero-grad", "extra-bits-8", "collage-light")
 """The loops of the timeline figure."""

@@ -33,7 +33,7 @@ from subulp.diagnostics import ExponentHistogram
 from subulp.lab.engine.loop import run
 from subulp.lab.report.figure import TEXT
 from subulp.lab.report.styles import COLOURS
-from subulp.lab.reproduce.exponents import histograms
+from subulp.lab.reproduce.elmo.exponents import histograms
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.task import XMCText, load
 

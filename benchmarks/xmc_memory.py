@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from subulp.lab.engine.process_memory import alone, kib
-from subulp.lab.reproduce.classifier_memory import STORAGES, measure
+from subulp.lab.reproduce.elmo.classifier_memory import STORAGES, measure
 
 LABELS = "131072,670091,2812281,8623847,18000000"
 """The paper's data sets, and its largest number of labels."""

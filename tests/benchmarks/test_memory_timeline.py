@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from subulp.lab.reproduce import memory_loops
+from subulp.lab.reproduce.extra_bits import memory_loops
 from subulp.nn.linear import TILE_BYTES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

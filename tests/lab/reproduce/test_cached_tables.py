@@ -2,7 +2,7 @@
 
 import pytest
 
-from subulp.lab.reproduce import cached_tables, rows
+from subulp.lab.reproduce.cached_tables import claims, experiments, rows
 from subulp.lab.reproduce.found import Found, Observation
 from subulp.numerics import int_rows
 
@@ -85,18 +85,18 @@ def test_drops_are_those_beside_fp32_with_the_same_seed():
             for seed, value in enumerate(values)
         )
     )
-    derived = Found(cached_tables._gains(found))
-    drops = derived.values("no cache, int8 nearest", cached_tables.DROP)
+    derived = Found(experiments._gains(found))
+    drops = derived.values("no cache, int8 nearest", experiments.DROP)
     assert drops == pytest.approx({0: 25.0, 1: 0.0})
     # Nothing is recovered where nothing was lost.
-    recovered = derived.values("32-way, int8 nearest lfu", cached_tables.RECOVERED)
+    recovered = derived.values("32-way, int8 nearest lfu", experiments.RECOVERED)
     assert recovered == pytest.approx({0: 0.8})
-    second = derived.values("32-way, int8 nearest lfu", cached_tables.SECOND)
+    second = derived.values("32-way, int8 nearest lfu", experiments.SECOND)
     assert second == pytest.approx({0: 5 - 20, 1: -2 - 2})
 
 
 def test_all_that_the_paper_prints_has_a_case():
     storages = 4 * 2 * 4 + 4 * 2 * 4 + 3 * 2 * 4 + 8
-    assert len(cached_tables._PRINTED) == storages
-    assert cached_tables._PRINTED["32-way, int8 stochastic lfu 5%"] == -0.014
-    assert cached_tables._PRINTED["direct, fp16 nearest lru 5%"] == 0.005
+    assert len(claims._PRINTED) == storages
+    assert claims._PRINTED["32-way, int8 stochastic lfu 5%"] == -0.014
+    assert claims._PRINTED["direct, fp16 nearest lru 5%"] == 0.005

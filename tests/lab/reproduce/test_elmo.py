@@ -5,15 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-from subulp.lab.reproduce import (
+from subulp.lab.reproduce.claim import Options
+from subulp.lab.reproduce.elmo import (
+    claims,
     classifier_memory,
     classifier_step,
-    elmo,
+    experiments,
     exponents,
     linear_tree,
     narrow_sums,
 )
-from subulp.lab.reproduce.claim import Options
 from subulp.lab.reproduce.found import Found, Observation
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.encoder import Bags
@@ -100,7 +101,7 @@ def test_each_storage_is_compared_at_its_best():
         case = f"rate {rate}, batch 64, {rows}"
         return [Observation(case, "P@1", v, seed) for seed, v in enumerate(values)]
 
-    found = elmo.best(
+    found = experiments.best(
         Found((*at(0.1, "fp32", (50, 52)), *at(0.2, "fp32", (49, 60)), *at(0.1, "fp8", (40, 41))))
     )
     numbers = {(o.case, o.quantity, o.seed): o.value for o in found}
@@ -112,7 +113,7 @@ def test_each_storage_is_compared_at_its_best():
 
 def test_a_run_that_diverged_is_not_the_best():
     case = "rate {}, batch 64, fp8"
-    found = elmo.best(
+    found = experiments.best(
         Found(
             (
                 Observation(case.format(0.4), "P@1", float("nan"), 0),
@@ -124,7 +125,7 @@ def test_a_run_that_diverged_is_not_the_best():
 
 
 def test_the_encoder_comes_on_top():
-    found = elmo.with_encoder(
+    found = experiments.with_encoder(
         Found(
             (
                 Observation("encoder", "GiB by a line", 5.0),
@@ -137,14 +138,18 @@ def test_the_encoder_comes_on_top():
     ]
 
 
-@pytest.mark.parametrize("experiment", [elmo.QUALITY, elmo.ENCODERS, elmo.GRID, elmo.RATES])
+@pytest.mark.parametrize(
+    "experiment", [experiments.QUALITY, experiments.ENCODERS, experiments.GRID, experiments.RATES]
+)
 def test_the_papers_size_needs_its_data_and_encoder(experiment):
     with pytest.raises(ValueError, match="size=paper needs data and encoder: give --data DIR"):
         experiment.parts(Options("paper", data="somewhere"))
 
 
 def test_the_papers_size_has_the_papers_hyperparameters():
-    parts = {part.name: part for part in elmo.QUALITY.parts(Options("paper", None, "d", "e"))}
+    parts = {
+        part.name: part for part in experiments.QUALITY.parts(Options("paper", None, "d", "e"))
+    }
     fp8 = parts["label-texts-fp8"].config
     assert (fp8.dropout, fp8.batch_size, fp8.epochs, fp8.products) == (0.85, 512, 100, "fp8")
     assert str(fp8.data) == "d/LF-AmazonTitles-131K"
@@ -154,15 +159,20 @@ def test_the_papers_size_has_the_papers_hyperparameters():
 
 @pytest.mark.parametrize("size", ["smallest", "small"])
 def test_no_machine_decides_what_is_multiplied(size):
-    for experiment in (elmo.QUALITY, elmo.ENCODERS, elmo.GRID, elmo.RATES):
+    for experiment in (
+        experiments.QUALITY,
+        experiments.ENCODERS,
+        experiments.GRID,
+        experiments.RATES,
+    ):
         for part in experiment.parts(Options(size)):
             assert part.config.products in ("fp8", "bf16", "fp32")
             assert part.config.threads == 1
 
 
 def test_published_numbers_are_those_of_the_checks():
-    claims = {claim.name: claim for claim in elmo.CLAIMS}
-    table = claims["elmo-table8"]
+    by_name = {claim.name: claim for claim in claims.CLAIMS}
+    table = by_name["elmo-table8"]
     found = [check.published(table.published) for check in table.checks]
     assert None not in found
     own = dataclasses.replace(table.checks[0], case="nothing")

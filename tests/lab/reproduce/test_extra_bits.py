@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from subulp.lab.reproduce import adversarial, forward_error, seq2seq, storage, throughput
+from subulp.lab.reproduce.extra_bits import adversarial, forward_error, seq2seq, storage, throughput
 from subulp.numerics import extra_bits
 
 SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1}

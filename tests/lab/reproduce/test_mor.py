@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from subulp.lab.reproduce import mixtures, mor
 from subulp.lab.reproduce.claim import Options, Watch
+from subulp.lab.reproduce.mor import claims, experiments, mixtures
 from subulp.lab.reproduce.training import Training
 from subulp.lab.tasks.lm.config import LMConfig
 from subulp.numerics import mixture
@@ -73,9 +73,9 @@ def test_curves_say_which_operands_are_narrow(tmp_path):
         **{"context": 8, "batch_size": 2, "steps": 12, "eval_every": 6, "watch_every": 100},
         **{"seeds": (0,), "activations": "bf16", "device": "cpu"},
     )
-    part = Training("t", config, curves=mor._MIXES)
+    part = Training("t", config, curves=experiments.MIXES)
     found = part.run(tmp_path / "t", Watch(jobs=1))
-    assert {c.quantity for c in found.curves} == set(mor._MIXES)
+    assert {c.quantity for c in found.curves} == set(experiments.MIXES)
     for curve in found.curves:
         assert curve.steps == (6, 12)
         assert curve.values == pytest.approx((100.0, 100.0))
@@ -84,23 +84,25 @@ def test_curves_say_which_operands_are_narrow(tmp_path):
 
 
 def test_the_baseline_is_in_bf16():
-    for experiment in (mor.PARTED, mor.THRESHOLDS):
+    for experiment in (experiments.PARTED, experiments.THRESHOLDS):
         for size in ("smallest", "small", "paper"):
             for part in experiment.parts(Options(size)):
                 assert (part.config.dtype, part.config.activations) == ("bf16", "bf16")
 
 
 def test_cases_are_those_of_the_runs():
-    names = {name for part in mor.PARTED.parts(Options("small")) for name in part.config.variants}
+    names = {
+        name for part in experiments.PARTED.parts(Options("small")) for name in part.config.variants
+    }
     names |= {
         f"{part.case} {name}".strip()
-        for part in mor.THRESHOLDS.parts(Options("small"))
+        for part in experiments.THRESHOLDS.parts(Options("small"))
         for name in part.config.variants
     }
     compared = {
         case
-        for claim in mor.CLAIMS
-        if claim.experiment in (mor.PARTED, mor.THRESHOLDS)
+        for claim in claims.CLAIMS
+        if claim.experiment in (experiments.PARTED, experiments.THRESHOLDS)
         for check in claim.checks
         for case in (check.case, check.than)
         if case

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subulp import optim
-from subulp.lab.reproduce.rational_adamw import DIFFERENT, bf16, bf16_root, compare
+from subulp.lab.reproduce.collage.rational_adamw import DIFFERENT, bf16, bf16_root, compare
 
 
 def positive_numbers():

@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from subulp.lab.reproduce.cached_tables import DROP, PLAIN, RECOVERED
+from subulp.lab.reproduce.cached_tables.experiments import DROP, PLAIN, RECOVERED
 from subulp.lab.reproduce.claim import Options, Watch
 from subulp.lab.reproduce.figures import charts
 from subulp.lab.reproduce.index import CLAIMS

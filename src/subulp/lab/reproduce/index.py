@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..engine.config import check_names
-from . import cached_tables, collage, elmo, extra_bits, mor
+from .cached_tables.claims import CLAIMS as CACHED_TABLES
 from .claim import Claim
+from .collage.claims import CLAIMS as COLLAGE
+from .elmo.claims import CLAIMS as ELMO
+from .extra_bits.claims import CLAIMS as EXTRA_BITS
+from .mor.claims import CLAIMS as MOR
 
-CLAIMS: Sequence[Claim] = (
-    *collage.CLAIMS,
-    *extra_bits.CLAIMS,
-    *elmo.CLAIMS,
-    *cached_tables.CLAIMS,
-    *mor.CLAIMS,
-)
+CLAIMS: Sequence[Claim] = (*COLLAGE, *EXTRA_BITS, *ELMO, *CACHED_TABLES, *MOR)
 
 
 def find(names: Sequence[str]) -> list[Claim]:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..tasks.xmc.config import XMCConfig
-from ..tasks.xmc.encoder import Bags
-from ..tasks.xmc.metrics import MISSING, PROPENSITIES, RankingMetrics
-from ..tasks.xmc.readers.dataset import Split
-from ..tasks.xmc.task import EVALUATION_BATCH, XMCText, load
-from .found import Found, Observation
+from ...tasks.xmc.config import XMCConfig
+from ...tasks.xmc.encoder import Bags
+from ...tasks.xmc.metrics import MISSING, PROPENSITIES, RankingMetrics
+from ...tasks.xmc.readers.dataset import Split
+from ...tasks.xmc.task import EVALUATION_BATCH, XMCText, load
+from ..found import Found, Observation
 
 TREE = "omikuji"
 

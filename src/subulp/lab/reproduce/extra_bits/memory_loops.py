@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import nn, optim
-from ...diagnostics import track_memory
-from ...diagnostics.memory import CATEGORIES
-from .found import Curve, Found, Observation
+from .... import nn, optim
+from ....diagnostics import track_memory
+from ....diagnostics.memory import CATEGORIES
+from ..found import Curve, Found, Observation
 
 MOMENTUM = 0.9
 LEARNING_RATE = 0.01

@@ -1,451 +1,44 @@
-"""What ELMO claims, place by place, and what repeats it."""
+"""What ELMO claims, place by place."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 
-from ..tasks.xmc.config import XMCConfig
-from . import classifier_memory, classifier_step, exponents, linear_tree, narrow_sums
-from .check import Check
-from .claim import Claim, Experiment, Options, Part, published
-from .found import Found, Observation
-from .measurement import Measurement, measured
-from .training import Training
+from ..check import Check
+from ..claim import Claim, published
+from ..found import Observation
+from . import classifier_memory, exponents, linear_tree
+from .experiments import (
+    BAGS,
+    BF16,
+    CHUNKS,
+    DROPOUT,
+    ENCODERS,
+    EXPONENTS,
+    FP8,
+    GRADIENTS,
+    GRID,
+    HEAD,
+    MEMORY,
+    NEGATIVES,
+    POST_HOC,
+    QUALITY,
+    RATES,
+    RENEE,
+    ROUNDING,
+    SAMPLED,
+    SAMPLING,
+    SHORTLIST,
+    SPEED,
+    STEP,
+    SUMS,
+    TEXTS,
+    TRACE,
+    WIDE,
+)
 
 PAPER = "elmo"
-SEEDS = (0, 1, 2)
-WIDE, RENEE, BF16, FP8 = "fp32", "renee", "bf16", "fp8"
-ROWS = (WIDE, RENEE, BF16, FP8)
-
-TEXTS, BAGS = "label texts", "no label texts"
-_PAPER_DATA = {TEXTS: "LF-AmazonTitles-131K", BAGS: "AmazonTitles-670K"}
-"""The paper's data sets that stand for the two kinds."""
-
-# ------------------------------------------------------------------------------ comparisons
-
-
-def _seeds(options: Options) -> tuple[int, ...]:
-    return options.seeds or ((0,) if options.size == "smallest" else SEEDS)
-
-
-def _xmc(options: Options, kind: str, precision: Sequence[str], **own: object) -> XMCConfig:
-    """A comparison of the size that was asked for, on one kind of data.
-
-    The small one trains the bag encoder; the paper's is a row of its Table 9. One thread, and
-    operands of the products that no machine chooses: rows in FP8 have the paper's.
-    """
-    given: dict[str, object] = {
-        "seeds": _seeds(options),
-        "precision": tuple(precision),
-        "threads": 1,
-        "products": "fp8" if FP8 in precision else "bf16",
-        "watch_every": 10**9,
-    }
-    if options.size == "paper":
-        return XMCConfig(**{**given, **_papers(options, kind, precision), **own})  # type: ignore[arg-type]
-    if options.size == "smallest":
-        given |= {"width": 16, "batch_size": 32, "steps": 12, "eval_epochs": 10**6}
-        given["generated_labels"] = 256
-        own = {name: v for name, v in own.items() if name not in ("epochs", *given)}
-    elif kind == TEXTS:
-        given |= {"width": 128, "batch_size": 256, "epochs": 4, "head_lr": 0.1}
-        given["data"] = None if options.data is None else Path(options.data)
-    else:
-        given |= {"width": 64, "batch_size": 128, "epochs": 8, "generated_labels": 4096}
-    return XMCConfig(**{**given, **own})  # type: ignore[arg-type]
-
-
-def _papers(options: Options, kind: str, precision: Sequence[str]) -> dict[str, object]:
-    """Data, transformer and hyperparameters of the paper."""
-    if options.data is None or options.encoder is None:
-        raise ValueError(
-            "size=paper needs data and encoder: give --data DIR, a folder that has "
-            f"{_PAPER_DATA[kind]}, and --encoder DIR, the transformer"
-        )
-    name = _PAPER_DATA[kind]
-    row = FP8 if FP8 in precision else BF16
-    return {
-        "preset": f"{name.lower()}-{row}",
-        "data": Path(options.data) / name,
-        "encoder": options.encoder,
-    }
-
-
-def _comparison(options: Options, kind: str, precision: Sequence[str], **own: object) -> list[Part]:
-    """Rows in FP8 and others: their products have other operands, and in the paper other rates."""
-    folder, case = kind.replace(" ", "-"), f"{kind},"
-    parts: list[Part] = []
-    wide = tuple(name for name in precision if name != FP8)
-    for name, chosen in (("others", wide), (FP8, (FP8,))):
-        if chosen and set(chosen) <= set(precision):
-            config = _xmc(options, kind, chosen, **own)
-            parts.append(Training(f"{folder}-{name}", config, case, ("training loss", "P@1")))
-    return parts
-
-
-HEAD, POST_HOC = f"{TEXTS}, head Kahan", f"{TEXTS}, post-hoc"
-
-
-def _quality(options: Options) -> tuple[Part, ...]:
-    """Tables 2, 6, 7 and 8."""
-    head = _xmc(options, TEXTS, (FP8,), head_fraction=0.2)
-    refined = _xmc(options, TEXTS, (FP8,), refine_epochs=1)
-    return (
-        *_comparison(options, TEXTS, ROWS),
-        *_comparison(options, BAGS, ROWS),
-        Training("head-kahan", head, HEAD),
-        Training("post-hoc", refined, POST_HOC),
-    )
-
-
-_SMALLEST = "a generated set of 256 labels, a width of 16, 12 steps, one seed"
-
-QUALITY = Experiment(
-    "elmo-quality",
-    {
-        "smallest": _SMALLEST,
-        "small": "a bag encoder on the definitions of 10,222 words and on a generated set of 4,096 "
-        "labels without texts; four and eight epochs",
-        "paper": "a transformer of yours on LF-AmazonTitles-131K and AmazonTitles-670K of yours, "
-        "with the paper's hyperparameters",
-    },
-    _quality,
-)
-
-
-SAMPLED, SHORTLIST = "sampled", "shortlist"
-_NEGATIVES = (SAMPLED, SHORTLIST)
-
-
-def _sampling(options: Options) -> tuple[Part, ...]:
-    """Table 2's other half: classifiers that train on some of the labels, and a linear tree."""
-    parts = []
-    for kind in (TEXTS, BAGS):
-        parts += _comparison(options, kind, (WIDE, *_NEGATIVES, BF16, FP8))
-        # The tree reads terms, which a transformer does not have.
-        if options.size != "paper":
-            config = _xmc(options, kind, (BF16,))
-            name = f"{kind.replace(' ', '-')}-{linear_tree.TREE}"
-            settings = {"case": f"{kind}, {linear_tree.TREE}", "seeds": list(_seeds(options))}
-            parts.append(Measurement(name, partial(linear_tree.quality, config), settings))
-    return tuple(parts)
-
-
-SAMPLING = Experiment(
-    "elmo-sampling",
-    {
-        "smallest": _SMALLEST,
-        "small": "a bag encoder on the definitions of 10,222 words and on a generated set of 4,096 "
-        "labels without texts; four and eight epochs; 1,024 negatives drawn for each batch, or the "
-        "labels of 16 clusters of up to 32 for each instance",
-        "paper": "a transformer of yours on LF-AmazonTitles-131K and AmazonTitles-670K of yours, "
-        "with the paper's hyperparameters",
-    },
-    _sampling,
-)
-
-
-def _encoders(options: Options) -> tuple[Part, ...]:
-    """Table 4: the linear layers of the encoder in BF16 or FP8."""
-    narrow = "torchao-fp8" if options.size == "paper" else "e4m3"
-    own = {"linear": ("bf16", narrow)}
-    return tuple(_comparison(options, TEXTS, (FP8,), **own))
-
-
-ENCODERS = Experiment(
-    "elmo-encoders",
-    {
-        "smallest": f"the encoder's linear layers in E4M3: {_SMALLEST}",
-        "small": "a bag encoder on the definitions of 10,222 words, whose linear layers multiply "
-        "in BF16, or in E4M3 with a scale for each block of 128 x 128",
-        "paper": "a transformer of yours on LF-AmazonTitles-131K of yours, with torchao's layers",
-    },
-    _encoders,
-)
-
-_BITS = tuple((e, m) for e in (2, 3, 4, 5) for m in (1, 3, 5))
-
-
-def _grid(options: Options) -> tuple[Part, ...]:
-    """Figure 2(a)."""
-    bits = ((2, 3), (4, 3)) if options.size == "smallest" else _BITS
-    names = [f"e{e}m{m}{rounding}" for e, m in bits for rounding in ("", "+nearest")]
-    own: dict[str, object] = {"products": "fp32"}
-    if options.size == "small":
-        own |= {"width": 64, "batch_size": 512, "epochs": 2, "head_lr": 0.05}
-    config = _xmc(options, TEXTS, (WIDE, BF16, f"{BF16}+nearest", *names), **own)
-    return (Training("grid", config),)
-
-
-GRID = Experiment(
-    "elmo-formats",
-    {
-        "smallest": f"four formats: {_SMALLEST}",
-        "small": "24 formats on the definitions of 10,222 words: a bag encoder of width 64, two "
-        "epochs in batches of 512, products in FP32",
-        "paper": "24 formats on LF-AmazonTitles-131K of yours, with a transformer of yours",
-    },
-    _grid,
-)
-
-_RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
-_BATCHES = (64, 256)
-
-
-def _rates(options: Options) -> tuple[Part, ...]:
-    """Table 9: rates and batches of each storage."""
-    rates, batches = ((0.1, 0.2), (32,)) if options.size == "smallest" else (_RATES, _BATCHES)
-    parts = []
-    for rate in rates:
-        for batch in batches:
-            own: dict[str, object] = {"head_lr": rate, "batch_size": batch}
-            if options.size == "small":
-                own |= {"generated_labels": 2048, "epochs": 6}
-            for part in _comparison(options, BAGS, ROWS, **own):
-                assert isinstance(part, Training)
-                name = f"rate-{rate}-batch-{batch}-{part.name.rpartition('-')[2]}"
-                parts.append(Training(name, part.config, f"rate {rate}, batch {batch},"))
-    return tuple(parts)
-
-
-def best(found: Found) -> tuple[Observation, ...]:
-    """Each storage at the rate and batch at which its P@1, in the mean over the seeds, is best."""
-    cases = list(dict.fromkeys(o.case for o in found.observations if o.quantity == "P@1"))
-    chosen = []
-    for storage in ROWS:
-        own = [case for case in cases if case.endswith(f", {storage}")]
-        if not own:
-            continue
-        means = {c: statistics.fmean(found.values(c, "P@1").values()) for c in own}
-        at = max(own, key=lambda case: means[case] if math.isfinite(means[case]) else -math.inf)
-        for quantity in ("P@1", "P@3", "P@5"):
-            chosen += [
-                Observation(f"best {storage}", quantity, value, seed)
-                for seed, value in found.values(at, quantity).items()
-            ]
-        rate, batch = (float(word.rstrip(",")) for word in at.split()[1::2][:2])
-        chosen.append(Observation(f"best {storage}", "rate of the classifier", rate))
-        chosen.append(Observation(f"best {storage}", "batch", batch))
-    return tuple(chosen)
-
-
-RATES = Experiment(
-    "elmo-rates",
-    {
-        "smallest": f"two rates: {_SMALLEST}",
-        "small": "five rates and two batches of each storage on a generated set of 2,048 labels, a "
-        "bag encoder of width 64, six epochs",
-        "paper": "the same rates and batches with a transformer of yours on AmazonTitles-670K of "
-        "yours",
-    },
-    _rates,
-    best,
-)
-
-# ----------------------------------------------------------------------------- measurements
-
-
-def _histograms(options: Options) -> tuple[Part, ...]:
-    """Figures 2(b) and 5."""
-    config: dict[str, object] = {"threads": 1, "watch_every": 10**9, "device": "cpu"}
-    if options.size == "smallest":
-        config |= {"generated_labels": 256, "width": 16, "batch_size": 32, "steps": 12}
-    else:
-        config |= {"width": 128, "batch_size": 128, "epochs": 2, "head_lr": 0.2}
-        config["data"] = options.data
-    return tuple(
-        Measurement(
-            f"seed-{seed}", exponents.exponents, {"config": config, "seed": seed, "batches": 4}
-        )
-        for seed in _seeds(options)
-    )
-
-
-EXPONENTS = Experiment(
-    "elmo-exponents",
-    {
-        "smallest": _SMALLEST,
-        "small": "FP32 training of a bag encoder of width 128 on the definitions of 10,222 words, "
-        "two epochs; gradients and inputs of four batches",
-    },
-    _histograms,
-)
-
-_AT = (2_812_281, 8_623_847, 18_000_000)
-_BERT = {"vocabulary": 30_522, "width": 768, "layers": 12, "heads": 12}
-
-
-def _memory(options: Options) -> tuple[Part, ...]:
-    """Figure 4, and the numbers of the abstract."""
-    labels = {
-        "smallest": [2048, 4096],
-        "small": [65_536, 131_072, 393_216],
-        "paper": [131_072, 670_091, *_AT],
-    }[options.size]
-    small = options.size == "smallest"
-    shape = {**_BERT, "layers": 1, "width": 64, "heads": 2} if small else _BERT
-    dim, batch, tokens = (64, 16, 16) if small else (768, 128, 128)
-    return (
-        Measurement(
-            "classifier",
-            classifier_memory.by_labels,
-            {
-                "storages": [RENEE, BF16, FP8],
-                "labels": labels,
-                "at": list(_AT),
-                "dim": dim,
-                "batch": batch,
-                "threads": 1,
-            },
-        ),
-        Measurement(
-            "encoder",
-            classifier_memory.encoder,
-            {"shape": shape, "tokens": tokens, "batches": [1, 2], "at": batch},
-        ),
-    )
-
-
-def with_encoder(found: Found) -> tuple[Observation, ...]:
-    """What a step needs while the classifier trains: it comes on top of all of the encoder's."""
-    (encoder,) = found.values("encoder", "GiB by a line").values()
-    return tuple(
-        Observation(o.case, "GiB with an encoder", o.value + encoder)
-        for o in found.observations
-        if o.quantity == "GiB of the classifier by a line"
-    )
-
-
-MEMORY = Experiment(
-    "elmo-memory",
-    {
-        "smallest": "2,048 and 4,096 labels of 64 numbers",
-        "small": "65,536, 131,072 and 393,216 labels of 768 numbers, batches of 128, resident "
-        "memory of a process each; live tensors of BERT-base at one and two texts of 128 tokens; "
-        "all read at the paper's numbers by straight lines",
-        "paper": "131,072 to 18 million labels of 768 numbers, batches of 128",
-    },
-    _memory,
-    with_encoder,
-)
-
-
-def _trace(options: Options) -> tuple[Part, ...]:
-    labels = {"smallest": 4096, "small": 65_536, "paper": _AT[0]}[options.size]
-    settings = {"storages": [RENEE, BF16, FP8], "labels": labels, "dim": 768, "batch": 128}
-    return (Measurement("trace", classifier_memory.trace, {**settings, "chunks": 8}),)
-
-
-TRACE = Experiment(
-    "elmo-trace",
-    {
-        "smallest": "4,096 labels of 768 numbers",
-        "small": "65,536 labels of 768 numbers, a batch of 128, live tensors",
-        "paper": "2,812,281 labels of 768 numbers, a batch of 128, live tensors",
-    },
-    _trace,
-)
-
-_CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-def _by_chunks(options: Options) -> tuple[Part, ...]:
-    labels = {"smallest": 4096, "small": 131_072, "paper": _AT[0]}[options.size]
-    settings = {"storage": BF16, "chunks": list(_CHUNKS), "labels": labels, "dim": 768}
-    if options.size == "smallest":
-        settings |= {"chunks": [1, 8], "dim": 64}
-    return (
-        Measurement(
-            "chunks", classifier_memory.by_chunks, {**settings, "batch": 128, "threads": 1}
-        ),
-    )
-
-
-CHUNKS = Experiment(
-    "elmo-chunks",
-    {
-        "smallest": "1 and 8 chunks of 4,096 labels of 64 numbers",
-        "small": "1 to 128 chunks of 131,072 labels of 768 numbers, a batch of 128",
-        "paper": "1 to 128 chunks of 2,812,281 labels of 768 numbers, a batch of 128",
-    },
-    _by_chunks,
-)
-
-
-def _speed(options: Options) -> tuple[Part, ...]:
-    labels = {"smallest": 2048, "small": 32_768, "paper": _AT[0]}[options.size]
-    settings = {"storages": [RENEE, BF16, FP8], "labels": labels, "dim": 768, "batch": 128}
-    rounds = 2 if options.size == "smallest" else 9
-    return (
-        Measurement(
-            "steps", classifier_memory.by_storage, {**settings, "threads": 1, "rounds": rounds}
-        ),
-    )
-
-
-SPEED = Experiment(
-    "elmo-speed",
-    {
-        "smallest": "2,048 labels of 768 numbers, two steps",
-        "small": "the classifier's step alone: 32,768 labels of 768 numbers, a batch of 128, nine "
-        "steps by turns, one thread",
-        "paper": "the classifier's step alone: 2,812,281 labels of 768 numbers, a batch of 128",
-    },
-    _speed,
-)
-
-
-def _dropout(options: Options) -> tuple[Part, ...]:
-    labels = {"smallest": 4096, "small": 262_144, "paper": _AT[0]}[options.size]
-    settings = {"storage": BF16, "dropout": 0.5, "labels": labels, "dim": 768}
-    return (
-        Measurement("dropout", classifier_memory.dropouts, {**settings, "batch": 16, "threads": 1}),
-    )
-
-
-DROPOUT = Experiment(
-    "elmo-dropout",
-    {
-        "smallest": "4,096 labels of 768 numbers",
-        "small": "262,144 labels of 768 numbers in BF16, a batch of 16, resident memory",
-        "paper": "2,812,281 labels of 768 numbers in BF16, a batch of 16, resident memory",
-    },
-    _dropout,
-)
-
-STEP = measured(
-    "elmo-step",
-    "a step of 512 labels of 64 numbers and 32 instances, whose sums are the same in any order",
-    Measurement("fp8", classifier_step.fp8, {"labels": 512, "dim": 64, "batch": 32}),
-)
-
-GRADIENTS = measured(
-    "elmo-gradients",
-    "a step of 512 labels of 64 numbers and 32 instances in FP32, against autograd in FP64",
-    Measurement("fp32", classifier_step.fp32, {"labels": 512, "dim": 64, "batch": 32}),
-)
-
-ROUNDING = measured(
-    "elmo-rounding",
-    "four numbers in BF16, E4M3 and E5M2, each with all values of the bits that are dropped",
-    Measurement("unbiased", narrow_sums.unbiased, {"count": 4}),
-)
-
-SUMS = measured(
-    "elmo-sums",
-    "4,096 BF16 parameters that begin at 1, and 256 updates of 2^-10, a quarter of half an ulp",
-    Measurement(
-        "sums",
-        narrow_sums.sums,
-        {"steps": 256, "addend": 2.0**-10, "precisions": ["nearest", "stochastic", "kahan"]},
-    ),
-)
-
-# ----------------------------------------------------------------------------------- claims
 
 _NEAR = 0.98
 """How far below a baseline rows may be that are said to match it: the paper calls 54.97 beside
@@ -846,7 +439,7 @@ CLAIMS: Sequence[Claim] = (
                 for kind in (TEXTS, BAGS)
                 for name in ("P@1", "P@5")
                 for rows in (BF16, FP8)
-                for other in _NEGATIVES
+                for other in NEGATIVES
             ),
             *(
                 _beside(
@@ -858,7 +451,7 @@ CLAIMS: Sequence[Claim] = (
                 )
                 for kind in (TEXTS, BAGS)
                 for resource, quantity in (("memory", "peak MiB"), ("time", "seconds per step"))
-                for other in _NEGATIVES
+                for other in NEGATIVES
             ),
         ),
         shows=(*_PRECISION, "peak MiB", "seconds per step"),

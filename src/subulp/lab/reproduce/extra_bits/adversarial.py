@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ... import optim
-from ...diagnostics import track_memory
-from ..tasks.image.images import load_images
-from .found import Found, Observation
+from .... import optim
+from ....diagnostics import track_memory
+from ...tasks.image.images import load_images
+from ..found import Found, Observation
 
 LATENT = 32
 _LR, _BETA1, _JUDGED = 5e-4, 0.64, 1024

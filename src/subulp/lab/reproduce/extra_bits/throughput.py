@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from ... import optim
-from .found import Found, Observation
+from .... import optim
+from ..found import Found, Observation
 
 COPY = "copy"
 TORCH = "torch's add_"

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import torch
 
-from ... import optim
-from ...numerics import format_of
-from .found import Found, Observation
+from .... import optim
+from ....numerics import format_of
+from ..found import Found, Observation
 from .rational_adamw import bf16
 
 BETAS = {"0.95": Fraction(95, 100), "0.99": Fraction(99, 100), "0.999": Fraction(999, 1000)}

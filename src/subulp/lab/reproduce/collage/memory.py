@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ... import optim
-from ...diagnostics.memory import track_memory
-from ..tasks.lm.models import Shape, build, use_bf16
-from .found import Found, Observation
+from .... import optim
+from ....diagnostics.memory import track_memory
+from ...tasks.lm.models import Shape, build, use_bf16
+from ..found import Found, Observation
 
 _GIB = 2**30
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ... import nn, optim
-from ...numerics import int_rows, random_bits
-from ..tasks.ctr.presets import preset
-from ..tasks.ctr.readers.dataset import ReadOptions
-from ..tasks.ctr.readers.load import load_data
-from ..tasks.ctr.task import access_counts
-from .found import Curve, Found, Observation
+from .... import nn, optim
+from ....numerics import int_rows, random_bits
+from ...tasks.ctr.presets import preset
+from ...tasks.ctr.readers.dataset import ReadOptions
+from ...tasks.ctr.readers.load import load_data
+from ...tasks.ctr.task import access_counts
+from ..found import Curve, Found, Observation
 
 
 def rounding(bits: list[int], rows: int, dim: int, draws: int) -> Found:

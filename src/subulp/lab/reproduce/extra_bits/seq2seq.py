@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import optim
-from ...diagnostics import track_memory
-from .found import Found, Observation
+from .... import optim
+from ....diagnostics import track_memory
+from ..found import Found, Observation
 
 VOCABULARY, _MARK, _FIRST = 256, 3, 8
 """Tokens; what stands between two sentences; the first word. 0 fills up, 1 ends, 4 to 7 answer."""

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...numerics import BF16, FP16, Format, extra_bits, random_bits, round_to
-from .found import Curve, Found, Observation
+from ....numerics import BF16, FP16, Format, extra_bits, random_bits, round_to
+from ..found import Curve, Found, Observation
 
 ADDITIONS = 64
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import torch
 
-from ... import optim
-from .found import Found, Observation
+from .... import optim
+from ..found import Found, Observation
 
 DIFFERENT = "numbers that differ"
 COMPARED = "numbers compared"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ... import optim
-from ...numerics import extra_bits
-from .found import Found, Observation
+from .... import optim
+from ....numerics import extra_bits
+from ..found import Found, Observation
 
 
 def packing(widths: list[int], groups: int) -> Found:

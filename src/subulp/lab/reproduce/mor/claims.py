@@ -1,4 +1,4 @@
-"""What MoR claims, place by place, and what repeats it.
+"""What MoR claims, place by place.
 
 Our copy of the paper ends with section 3's first lines, and has neither tables nor figures: of what
 follows it has the titles.
@@ -8,130 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..tasks.lm.config import LMConfig
-from . import mixtures
-from .check import Check
-from .claim import Claim, Experiment, Options, Part, published
-from .measurement import Measurement, measured
-from .training import Training
+from ..check import Check
+from ..claim import Claim, Experiment, published
+from .experiments import (
+    ALL_PARTITIONS,
+    ALWAYS,
+    BASE,
+    BLOCK,
+    MIXES,
+    MOR,
+    PARTED,
+    PARTITIONS,
+    RANGES,
+    SCALES,
+    TENSOR_CHOICES,
+    THREE,
+    THREE_WAY_CHOICES,
+    THRESHOLDS,
+    TWO,
+    TWO_WAY_CHOICES,
+)
 
 PAPER = "mor"
-SEEDS = (0, 1, 2)
-BASE = "master"
-"""BF16 weights and activations with master weights in the optimizer: the paper's baseline."""
-
-PARTITIONS = ("tensor", "channel", "subchannel-128", "block-128x128")
-BLOCK = "block-128x128"
-MOR, TWO, THREE, ALWAYS = "mor-tensor", "mor-2way", "mor-3way", "e4m3"
-
-_SIZE = {"rows": 300, "columns": 200}
-_ALL = ["tensor", "channel", "subchannel-32", "subchannel-128", BLOCK]
-
-RANGES = measured(
-    "mor-ranges", "all codes of the FP8 formats", Measurement("ranges", mixtures.ranges)
-)
-
-SCALES = measured(
-    "mor-scales",
-    "a matrix of 300 x 200 numbers over some twenty binades",
-    Measurement("scales", mixtures.scales, {**_SIZE, "partitions": _ALL}),
-)
-
-
-def _choices(recipe: str) -> Experiment:
-    name = f"mor-choices-{recipe}"
-    settings = {**_SIZE, "recipe": recipe, "partitions": _ALL, "threshold": 0.045}
-    return measured(
-        name,
-        "three matrices of 300 x 200 numbers, of one size, and of sizes that differ by more than "
-        "FP8 spans; each block decided again in FP64",
-        Measurement("choices", mixtures.choices, settings),
-    )
-
-
-TENSOR_CHOICES = _choices("tensor")
-TWO_WAY_CHOICES = _choices("subtensor-2way")
-THREE_WAY_CHOICES = _choices("subtensor-3way")
-
-# ------------------------------------------------------------------------------ comparisons
-
-_MIXES = (
-    "percent of inputs in E4M3",
-    "percent of weights in E4M3",
-    "percent of output gradients in E4M3",
-)
-_CURVES = ("training loss", "fp8 share", *_MIXES)
-
-
-def _lm(options: Options, **own: object) -> LMConfig:
-    """A comparison of the size that was asked for: BF16 weights and activations."""
-    given: dict[str, object] = {"precision": (BASE,), "activations": "bf16", "beta2": 0.95}
-    if options.size == "smallest":
-        given |= {"width": 16, "layers": 1, "heads": 2, "context": 8, "batch_size": 2, "steps": 12}
-    elif options.size == "small":
-        given |= {"width": 192, "layers": 2, "heads": 6, "context": 64, "batch_size": 8}
-        given["steps"] = 400
-    else:
-        given |= {"width": 4096, "layers": 32, "heads": 32, "context": 4096, "batch_size": 512}
-        given |= {"model": "llama", "level": "bpe", "vocabulary": 50_257, "steps": 20_000}
-        given["lr"] = 3e-4
-    steps = int(str(given["steps"]))
-    given |= {
-        "seeds": options.seeds or ((0,) if options.size == "smallest" else SEEDS),
-        "data": options.data,
-        # What is chosen is recorded there; the validation part takes longer than some steps.
-        "eval_every": max(12, steps // 5),
-        "log_every": max(1, steps // 40),
-        "watch_every": 10**9,
-    }
-    return LMConfig(**{**given, **own})  # type: ignore[arg-type]
-
-
-def _partitions(options: Options) -> tuple[Part, ...]:
-    """Sections 4.1.1 and 4.2."""
-    tensor = _lm(options, linear=("bf16", MOR), partition=PARTITIONS)
-    blocks = _lm(options, linear=(ALWAYS, TWO, THREE), partition=("subchannel-128", BLOCK))
-    return (Training("tensor", tensor, curves=_CURVES), Training("blocks", blocks, curves=_CURVES))
-
-
-PARTED = Experiment(
-    "mor-partitions",
-    {
-        "smallest": "as small, with a GPT of width 16, 12 steps, one seed",
-        "small": "GPT of 0.9 million parameters on a megabyte of Shakespeare by characters, "
-        "BF16 weights and activations, 400 steps",
-        "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 20,000 steps",
-    },
-    _partitions,
-)
-
-_THRESHOLDS = (0.01, 0.02, 0.025, 0.045, 0.1)
-
-
-def _thresholds(options: Options) -> tuple[Part, ...]:
-    """Section 4.1.2."""
-    base = Training("bf16", _lm(options, linear=("bf16",)), curves=("training loss",))
-    parts = [base]
-    for threshold in _THRESHOLDS:
-        config = _lm(options, linear=(MOR,), partition=("tensor", BLOCK), mor_threshold=threshold)
-        parts.append(
-            Training(f"threshold-{threshold}", config, f"threshold {threshold},", _CURVES[:2])
-        )
-    return tuple(parts)
-
-
-THRESHOLDS = Experiment(
-    "mor-thresholds",
-    {
-        "smallest": "as small, with a GPT of width 16, 12 steps, one seed",
-        "small": "GPT of 0.9 million parameters on a megabyte of Shakespeare by characters, "
-        "BF16 weights and activations, five thresholds, 400 steps",
-        "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 20,000 steps",
-    },
-    _thresholds,
-)
-
-# ----------------------------------------------------------------------------------- claims
 
 _NEAR = 1.02
 """How far above BF16 a mixture may be that is said to be on par; our copy prints no numbers."""
@@ -191,7 +89,7 @@ def _decided(place: str, says: str, experiment: Experiment, least: int, differs:
                     low=0,
                     high=0,
                 )
-                for partition in _ALL
+                for partition in ALL_PARTITIONS
             ),
             Check(
                 f"{least} representations are chosen",
@@ -273,7 +171,7 @@ CLAIMS: Sequence[Claim] = (
                 low=0,
                 high=0,
             )
-            for partition in _ALL
+            for partition in ALL_PARTITIONS
             for fmt in ("e4m3", "e5m2")
             for quantity in ("scales that are not the algorithm's", "blocks that saturate")
         ),
@@ -293,7 +191,7 @@ CLAIMS: Sequence[Claim] = (
                 low=4,
                 high=4,
             )
-            for partition in _ALL
+            for partition in ALL_PARTITIONS
         ),
         shows=("bytes of the scales",),
         differs="What comes on top of a byte a block; the mantissa is kept in 32 bits.",
@@ -306,7 +204,7 @@ CLAIMS: Sequence[Claim] = (
         SCALES,
         checks=tuple(
             check
-            for partition in _ALL
+            for partition in ALL_PARTITIONS
             for check in (
                 # A number of E4M3, but for the rounding of the scale and of its inverse.
                 Check(
@@ -395,10 +293,10 @@ CLAIMS: Sequence[Claim] = (
                 _of(MOR, BLOCK),
                 low=100 * _SHARE,
             )
-            for quantity in _MIXES
+            for quantity in MIXES
         ),
-        shows=tuple(f"last {quantity}" for quantity in _MIXES),
-        curves=_MIXES,
+        shows=tuple(f"last {quantity}" for quantity in MIXES),
+        curves=MIXES,
         cases=(_of(MOR, BLOCK),),
         differs=f"{_TITLE} {_DATA}",
     ),

@@ -14,18 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..engine.loop import thread_count
-from ..engine.trained import load
-from ..tasks.lm import bpe
-from ..tasks.lm.config import LMConfig
-from ..tasks.lm.models import BERT, build, use_bf16
-from ..tasks.lm.text import VALIDATION_SHARE, decoded, read_text
-from ..tasks.lm.trained import Trained
-from .claim import Watch
-from .found import Found, Observation
-from .measurement import Measurement
+from ...engine.loop import thread_count
+from ...engine.trained import load
+from ...tasks.lm import bpe
+from ...tasks.lm.config import LMConfig
+from ...tasks.lm.models import BERT, build, use_bf16
+from ...tasks.lm.text import VALIDATION_SHARE, decoded, read_text
+from ...tasks.lm.trained import Trained
+from ..claim import Watch
+from ..found import Found, Observation
+from ..measurement import Measurement
+from ..training import Training
 from .sentence_tasks import TASKS, Example, Material, SentenceTask
-from .training import Training
 
 UNTRAINED = "not pre-trained"
 """The same model as it is drawn: what pre-training is worth."""

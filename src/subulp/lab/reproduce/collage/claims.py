@@ -1,425 +1,46 @@
-"""What Collage claims, place by place, and what repeats it."""
+"""What Collage claims, place by place."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
-from ..tasks.lm.config import LMConfig
-from . import algorithms, fine_tuning, formats, memory, rational_adamw, sentence_tasks, speed
-from .check import Check
-from .claim import Claim, Experiment, Options, Part, published
-from .found import Found, Observation
-from .measurement import Measurement, measured
-from .training import Training
+from ..check import Check
+from ..claim import Claim, published
+from . import algorithms, fine_tuning, rational_adamw, sentence_tasks
+from .experiments import (
+    ALGORITHMS,
+    BERT,
+    BYTES,
+    DECAYS,
+    EXPANSIONS,
+    FINE_TUNED,
+    FP8,
+    FP8_BYTES,
+    GRID,
+    KAHAN,
+    LAYOUTS,
+    LOST_DECAY,
+    MASKED,
+    OPTIONS,
+    PEAKS,
+    PHASE_1,
+    ROBERTA,
+    SCALED,
+    SIZES,
+    SPEEDS,
+    STATES,
+    STRICT,
+    STRICT_DECAYS,
+    STRICT_STRATEGIES,
+    WIDE,
+    A,
+    B,
+    C,
+    D,
+)
 
 PAPER = "collage"
-A, B, C, D = "nearest", "collage-light", "collage-plus", "master"
-"""The paper's options, as the command line calls them."""
-
-OPTIONS = (A, B, C, D)
-SEEDS = (0, 1, 2)
-
-
-EXPANSIONS = measured(
-    "collage-expansions",
-    "the decays 0.95, 0.99 and 0.999, rounded by the library",
-    Measurement("expansions", formats.expansions),
-)
-
-LAYOUTS = measured(
-    "collage-formats",
-    "every format, read off the numbers that follow 1",
-    Measurement("formats", formats.layouts),
-)
-
-BYTES = measured(
-    "collage-bytes",
-    "a parameter of 4,096 numbers, its gradient and what AdamW keeps, counted after a step",
-    Measurement(
-        "bytes",
-        formats.bytes_kept,
-        {"strategies": [*OPTIONS, "fp32-states"], "dtype": "bfloat16", "elements": 4096},
-    ),
-)
-
-FP8_BYTES = measured(
-    "collage-fp8-bytes",
-    "an E4M3 parameter of 4,096 numbers, its gradient and what AdamW keeps, counted after a step",
-    Measurement(
-        "bytes",
-        formats.bytes_kept,
-        {"strategies": [B, C], "dtype": "float8_e4m3fn", "elements": 4096},
-    ),
-)
-
-ALGORITHMS = measured(
-    "collage-algorithms",
-    "10,000 random operands on the grids of BF16 and FP16, whose errors are numbers of the format, "
-    "against rationals",
-    Measurement("algorithms", algorithms.errors, {"count": 10_000}),
-)
-
-# ------------------------------------------------------------------------ language models
-
-_LENGTHS = {"smallest": 12, "small": 600, "paper": 20_000}
-
-
-def _lm(options: Options, **own: object) -> LMConfig:
-    """A comparison of the size that was asked for.
-
-    The smallest shows that the command works; the small one is a model of a quarter of a million
-    parameters; the paper's is GPT-125M, with its rate, batch and length.
-    """
-    steps = int(str(own.get("steps", _LENGTHS[options.size])))
-    shape: dict[str, object] = {}
-    if options.size == "paper":
-        shape = {"width": 768, "layers": 12, "heads": 12, "context": 2048, "lr": 6e-4}
-    elif options.size == "smallest":
-        own = {**own, "width": 16, "layers": 1, "heads": 2, "context": 8, "batch_size": 2}
-    length: dict[str, object] = {
-        "steps": steps,
-        "eval_every": max(2, steps // 10),
-        "watch_every": max(2, steps // 40),
-        "log_every": max(1, steps // 40),
-    }
-    # The paper's activations; chosen by speed, they would be another experiment elsewhere.
-    shape["activations"] = "bf16"
-    seeds = options.seeds or ((0,) if options.size == "smallest" else SEEDS)
-    return LMConfig(**{**shape, **length, "seeds": seeds, "data": options.data, **own})  # type: ignore[arg-type]
-
-
-def _grid(options: Options) -> tuple[Part, ...]:
-    """Table 6: every decay and batch size."""
-    batches = (1024, 2048) if options.size == "paper" else (4, 8)
-    decays = (0.95, 0.99, 0.999)
-    return tuple(
-        Training(
-            f"beta2-{decay}-batch-{batch}",
-            _lm(options, precision=OPTIONS, beta2=decay, batch_size=batch),
-            case=f"β2 {decay}, {size} batch,",
-            curves=("effective descent quality", "training loss", "perplexity"),
-        )
-        for size, batch in zip(("small", "large"), batches, strict=True)
-        for decay in decays
-    )
-
-
-KAHAN, STATES, WIDE = "kahan", "fp32-states", "fp32"
-
-_PHASE_1, _ROBERTA = "BERT phase 1,", "RoBERTa,"
-_WATCHED = (
-    "training loss",
-    "lost arithmetic",
-    "effective descent quality",
-    "parameter norm",
-    "update norm",
-)
-
-
-def _masked(options: Options) -> tuple[Part, ...]:
-    """Tables 3 and Figures 2 and 3: masked language models."""
-    shape: dict[str, object] = {"model": "bert", "level": "bpe", "tie_head": True}
-    if options.size == "paper":
-        bert = {"batch_size": 16_384, "context": 128, "lr": 4e-4, "vocabulary": 30_000}
-        roberta = {"batch_size": 8192, "context": 512, "lr": 6e-4, "vocabulary": 50_000}
-    else:
-        bert = {"batch_size": 16, "context": 32, "vocabulary": 512}
-        roberta = {"batch_size": 8, "context": 64, "vocabulary": 512}
-    return (
-        Training(
-            "bert-phase-1",
-            _lm(options, precision=(A, KAHAN, B, C, STATES, D, WIDE), beta2=0.999, **shape, **bert),
-            _PHASE_1,
-            _WATCHED,
-        ),
-        Training(
-            "roberta",
-            _lm(options, precision=(A, B, C, STATES, D), beta2=0.98, **shape, **roberta),
-            _ROBERTA,
-            ("training loss",),
-        ),
-    )
-
-
-def _scales(found: Found) -> tuple[Observation, ...]:
-    """How much larger parameters are than their updates, at the end of training."""
-    ratios = []
-    for option in (A, B, C, D):
-        case = f"{_PHASE_1} {option}"
-        updates = found.values(case, "last update norm")
-        for seed, norm in found.values(case, "last parameter norm").items():
-            if updates.get(seed):
-                ratios.append(
-                    Observation(case, "norm over that of updates", norm / updates[seed], seed)
-                )
-    return tuple(ratios)
-
-
-MASKED = Experiment(
-    "collage-masked",
-    {
-        "smallest": "as small, with a width of 16, 12 steps, one seed",
-        "small": "BERT of 2 blocks and width 96 on a megabyte of Shakespeare in 512 byte pairs: "
-        "sequences of 32 by 16 at β2 = 0.999, of 64 by 8 at 0.98 for RoBERTa, 600 steps",
-        "paper": "BERT-base's sizes on a text of yours, with the paper's batches, 28,125 steps",
-    },
-    _masked,
-    _scales,
-)
-
-_BERT = "BERT,"
-
-
-def _fine_tunings(options: Options) -> tuple[Part, ...]:
-    """Table 4: pre-training at the two decays, then sentence tasks."""
-    shape: dict[str, object] = {"model": "bert", "level": "bpe", "tie_head": True}
-    recipe = fine_tuning.Recipe(3000, 1000, 3, 32, 5e-4)
-    if options.size == "paper":
-        bert = {"batch_size": 16_384, "context": 128, "lr": 4e-4, "vocabulary": 30_000}
-        roberta = {"batch_size": 8192, "context": 512, "lr": 6e-4, "vocabulary": 50_000}
-        recipe = fine_tuning.Recipe(100_000, 10_000, 3, 32, 2e-5)
-    elif options.size == "smallest":
-        bert = roberta = {"vocabulary": 300}
-        recipe = fine_tuning.Recipe(64, 32, 1, 32, 5e-4)
-    else:
-        # Shallower, or shorter, it stays at the frequencies of tokens, and nothing is transferred.
-        sizes = {"width": 128, "layers": 4, "steps": 2000}
-        bert = roberta = {**sizes, "batch_size": 32, "context": 32, "vocabulary": 512}
-    return tuple(
-        fine_tuning.FineTuning(
-            Training(
-                name,
-                _lm(options, precision=OPTIONS, beta2=beta2, **shape, **own),
-                case,
-                ("training loss",),
-            ),
-            recipe,
-        )
-        for name, case, beta2, own in (
-            ("bert", _BERT, 0.999, bert),
-            ("roberta", _ROBERTA, 0.98, roberta),
-        )
-    )
-
-
-FINE_TUNED = Experiment(
-    "collage-fine-tuning",
-    {
-        "smallest": "as small, with a width of 16, 12 steps, one seed, 64 examples",
-        "small": "BERT of 4 blocks and width 128 on a megabyte of Shakespeare in 512 byte pairs, "
-        "batches of 32 sequences of 32, 2,000 steps at β2 = 0.999 and at 0.98 for RoBERTa; then "
-        "3,000 examples of each of five sentence tasks, 3 epochs in batches of 32, 1,000 tested",
-        "paper": "BERT-base's sizes on a text of yours with the paper's batches, 20,000 steps; "
-        "then sentence tasks made of it, 3 epochs in batches of 32",
-    },
-    _fine_tunings,
-)
-
-_SIZES = {
-    "1M": {"width": 96, "layers": 6, "heads": 4, "context": 64, "vocabulary": 1024},
-    "3M": {"width": 192, "layers": 6, "heads": 6, "context": 64, "vocabulary": 1024},
-    "10M": {"width": 320, "layers": 8, "heads": 8, "context": 64, "vocabulary": 1024},
-    "30M": {"width": 512, "layers": 9, "heads": 8, "context": 64, "vocabulary": 1024},
-}
-_PAPER_SIZES = {
-    "1M": {"width": 768, "layers": 12, "heads": 12, "lr": 6e-4, "batch_size": 1024},
-    "3M": {"width": 2048, "layers": 24, "heads": 16, "lr": 2e-4, "batch_size": 1024},
-    "10M": {"width": 2560, "layers": 32, "heads": 32, "lr": 1.6e-4, "batch_size": 512},
-    "30M": {"width": 4096, "layers": 32, "heads": 32, "lr": 1.2e-4, "batch_size": 256},
-}
-
-
-def _by_size(options: Options) -> tuple[Part, ...]:
-    """Table 5, left, and Figures 13 to 15: models of four sizes."""
-    parts = []
-    for name, shape in _SIZES.items():
-        own: dict[str, object] = {**shape, "batch_size": 8, "lr": 1e-3}
-        if options.size == "paper":
-            own = {**_PAPER_SIZES[name], "context": 2048, "vocabulary": 50_257}
-        if options.size == "smallest":
-            own = {"vocabulary": 300}
-        else:
-            own["steps"] = 20_000 if options.size == "paper" else 200
-        parts.append(
-            Training(
-                f"llama-{name}",
-                _lm(options, precision=OPTIONS, beta2=0.95, model="llama", level="bpe", **own),
-                f"{name},",
-                ("training loss", "perplexity"),
-            )
-        )
-    return tuple(parts)
-
-
-def _trends(found: Found) -> tuple[Observation, ...]:
-    """How the gap to master weights changes with the size: a straight line through its logarithm
-    over that of the number of parameters."""
-    sizes = [math.log10(float(name[:-1])) for name in _SIZES]
-    trends = []
-    for option in (A, B, C):
-        gaps: dict[int | None, list[float]] = {}
-        for name in _SIZES:
-            base = found.values(f"{name}, {D}", "perplexity")
-            for seed, value in found.values(f"{name}, {option}", "perplexity").items():
-                gaps.setdefault(seed, []).append(100 * math.log(value / base[seed]))
-        for seed, gap in gaps.items():
-            slope = statistics.linear_regression(sizes, gap).slope
-            trends.append(Observation(option, "percent of gap for ten times the size", slope, seed))
-    return tuple(trends)
-
-
-SCALED = Experiment(
-    "collage-sizes",
-    {
-        "smallest": "as small, with a width of 16, 12 steps, one seed",
-        "small": "models as Llama's of 0.9, 3.1, 10.5 and 29 million parameters on a megabyte of "
-        "Shakespeare in 1,024 byte pairs, batches of 8 sequences of 64, 200 steps",
-        "paper": "models as Llama's of the paper's four sizes of GPT on a text of yours, 20,000 "
-        "steps",
-    },
-    _by_size,
-    _trends,
-)
-
-
-def _by_decay(options: Options) -> tuple[Part, ...]:
-    """Table 5, right, and Figures 5 and 6: OpenLLaMA at two decays."""
-    own: dict[str, object] = {**_SIZES["3M"], "batch_size": 8, "lr": 1e-3}
-    if options.size == "paper":
-        own = {**_PAPER_SIZES["30M"], "context": 2048, "vocabulary": 32_000, "lr": 3e-4}
-    if options.size == "smallest":
-        own = {"vocabulary": 300}
-    else:
-        own["steps"] = 9000 if options.size == "paper" else 400
-    return tuple(
-        Training(
-            f"beta2-{decay}",
-            _lm(options, precision=OPTIONS, beta2=decay, model="llama", level="bpe", **own),
-            f"β2 {decay},",
-            ("training loss", "perplexity", "gradient norm"),
-        )
-        for decay in (0.95, 0.99)
-    )
-
-
-DECAYS = Experiment(
-    "collage-decays",
-    {
-        "smallest": "as small, with a width of 16, 12 steps, one seed",
-        "small": "a model as Llama's of 3.1 million parameters on a megabyte of Shakespeare in "
-        "1,024 byte pairs, batches of 8 sequences of 64, 400 steps",
-        "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 9,000 steps",
-    },
-    _by_decay,
-)
-
-
-def _narrow(options: Options) -> tuple[Part, ...]:
-    """Appendix D: all in FP8."""
-    config = _lm(options, precision=(A, B, C), dtype="e4m3", beta2=0.99)
-    return (Training("e4m3", config, curves=("training loss", "perplexity")),)
-
-
-FP8 = Experiment(
-    "collage-fp8",
-    {
-        "smallest": "as small, with a GPT of 5,440 parameters, 12 steps, one seed",
-        "small": "GPT of 242,496 parameters in E4M3 on a megabyte of Shakespeare by characters, "
-        "600 steps",
-        "paper": "GPT-125M in E4M3 on a text of yours, 20,000 steps",
-    },
-    _narrow,
-)
-
-_GPT_125M = {"vocabulary": 50_257, "context": 2048, "width": 768, "layers": 12, "heads": 12}
-_TINY = {"vocabulary": 300, "context": 64, "width": 64, "layers": 2, "heads": 2}
-_PEAK_SHAPES = {
-    "125M": _GPT_125M,
-    "1.3B": {**_GPT_125M, "width": 2048, "layers": 24, "heads": 16},
-    "2.7B": {**_GPT_125M, "width": 2560, "layers": 32, "heads": 32},
-    "6.7B": {**_GPT_125M, "width": 4096, "layers": 32, "heads": 32},
-}
-
-
-def _peaks(options: Options) -> tuple[Part, ...]:
-    shapes = {"smallest": {"tiny": _TINY}, "small": {"125M": _GPT_125M}, "paper": _PEAK_SHAPES}
-    return tuple(
-        Measurement(
-            f"peak-{name}", memory.peak, {"strategies": list(OPTIONS), "shape": shape, "batch": 1}
-        )
-        for name, shape in shapes[options.size].items()
-    )
-
-
-PEAKS = Experiment(
-    "collage-memory",
-    {
-        "smallest": "a model of 2 blocks and width 64",
-        "small": "a model as Llama's of the sizes of GPT-125M, one sequence of 2,048, live tensors "
-        "of a step on the CPU",
-        "paper": "models as Llama's of all four sizes, one sequence of 2,048",
-    },
-    _peaks,
-)
-
-
-def _speeds(options: Options) -> tuple[Part, ...]:
-    shape, rounds = {
-        "smallest": (_TINY, 3),
-        "small": ({**_GPT_125M, "vocabulary": 4096, "context": 128, "width": 512, "heads": 8}, 15),
-        "paper": (_PEAK_SHAPES["6.7B"], 50),
-    }[options.size]
-    settings = {"strategies": list(OPTIONS), "shape": shape, "batch": 1, "rounds": rounds}
-    return (Measurement("steps", speed.steps, settings),)
-
-
-SPEEDS = Experiment(
-    "collage-speed",
-    {
-        "smallest": "a model of 2 blocks and width 64",
-        "small": "a model as Llama's of 42 million parameters, one sequence of 128, on the CPU",
-        "paper": "a model as Llama's of 6.7 billion parameters, one sequence of 2,048",
-    },
-    _speeds,
-)
-
-_STRICT = ("collage-light", "collage-plus")
-_STRICT_DECAYS = (0.95, 0.999)
-
-STRICT = measured(
-    "collage-strict-adamw",
-    "64 BF16 parameters of nine binades, 40 steps of random gradients, lr 0.01, weight decay 0.1",
-    Measurement(
-        "steps",
-        rational_adamw.compare,
-        {
-            "strategies": list(_STRICT),
-            "beta2s": list(_STRICT_DECAYS),
-            "elements": 64,
-            "steps": 40,
-        },
-    ),
-)
-
-LOST_DECAY = measured(
-    "collage-weight-decay",
-    "all 128 BF16 numbers from 1 to 2",
-    Measurement("decay", formats.lost_decay, {"factors": [1.2e-5, 1e-3, 2.0**-8, 0.0045, 0.0079]}),
-)
-
-GRID = Experiment(
-    "collage-grid",
-    {
-        "smallest": "as small, with a GPT of 5,440 parameters, 12 steps, one seed",
-        "small": "GPT of 242,496 parameters on a megabyte of Shakespeare by characters, batches of "
-        "4 and 8 sequences of 64, 600 steps",
-        "paper": "GPT-125M on a text of yours, batches of 1,024 and 2,048 sequences of 2,048, "
-        "20,000 steps",
-    },
-    _grid,
-)
 
 _TABLE_6 = {
     ("0.95", "small"): ((14.73, 15.64), (14.01, 15.03), (14.01, 15.03), (13.87, 15.03)),
@@ -544,8 +165,8 @@ def _near(place: str, algorithm: str, says: str, units: float) -> Claim:
 
 
 _TABLE_3 = {
-    _PHASE_1: {A: 8.67, B: 5.99, C: 5.26, STATES: 6.23, D: 5.26},
-    _ROBERTA: {A: 3.82, B: 3.49, C: 3.49, STATES: 3.82, D: 3.46},
+    PHASE_1: {A: 8.67, B: 5.99, C: 5.26, STATES: 6.23, D: 5.26},
+    ROBERTA: {A: 3.82, B: 3.49, C: 3.49, STATES: 3.82, D: 3.46},
 }
 
 
@@ -568,8 +189,8 @@ _TABLE_5 = {
     "30M": ("GPT-6.7B", (12.18, 11.13, 11.13, 11.13)),
 }
 _TABLE_4 = {
-    _BERT: {A: 0.7796, B: 0.8007, C: 0.8100, D: 0.8090},
-    _ROBERTA: {A: 0.7884, B: 0.7964, C: 0.7986, D: 0.7901},
+    BERT: {A: 0.7796, B: 0.8007, C: 0.8100, D: 0.8090},
+    ROBERTA: {A: 0.7884, B: 0.7964, C: 0.7986, D: 0.7901},
 }
 _NEAR_SCORE = 0.005
 """How far below master weights an average may be that is said to match them: the paper's own
@@ -643,7 +264,7 @@ CLAIMS: Sequence[Claim] = (
         STRICT,
         checks=tuple(
             Check(case, rational_adamw.DIFFERENT, case, low=0, high=0)
-            for case in (f"{s}, β2 {b}" for s in _STRICT for b in _STRICT_DECAYS)
+            for case in (f"{s}, β2 {b}" for s in STRICT_STRATEGIES for b in STRICT_DECAYS)
         ),
         shows=(rational_adamw.DIFFERENT, rational_adamw.COMPARED),
         differs='Of arithmetic="strict"; ε stands beside the root, as in PyTorch, where line 12 '
@@ -833,14 +454,14 @@ CLAIMS: Sequence[Claim] = (
         "Parameters are so much larger than their updates, by a factor of 900, that additions are "
         "lost: what an update of a BF16 number must exceed is 1/512 of it.",
         MASKED,
-        published=published("norm over that of updates", {f"{_PHASE_1} {D}": 900.0}),
+        published=published("norm over that of updates", {f"{PHASE_1} {D}": 900.0}),
         checks=tuple(
-            Check(f"{o}: above 512", "norm over that of updates", f"{_PHASE_1} {o}", low=512)
+            Check(f"{o}: above 512", "norm over that of updates", f"{PHASE_1} {o}", low=512)
             for o in (A, D)
         ),
         shows=("norm over that of updates", "last parameter norm", "last update norm"),
         curves=("parameter norm", "update norm"),
-        cases=(_PHASE_1,),
+        cases=(PHASE_1,),
         differs=_CHARACTERS,
     ),
     Claim(
@@ -850,12 +471,12 @@ CLAIMS: Sequence[Claim] = (
         "overlaps with master weights and FP32, as perplexity does.",
         MASKED,
         checks=(
-            Check("most updates are lost", "lost arithmetic", f"{_PHASE_1} {A}", low=0.5),
+            Check("most updates are lost", "lost arithmetic", f"{PHASE_1} {A}", low=0.5),
             *(
                 _beside(
                     f"{C} moves as far as {o}",
-                    f"{_PHASE_1} {C}",
-                    f"{_PHASE_1} {o}",
+                    f"{PHASE_1} {C}",
+                    f"{PHASE_1} {o}",
                     0.95,
                     1.05,
                     "effective descent quality",
@@ -865,22 +486,22 @@ CLAIMS: Sequence[Claim] = (
             *(
                 _beside(
                     f"{o} moves less far than {C}",
-                    f"{_PHASE_1} {o}",
-                    f"{_PHASE_1} {C}",
+                    f"{PHASE_1} {o}",
+                    f"{PHASE_1} {C}",
                     high=1.0,
                     of="effective descent quality",
                 )
                 for o in (A, KAHAN, B)
             ),
             *(
-                _beside(f"{C} matches {o}", f"{_PHASE_1} {C}", f"{_PHASE_1} {o}", high=_NEAR)
+                _beside(f"{C} matches {o}", f"{PHASE_1} {C}", f"{PHASE_1} {o}", high=_NEAR)
                 for o in (D, WIDE)
             ),
-            _beside(f"{KAHAN} is behind {D}", f"{_PHASE_1} {KAHAN}", f"{_PHASE_1} {D}", low=1.0),
+            _beside(f"{KAHAN} is behind {D}", f"{PHASE_1} {KAHAN}", f"{PHASE_1} {D}", low=1.0),
         ),
         shows=("perplexity", "lost arithmetic", "effective descent quality", "descent share"),
         curves=("training loss", "lost arithmetic", "effective descent quality"),
-        cases=(_PHASE_1,),
+        cases=(PHASE_1,),
         differs=f"{_CHARACTERS} Masks are drawn anew in each batch, as RoBERTa's are.",
     ),
     Claim(
@@ -895,7 +516,7 @@ CLAIMS: Sequence[Claim] = (
         checks=(
             *(
                 check
-                for model in (_PHASE_1, _ROBERTA)
+                for model in (PHASE_1, ROBERTA)
                 for check in (
                     _beside(f"{model} {C} matches {D}", f"{model} {C}", f"{model} {D}", high=_NEAR),
                     _beside(f"{model} {A} is behind {C}", f"{model} {A}", f"{model} {C}", low=1.0),
@@ -907,10 +528,8 @@ CLAIMS: Sequence[Claim] = (
                     ),
                 )
             ),
-            _beside(f"{_PHASE_1} {B} is behind {C}", f"{_PHASE_1} {B}", f"{_PHASE_1} {C}", low=1.0),
-            _beside(
-                f"{_ROBERTA} {B} matches {D}", f"{_ROBERTA} {B}", f"{_ROBERTA} {D}", high=_NEAR
-            ),
+            _beside(f"{PHASE_1} {B} is behind {C}", f"{PHASE_1} {B}", f"{PHASE_1} {C}", low=1.0),
+            _beside(f"{ROBERTA} {B} matches {D}", f"{ROBERTA} {B}", f"{ROBERTA} {D}", high=_NEAR),
         ),
         shows=("perplexity",),
         curves=("training loss",),
@@ -933,7 +552,7 @@ CLAIMS: Sequence[Claim] = (
         checks=(
             *(
                 _beside(f"{o} matches {D}, {n}", f"{n}, {o}", f"{n}, {D}", high=_NEAR)
-                for n in _SIZES
+                for n in SIZES
                 for o in (B, C)
             ),
             *(
@@ -1022,9 +641,9 @@ CLAIMS: Sequence[Claim] = (
         "Appendix D, Kahan",
         "Kahan summation in the optimizer is light, where updates are smaller than parameters.",
         MASKED,
-        checks=(_beside(f"{KAHAN} as {B}", f"{_PHASE_1} {KAHAN}", f"{_PHASE_1} {B}", 0.98, _NEAR),),
+        checks=(_beside(f"{KAHAN} as {B}", f"{PHASE_1} {KAHAN}", f"{PHASE_1} {B}", 0.98, _NEAR),),
         shows=("perplexity",),
-        cases=(_PHASE_1,),
+        cases=(PHASE_1,),
     ),
     Claim(
         PAPER,

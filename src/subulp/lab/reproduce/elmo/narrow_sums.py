@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ... import optim
-from ...numerics import BF16, E4M3, E5M2
-from ...numerics.rounding import round_to
-from .found import Found, Observation
+from .... import optim
+from ....numerics import BF16, E4M3, E5M2
+from ....numerics.rounding import round_to
+from ..found import Found, Observation
 
 
 def unbiased(count: int) -> Found:

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...numerics import E4M3, E5M2, Format
-from ...numerics.mixture import RECIPES, Entry, Recipe, encode
-from ...numerics.partition import block_of, to_blocks
-from ...numerics.rounding import round_to
-from ...numerics.scaling import (
+from ....numerics import E4M3, E5M2, Format
+from ....numerics.mixture import RECIPES, Entry, Recipe, encode
+from ....numerics.partition import block_of, to_blocks
+from ....numerics.rounding import round_to
+from ....numerics.scaling import (
     BlockScales,
     amax_scaling,
     group_amax_mantissa,
     power_of_two_scaling,
 )
-from .found import Found, Observation
+from ..found import Found, Observation
 
 _FORMATS = (E4M3, E5M2)
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from ...numerics import expansion as mcf
-from ...numerics.formats import BF16, FP16, Format
-from .found import Found, Observation
+from ....numerics import expansion as mcf
+from ....numerics.formats import BF16, FP16, Format
+from ..found import Found, Observation
 
 INEXACT = "inexact results"
 WORST = "largest relative error in units of 2^-2p"

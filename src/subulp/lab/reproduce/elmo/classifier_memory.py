@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ... import nn, optim
-from ...diagnostics.memory import track_memory
-from ..engine.process_memory import alone, kib
-from ..tasks.lm.models import BERT, Shape, use_bf16
-from ..tasks.xmc.renee import ReneeClassifier
-from .found import MOST_POINTS, Curve, Found, Observation
+from .... import nn, optim
+from ....diagnostics.memory import track_memory
+from ...engine.process_memory import alone, kib
+from ...tasks.lm.models import BERT, Shape, use_bf16
+from ...tasks.xmc.renee import ReneeClassifier
+from ..found import MOST_POINTS, Curve, Found, Observation
 
 STORAGES = {"fp32": "fp32", "bf16": "bf16", "fp8": "e4m3"}
 POSITIVES = 5

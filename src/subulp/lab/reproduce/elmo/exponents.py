@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...diagnostics.exponents import ExponentHistogram, exponent_histogram
-from ...numerics import E4M3, E5M2
-from ..tasks.xmc.config import XMCConfig
-from ..tasks.xmc.task import XMCText, build, load
-from .found import Curve, Found, Observation
+from ....diagnostics.exponents import ExponentHistogram, exponent_histogram
+from ....numerics import E4M3, E5M2
+from ...tasks.xmc.config import XMCConfig
+from ...tasks.xmc.task import XMCText, build, load
+from ..found import Curve, Found, Observation
 
 SHARE = "percent of the values by exponent"
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ... import optim
-from ...nn import ExtremeClassifier
-from ...numerics import E4M3
-from ...numerics.logistic import sigmoid
-from .found import Found, Observation
+from .... import optim
+from ....nn import ExtremeClassifier
+from ....numerics import E4M3
+from ....numerics.logistic import sigmoid
+from ..found import Found, Observation
 
 _POSITIVES = 3
 

@@ -7,9 +7,9 @@ import time
 
 import torch
 
-from ... import optim
-from ..tasks.lm.models import Shape, build, use_bf16
-from .found import Found, Observation
+from .... import optim
+from ...tasks.lm.models import Shape, build, use_bf16
+from ..found import Found, Observation
 
 
 def steps(strategies: list[str], shape: dict[str, int], batch: int, rounds: int) -> Found:

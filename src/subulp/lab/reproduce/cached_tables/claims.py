@@ -1,264 +1,37 @@
-"""What the paper on cached embedding tables claims, place by place, and what repeats it."""
+"""What the paper on cached embedding tables claims, place by place."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..tasks.ctr.config import CTRConfig
+from ..check import Check
+from ..claim import Claim, published
 from . import rows
-from .check import Check
-from .claim import Claim, Experiment, Options, Part, published
-from .found import Found, Observation
-from .measurement import Measurement
-from .training import Training
+from .experiments import (
+    ACCESSES,
+    CACHED,
+    CACHING,
+    DIRECT,
+    DRIFTING,
+    DROP,
+    ENTROPY,
+    FACTORS,
+    HITS,
+    INTEGERS,
+    PLAIN,
+    PRINTED_FACTORS,
+    RECOVERED,
+    ROUNDING,
+    ROUNDINGS,
+    SECOND,
+    SIZES,
+    STORAGES,
+    WAYS,
+    WIDE_SETS,
+    with_ways,
+)
 
 PAPER = "cached-tables"
-SEEDS = (0, 1, 2)
-
-DROP, ENTROPY, HITS = "accuracy drop, %", "entropy above FP32's, %", "hit rate"
-
-_INTEGERS = ("int8", "int4", "int2")
-_STORAGES = ("fp16", *_INTEGERS)
-_ROUNDINGS = ("nearest", "stochastic")
-
-
-def _same(name: str, words: str, *parts: Measurement) -> Experiment:
-    """An experiment that is the same at every size."""
-    return Experiment(name, dict.fromkeys(("smallest", "small", "paper"), words), lambda _: parts)
-
-
-ROUNDING = _same(
-    "cached-rounding",
-    "2,000 random rows of 64 numbers, beside NumPy's FP32; each rounded 50 times at random",
-    Measurement(
-        "rounding", rows.rounding, {"bits": [8, 4, 2], "rows": 2000, "dim": 64, "draws": 50}
-    ),
-)
-
-_WAYS = (1, 4, 32)
-
-CACHING = _same(
-    "cached-simulation",
-    "60 batches of 64 accesses to 640 rows, a tenth of which are cached, beside plain Python",
-    Measurement(
-        "caching",
-        rows.caching,
-        {"rows": 640, "fraction": 0.1, "ways": list(_WAYS), "batches": 60, "lookups": 64},
-    ),
-)
-
-_FACTORS = {
-    (8, 0.0): 0.26563,
-    (4, 0.0): 0.14063,
-    (2, 0.0): 0.07813,
-    (4, 0.3): 0.45078,
-    (8, 0.1): 0.37422,
-    (8, 0.05): 0.32383,
-    (4, 0.1): 0.24922,
-    (4, 0.05): 0.19883,
-    (2, 0.1): 0.18672,
-    (2, 0.05): 0.13633,
-}
-_FACTORS_PART = Measurement(
-    # Shares of so many rows are whole sets of 32.
-    "factors",
-    rows.factors,
-    {"tables": [list(t) for t in _FACTORS], "rows": 6400, "dim": 128},
-)
-
-FACTORS = _same(
-    "cached-factors",
-    "bytes of tables of 6,400 rows of 128 numbers, as they are kept",
-    _FACTORS_PART,
-)
-
-SIZES = _same(
-    "cached-sizes",
-    "the tables of --preset criteo-kaggle",
-    Measurement("sizes", rows.sizes, {"name": "criteo-kaggle"}),
-)
-
-
-def _accesses(options: Options) -> tuple[Part, ...]:
-    return (Measurement("accesses", rows.accesses, {"data": options.data, "above": 1000}),)
-
-
-ACCESSES = Experiment(
-    "cached-accesses",
-    dict.fromkeys(
-        ("smallest", "small", "paper"),
-        "the tables of Adult's crossed columns, or of data that is given, with more than 1,000 "
-        "rows",
-    ),
-    _accesses,
-)
-
-# ------------------------------------------------------------------------ models
-
-_DRAWN = "generated:examples=200000,tables=8,rows=8000,zipf=1.05"
-_FEW = "generated:examples=2000,tables=4,rows=8000,zipf=1.05"
-_DRIFT = ",drift=0.1"
-
-
-def _ctr(options: Options, *, drift: bool = False, **own: object) -> CTRConfig:
-    """A comparison of the size that was asked for."""
-    shape: dict[str, object] = {
-        "data": _DRAWN,
-        "dim": 16,
-        "bottom": (32,),
-        "top": (64, 32),
-        "batch_size": 128,
-        "row_lr": 0.05,
-    }
-    if options.size == "smallest":
-        shape |= {"data": _FEW, "batch_size": 32, "steps": 12}
-    if drift:
-        # What is near in time stays together, or caches would see no change.
-        shape |= {"data": f"{shape['data']}{_DRIFT}", "shuffle_rows": 4096}
-    if options.size == "paper":
-        shape = {"batch_size": 128, "row_lr": 0.01, "preset": "criteo-kaggle"}
-        if drift:
-            shape["shuffle_rows"] = 1 << 16
-    if options.data is not None:
-        shape["data"] = options.data
-    seeds = options.seeds or ((0,) if options.size == "smallest" else SEEDS)
-    given = {"row_optimizer": "adagrad", "evaluations": 1, "seeds": seeds, "rounding": _ROUNDINGS}
-    return CTRConfig(**{**given, **shape, **own})  # type: ignore[arg-type]
-
-
-PLAIN, WIDE_SETS, DIRECT = "no cache,", "32-way,", "direct,"
-_FP32 = f"{PLAIN} fp32"
-_ASSOCIATIVITIES = (1, 2, 4, 8, 16, 32)
-
-
-def _cached(options: Options) -> tuple[Part, ...]:
-    """Tables 2 to 6: every precision, rounding, size of the cache, policy and associativity."""
-    paper = options.size == "paper"
-    shares = (0.05, 0.1, 0.3, 0.5) if paper else (0.05, 0.3, 0.5)
-    few = (0.05, 0.1, 0.3, 0.5) if paper else (0.05, 0.3)
-    plain = _ctr(options, precision=("fp32", *_STORAGES), cache_fraction=(0.0,))
-    sets = _ctr(options, precision=_INTEGERS, cache_fraction=shares, policy=("lfu",), ways=(32,))
-    direct = _ctr(
-        options,
-        precision=_STORAGES if paper else _INTEGERS,
-        cache_fraction=few,
-        policy=("lfu", "lru"),
-        ways=(1,),
-    )
-    between = _ctr(
-        options,
-        precision=("int4",),
-        rounding=("stochastic",),
-        cache_fraction=(0.05,),
-        policy=("lfu",),
-        ways=_ASSOCIATIVITIES,
-    )
-    return (
-        Training("no-cache", plain, PLAIN),
-        Training("32-way", sets, WIDE_SETS),
-        Training("direct", direct, DIRECT),
-        Training("associativity", between, "ways,"),
-        _FACTORS_PART,
-    )
-
-
-def _drops(found: Found, reference: str) -> list[Observation]:
-    """How far every case is behind FP32 with the same seed."""
-    accuracy = found.values(reference, "accuracy")
-    entropy = found.values(reference, "normalised entropy")
-    drops = []
-    for o in found.observations:
-        if o.quantity == "accuracy" and accuracy.get(o.seed):
-            drop = 100 * (1 - o.value / accuracy[o.seed])
-            drops.append(Observation(o.case, DROP, drop, o.seed))
-        if o.quantity == "normalised entropy" and entropy.get(o.seed):
-            above = 100 * (o.value / entropy[o.seed] - 1)
-            drops.append(Observation(o.case, ENTROPY, above, o.seed))
-    return drops
-
-
-RECOVERED, SECOND = "share of the drop recovered at 5 %", "second gain less the first, %"
-
-
-def _gains(found: Found) -> tuple[Observation, ...]:
-    """Drops, what a cache of 5 % recovers of them, and whether later gains are smaller."""
-    derived = _drops(found, _FP32)
-    drops = Found(tuple(derived))
-
-    def of(case: str) -> Mapping[int | None, float]:
-        return drops.values(case, DROP)
-
-    for storage in _INTEGERS:
-        for rounding in _ROUNDINGS:
-            name = f"{storage} {rounding}"
-            for kind, policy in ((WIDE_SETS, "lfu"), (DIRECT, "lfu"), (DIRECT, "lru")):
-                case = f"{kind} {name} {policy}"
-                without, some, more = (
-                    of(f"{PLAIN} {name}"),
-                    of(f"{case} 5%"),
-                    of(f"{case} 30%"),
-                )
-                for seed, drop in without.items():
-                    if seed in some and drop > 0:
-                        share = 1 - some[seed] / drop
-                        derived.append(Observation(case, RECOVERED, share, seed))
-                    if seed in some and seed in more:
-                        gain = (some[seed] - more[seed]) - (drop - some[seed])
-                        derived.append(Observation(case, SECOND, gain, seed))
-    one, eight, most = (of(_with_ways(ways)) for ways in (1, 8, 32))
-    for seed, drop in one.items():
-        gain = (eight[seed] - most[seed]) - (drop - eight[seed])
-        derived.append(Observation("ways", SECOND, gain, seed))
-    return tuple(derived)
-
-
-def _with_ways(ways: int) -> str:
-    return f"ways, int4 stochastic lfu 5% {ways}-way"
-
-
-CACHED = Experiment(
-    "cached-grid",
-    {
-        "smallest": "as small, with 2,000 examples and 4 tables, 12 steps, one seed",
-        "small": "DLRM with 8 tables of 8,000 and 2,000 rows of 16 numbers on 200,000 generated "
-        "examples, one epoch in batches of 128",
-        "paper": "DLRM with the paper's tables, rows of 128 numbers, on Criteo's data of yours, "
-        "one epoch in batches of 128",
-    },
-    _cached,
-    _gains,
-)
-
-
-def _drifting(options: Options) -> tuple[Part, ...]:
-    """Tables 7 to 10: popularity moves on."""
-    paper = options.size == "paper"
-    shares = (0.001, 0.01, 0.1) if paper else (0.01, 0.1)
-    plain = _ctr(options, drift=True, precision=("fp32", *_STORAGES), cache_fraction=(0.0,))
-    sets = _ctr(
-        options,
-        drift=True,
-        precision=_STORAGES if paper else _INTEGERS,
-        cache_fraction=shares,
-        policy=("lfu", "lru"),
-        ways=(32,),
-    )
-    return (Training("no-cache", plain, PLAIN), Training("32-way", sets, WIDE_SETS))
-
-
-DRIFTING = Experiment(
-    "cached-drift",
-    {
-        "smallest": "as small, with 2,000 examples and 4 tables, 12 steps, one seed",
-        "small": "DLRM with 8 tables of 8,000 and 2,000 rows of 16 numbers on 200,000 generated "
-        "examples, in which the most popular category moves over a tenth of the others, one epoch "
-        "in batches of 128",
-        "paper": "DLRM with the tables of Criteo-Kaggle on Criteo's data of yours in the order of "
-        "time, one epoch in batches of 128",
-    },
-    _drifting,
-    lambda found: tuple(_drops(found, _FP32)),
-)
 
 # ------------------------------------------------------------------------ what is printed
 
@@ -316,30 +89,30 @@ def _printed(kind: str, policy: str, table: _Rows, storages: Sequence[str]) -> d
         _case(kind, storage, rounding, policy, share): value
         for share, row in table.items()
         for storage, pair in zip(storages, row, strict=True)
-        for rounding, value in zip(_ROUNDINGS, pair, strict=True)
+        for rounding, value in zip(ROUNDINGS, pair, strict=True)
     }
 
 
 _PRINTED_PLAIN = {
     f"{PLAIN} {storage} {rounding}": value
     for rounding, row in _TABLE_2.items()
-    for storage, value in zip(_STORAGES, row, strict=True)
+    for storage, value in zip(STORAGES, row, strict=True)
 }
 _PRINTED = {
     **_PRINTED_PLAIN,
-    **_printed(WIDE_SETS, "lfu", _TABLE_3, _INTEGERS),
-    **_printed(DIRECT, "lru", _TABLE_4, _STORAGES),
-    **_printed(DIRECT, "lfu", _TABLE_5, _STORAGES),
+    **_printed(WIDE_SETS, "lfu", _TABLE_3, INTEGERS),
+    **_printed(DIRECT, "lru", _TABLE_4, STORAGES),
+    **_printed(DIRECT, "lfu", _TABLE_5, STORAGES),
 }
 """Accuracy drops on Criteo-Kaggle."""
 
 _PRINTED_DRIFT = {
     **{
         f"{PLAIN} {storage} stochastic": value
-        for storage, value in zip(_STORAGES, _TABLE_7, strict=True)
+        for storage, value in zip(STORAGES, _TABLE_7, strict=True)
     },
-    **_printed(WIDE_SETS, "lru", _TABLE_8, _STORAGES),
-    **_printed(WIDE_SETS, "lfu", _TABLE_9, _STORAGES),
+    **_printed(WIDE_SETS, "lru", _TABLE_8, STORAGES),
+    **_printed(WIDE_SETS, "lfu", _TABLE_9, STORAGES),
 }
 """Drops of normalised entropy on the large data."""
 
@@ -373,8 +146,8 @@ def _recovers(kind: str, policy: str, shares: Sequence[int]) -> tuple[Check, ...
             _case(kind, storage, rounding, policy, share),
             f"{PLAIN} {storage} {rounding}",
         )
-        for storage in _INTEGERS
-        for rounding in _ROUNDINGS
+        for storage in INTEGERS
+        for rounding in ROUNDINGS
         for share in shares
     )
 
@@ -388,7 +161,7 @@ def _policies(better: tuple[str, str], worse: tuple[str, str]) -> tuple[Check, .
             _case(worse[0], storage, rounding, worse[1], share),
         )
         for storage in ("int4", "int2")
-        for rounding in _ROUNDINGS
+        for rounding in ROUNDINGS
         for share in (5, 30)
     )
 
@@ -524,7 +297,7 @@ CLAIMS: Sequence[Claim] = (
         checks=tuple(
             check
             for policy in ("lfu", "lru")
-            for ways in _WAYS
+            for ways in WAYS
             for check in (
                 *(
                     Check(
@@ -557,7 +330,8 @@ CLAIMS: Sequence[Claim] = (
         "Bytes of tables with an LFU cache, of rows of 128 numbers, over those of FP32.",
         FACTORS,
         published=published(
-            "compression", {rows.factor_case(*table): value for table, value in _FACTORS.items()}
+            "compression",
+            {rows.factor_case(*table): value for table, value in PRINTED_FACTORS.items()},
         ),
         checks=tuple(
             Check(
@@ -567,7 +341,7 @@ CLAIMS: Sequence[Claim] = (
                 low=value - 5.1e-6,
                 high=value + 5.1e-6,
             )
-            for table, value in _FACTORS.items()
+            for table, value in PRINTED_FACTORS.items()
         ),
     ),
     Claim(
@@ -624,7 +398,7 @@ CLAIMS: Sequence[Claim] = (
                     f"{PLAIN} {storage} stochastic",
                     f"{PLAIN} {storage} nearest",
                 )
-                for storage in _INTEGERS
+                for storage in INTEGERS
             ),
             *(
                 _less(
@@ -632,7 +406,7 @@ CLAIMS: Sequence[Claim] = (
                     f"{PLAIN} {wide} {rounding}",
                     f"{PLAIN} {narrow} {rounding}",
                 )
-                for rounding in _ROUNDINGS
+                for rounding in ROUNDINGS
                 for wide, narrow in (("fp16", "int8"), ("int8", "int4"), ("int4", "int2"))
             ),
         ),
@@ -655,8 +429,8 @@ CLAIMS: Sequence[Claim] = (
                     f"{WIDE_SETS} {storage} {rounding} lfu",
                     low=0.7,
                 )
-                for storage in _INTEGERS
-                for rounding in _ROUNDINGS
+                for storage in INTEGERS
+                for rounding in ROUNDINGS
             ),
         ),
         cases=(PLAIN, WIDE_SETS),
@@ -668,7 +442,7 @@ CLAIMS: Sequence[Claim] = (
             _recovers(DIRECT, policy, (5, 30)),
             cases=(
                 PLAIN,
-                *(f"{DIRECT} {s} {r} {policy}" for s in _STORAGES for r in _ROUNDINGS),
+                *(f"{DIRECT} {s} {r} {policy}" for s in STORAGES for r in ROUNDINGS),
             ),
         )
         for place, policy in (("Table 4", "lru"), ("Table 5", "lfu"))
@@ -684,8 +458,8 @@ CLAIMS: Sequence[Claim] = (
                 high=0.0,
             )
             for policy in ("lru", "lfu")
-            for storage in _INTEGERS
-            for rounding in _ROUNDINGS
+            for storage in INTEGERS
+            for rounding in ROUNDINGS
         ),
         cases=(PLAIN, DIRECT),
     ),
@@ -751,7 +525,7 @@ CLAIMS: Sequence[Claim] = (
         "Figure 6",
         "Accuracy gains from associativity, ever less.",
         (
-            _less("32 ways beat 1", _with_ways(32), _with_ways(1)),
+            _less("32 ways beat 1", with_ways(32), with_ways(1)),
             Check("8 to 32 ways gain less than 1 to 8", SECOND, "ways", high=0.0),
         ),
         printed={},
@@ -782,7 +556,7 @@ CLAIMS: Sequence[Claim] = (
                     f"{PLAIN} {storage} nearest",
                     ENTROPY,
                 )
-                for storage in _INTEGERS
+                for storage in INTEGERS
             ),
             *(
                 Check(
@@ -791,7 +565,7 @@ CLAIMS: Sequence[Claim] = (
                     f"{PLAIN} {storage} stochastic",
                     low=_NEUTRAL,
                 )
-                for storage in _INTEGERS
+                for storage in INTEGERS
             ),
         ),
         (PLAIN,),
@@ -808,8 +582,8 @@ CLAIMS: Sequence[Claim] = (
                     f"{PLAIN} {storage} {rounding}",
                     ENTROPY,
                 )
-                for storage in _INTEGERS
-                for rounding in _ROUNDINGS
+                for storage in INTEGERS
+                for rounding in ROUNDINGS
                 for share in (1, 10)
             )
             + (
@@ -822,8 +596,8 @@ CLAIMS: Sequence[Claim] = (
                         _case(WIDE_SETS, storage, rounding, "lfu", 1),
                         ENTROPY,
                     )
-                    for storage in _INTEGERS
-                    for rounding in _ROUNDINGS
+                    for storage in INTEGERS
+                    for rounding in ROUNDINGS
                 )
             ),
             (PLAIN, WIDE_SETS),

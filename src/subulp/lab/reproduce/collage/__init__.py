@@ -1,0 +1,1 @@
+"""Collage: its claims, and the experiments that repeat them."""

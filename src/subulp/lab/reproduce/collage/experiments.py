@@ -1,0 +1,419 @@
+"""What is trained and measured to repeat what Collage claims."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from ...tasks.lm.config import LMConfig
+from ..claim import Experiment, Options, Part
+from ..found import Found, Observation
+from ..measurement import Measurement, measured
+from ..training import Training
+from . import algorithms, fine_tuning, formats, memory, rational_adamw, speed
+
+A, B, C, D = "nearest", "collage-light", "collage-plus", "master"
+"""The paper's options, as the command line calls them."""
+
+OPTIONS = (A, B, C, D)
+SEEDS = (0, 1, 2)
+
+
+EXPANSIONS = measured(
+    "collage-expansions",
+    "the decays 0.95, 0.99 and 0.999, rounded by the library",
+    Measurement("expansions", formats.expansions),
+)
+
+LAYOUTS = measured(
+    "collage-formats",
+    "every format, read off the numbers that follow 1",
+    Measurement("formats", formats.layouts),
+)
+
+BYTES = measured(
+    "collage-bytes",
+    "a parameter of 4,096 numbers, its gradient and what AdamW keeps, counted after a step",
+    Measurement(
+        "bytes",
+        formats.bytes_kept,
+        {"strategies": [*OPTIONS, "fp32-states"], "dtype": "bfloat16", "elements": 4096},
+    ),
+)
+
+FP8_BYTES = measured(
+    "collage-fp8-bytes",
+    "an E4M3 parameter of 4,096 numbers, its gradient and what AdamW keeps, counted after a step",
+    Measurement(
+        "bytes",
+        formats.bytes_kept,
+        {"strategies": [B, C], "dtype": "float8_e4m3fn", "elements": 4096},
+    ),
+)
+
+ALGORITHMS = measured(
+    "collage-algorithms",
+    "10,000 random operands on the grids of BF16 and FP16, whose errors are numbers of the format, "
+    "against rationals",
+    Measurement("algorithms", algorithms.errors, {"count": 10_000}),
+)
+
+# ------------------------------------------------------------------------ language models
+
+_LENGTHS = {"smallest": 12, "small": 600, "paper": 20_000}
+
+
+def _lm(options: Options, **own: object) -> LMConfig:
+    """A comparison of the size that was asked for.
+
+    The smallest shows that the command works; the small one is a model of a quarter of a million
+    parameters; the paper's is GPT-125M, with its rate, batch and length.
+    """
+    steps = int(str(own.get("steps", _LENGTHS[options.size])))
+    shape: dict[str, object] = {}
+    if options.size == "paper":
+        shape = {"width": 768, "layers": 12, "heads": 12, "context": 2048, "lr": 6e-4}
+    elif options.size == "smallest":
+        own = {**own, "width": 16, "layers": 1, "heads": 2, "context": 8, "batch_size": 2}
+    length: dict[str, object] = {
+        "steps": steps,
+        "eval_every": max(2, steps // 10),
+        "watch_every": max(2, steps // 40),
+        "log_every": max(1, steps // 40),
+    }
+    # The paper's activations; chosen by speed, they would be another experiment elsewhere.
+    shape["activations"] = "bf16"
+    seeds = options.seeds or ((0,) if options.size == "smallest" else SEEDS)
+    return LMConfig(**{**shape, **length, "seeds": seeds, "data": options.data, **own})  # type: ignore[arg-type]
+
+
+def _grid(options: Options) -> tuple[Part, ...]:
+    """Table 6: every decay and batch size."""
+    batches = (1024, 2048) if options.size == "paper" else (4, 8)
+    decays = (0.95, 0.99, 0.999)
+    return tuple(
+        Training(
+            f"beta2-{decay}-batch-{batch}",
+            _lm(options, precision=OPTIONS, beta2=decay, batch_size=batch),
+            case=f"β2 {decay}, {size} batch,",
+            curves=("effective descent quality", "training loss", "perplexity"),
+        )
+        for size, batch in zip(("small", "large"), batches, strict=True)
+        for decay in decays
+    )
+
+
+KAHAN, STATES, WIDE = "kahan", "fp32-states", "fp32"
+
+PHASE_1, ROBERTA = "BERT phase 1,", "RoBERTa,"
+_WATCHED = (
+    "training loss",
+    "lost arithmetic",
+    "effective descent quality",
+    "parameter norm",
+    "update norm",
+)
+
+
+def _masked(options: Options) -> tuple[Part, ...]:
+    """Tables 3 and Figures 2 and 3: masked language models."""
+    shape: dict[str, object] = {"model": "bert", "level": "bpe", "tie_head": True}
+    if options.size == "paper":
+        bert = {"batch_size": 16_384, "context": 128, "lr": 4e-4, "vocabulary": 30_000}
+        roberta = {"batch_size": 8192, "context": 512, "lr": 6e-4, "vocabulary": 50_000}
+    else:
+        bert = {"batch_size": 16, "context": 32, "vocabulary": 512}
+        roberta = {"batch_size": 8, "context": 64, "vocabulary": 512}
+    return (
+        Training(
+            "bert-phase-1",
+            _lm(options, precision=(A, KAHAN, B, C, STATES, D, WIDE), beta2=0.999, **shape, **bert),
+            PHASE_1,
+            _WATCHED,
+        ),
+        Training(
+            "roberta",
+            _lm(options, precision=(A, B, C, STATES, D), beta2=0.98, **shape, **roberta),
+            ROBERTA,
+            ("training loss",),
+        ),
+    )
+
+
+def _scales(found: Found) -> tuple[Observation, ...]:
+    """How much larger parameters are than their updates, at the end of training."""
+    ratios = []
+    for option in (A, B, C, D):
+        case = f"{PHASE_1} {option}"
+        updates = found.values(case, "last update norm")
+        for seed, norm in found.values(case, "last parameter norm").items():
+            if updates.get(seed):
+                ratios.append(
+                    Observation(case, "norm over that of updates", norm / updates[seed], seed)
+                )
+    return tuple(ratios)
+
+
+MASKED = Experiment(
+    "collage-masked",
+    {
+        "smallest": "as small, with a width of 16, 12 steps, one seed",
+        "small": "BERT of 2 blocks and width 96 on a megabyte of Shakespeare in 512 byte pairs: "
+        "sequences of 32 by 16 at β2 = 0.999, of 64 by 8 at 0.98 for RoBERTa, 600 steps",
+        "paper": "BERT-base's sizes on a text of yours, with the paper's batches, 28,125 steps",
+    },
+    _masked,
+    _scales,
+)
+
+BERT = "BERT,"
+
+
+def _fine_tunings(options: Options) -> tuple[Part, ...]:
+    """Table 4: pre-training at the two decays, then sentence tasks."""
+    shape: dict[str, object] = {"model": "bert", "level": "bpe", "tie_head": True}
+    recipe = fine_tuning.Recipe(3000, 1000, 3, 32, 5e-4)
+    if options.size == "paper":
+        bert = {"batch_size": 16_384, "context": 128, "lr": 4e-4, "vocabulary": 30_000}
+        roberta = {"batch_size": 8192, "context": 512, "lr": 6e-4, "vocabulary": 50_000}
+        recipe = fine_tuning.Recipe(100_000, 10_000, 3, 32, 2e-5)
+    elif options.size == "smallest":
+        bert = roberta = {"vocabulary": 300}
+        recipe = fine_tuning.Recipe(64, 32, 1, 32, 5e-4)
+    else:
+        # Shallower, or shorter, it stays at the frequencies of tokens, and nothing is transferred.
+        sizes = {"width": 128, "layers": 4, "steps": 2000}
+        bert = roberta = {**sizes, "batch_size": 32, "context": 32, "vocabulary": 512}
+    return tuple(
+        fine_tuning.FineTuning(
+            Training(
+                name,
+                _lm(options, precision=OPTIONS, beta2=beta2, **shape, **own),
+                case,
+                ("training loss",),
+            ),
+            recipe,
+        )
+        for name, case, beta2, own in (
+            ("bert", BERT, 0.999, bert),
+            ("roberta", ROBERTA, 0.98, roberta),
+        )
+    )
+
+
+FINE_TUNED = Experiment(
+    "collage-fine-tuning",
+    {
+        "smallest": "as small, with a width of 16, 12 steps, one seed, 64 examples",
+        "small": "BERT of 4 blocks and width 128 on a megabyte of Shakespeare in 512 byte pairs, "
+        "batches of 32 sequences of 32, 2,000 steps at β2 = 0.999 and at 0.98 for RoBERTa; then "
+        "3,000 examples of each of five sentence tasks, 3 epochs in batches of 32, 1,000 tested",
+        "paper": "BERT-base's sizes on a text of yours with the paper's batches, 20,000 steps; "
+        "then sentence tasks made of it, 3 epochs in batches of 32",
+    },
+    _fine_tunings,
+)
+
+SIZES = {
+    "1M": {"width": 96, "layers": 6, "heads": 4, "context": 64, "vocabulary": 1024},
+    "3M": {"width": 192, "layers": 6, "heads": 6, "context": 64, "vocabulary": 1024},
+    "10M": {"width": 320, "layers": 8, "heads": 8, "context": 64, "vocabulary": 1024},
+    "30M": {"width": 512, "layers": 9, "heads": 8, "context": 64, "vocabulary": 1024},
+}
+_PAPER_SIZES = {
+    "1M": {"width": 768, "layers": 12, "heads": 12, "lr": 6e-4, "batch_size": 1024},
+    "3M": {"width": 2048, "layers": 24, "heads": 16, "lr": 2e-4, "batch_size": 1024},
+    "10M": {"width": 2560, "layers": 32, "heads": 32, "lr": 1.6e-4, "batch_size": 512},
+    "30M": {"width": 4096, "layers": 32, "heads": 32, "lr": 1.2e-4, "batch_size": 256},
+}
+
+
+def _by_size(options: Options) -> tuple[Part, ...]:
+    """Table 5, left, and Figures 13 to 15: models of four sizes."""
+    parts = []
+    for name, shape in SIZES.items():
+        own: dict[str, object] = {**shape, "batch_size": 8, "lr": 1e-3}
+        if options.size == "paper":
+            own = {**_PAPER_SIZES[name], "context": 2048, "vocabulary": 50_257}
+        if options.size == "smallest":
+            own = {"vocabulary": 300}
+        else:
+            own["steps"] = 20_000 if options.size == "paper" else 200
+        parts.append(
+            Training(
+                f"llama-{name}",
+                _lm(options, precision=OPTIONS, beta2=0.95, model="llama", level="bpe", **own),
+                f"{name},",
+                ("training loss", "perplexity"),
+            )
+        )
+    return tuple(parts)
+
+
+def _trends(found: Found) -> tuple[Observation, ...]:
+    """How the gap to master weights changes with the size: a straight line through its logarithm
+    over that of the number of parameters."""
+    sizes = [math.log10(float(name[:-1])) for name in SIZES]
+    trends = []
+    for option in (A, B, C):
+        gaps: dict[int | None, list[float]] = {}
+        for name in SIZES:
+            base = found.values(f"{name}, {D}", "perplexity")
+            for seed, value in found.values(f"{name}, {option}", "perplexity").items():
+                gaps.setdefault(seed, []).append(100 * math.log(value / base[seed]))
+        for seed, gap in gaps.items():
+            slope = statistics.linear_regression(sizes, gap).slope
+            trends.append(Observation(option, "percent of gap for ten times the size", slope, seed))
+    return tuple(trends)
+
+
+SCALED = Experiment(
+    "collage-sizes",
+    {
+        "smallest": "as small, with a width of 16, 12 steps, one seed",
+        "small": "models as Llama's of 0.9, 3.1, 10.5 and 29 million parameters on a megabyte of "
+        "Shakespeare in 1,024 byte pairs, batches of 8 sequences of 64, 200 steps",
+        "paper": "models as Llama's of the paper's four sizes of GPT on a text of yours, 20,000 "
+        "steps",
+    },
+    _by_size,
+    _trends,
+)
+
+
+def _by_decay(options: Options) -> tuple[Part, ...]:
+    """Table 5, right, and Figures 5 and 6: OpenLLaMA at two decays."""
+    own: dict[str, object] = {**SIZES["3M"], "batch_size": 8, "lr": 1e-3}
+    if options.size == "paper":
+        own = {**_PAPER_SIZES["30M"], "context": 2048, "vocabulary": 32_000, "lr": 3e-4}
+    if options.size == "smallest":
+        own = {"vocabulary": 300}
+    else:
+        own["steps"] = 9000 if options.size == "paper" else 400
+    return tuple(
+        Training(
+            f"beta2-{decay}",
+            _lm(options, precision=OPTIONS, beta2=decay, model="llama", level="bpe", **own),
+            f"β2 {decay},",
+            ("training loss", "perplexity", "gradient norm"),
+        )
+        for decay in (0.95, 0.99)
+    )
+
+
+DECAYS = Experiment(
+    "collage-decays",
+    {
+        "smallest": "as small, with a width of 16, 12 steps, one seed",
+        "small": "a model as Llama's of 3.1 million parameters on a megabyte of Shakespeare in "
+        "1,024 byte pairs, batches of 8 sequences of 64, 400 steps",
+        "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 9,000 steps",
+    },
+    _by_decay,
+)
+
+
+def _narrow(options: Options) -> tuple[Part, ...]:
+    """Appendix D: all in FP8."""
+    config = _lm(options, precision=(A, B, C), dtype="e4m3", beta2=0.99)
+    return (Training("e4m3", config, curves=("training loss", "perplexity")),)
+
+
+FP8 = Experiment(
+    "collage-fp8",
+    {
+        "smallest": "as small, with a GPT of 5,440 parameters, 12 steps, one seed",
+        "small": "GPT of 242,496 parameters in E4M3 on a megabyte of Shakespeare by characters, "
+        "600 steps",
+        "paper": "GPT-125M in E4M3 on a text of yours, 20,000 steps",
+    },
+    _narrow,
+)
+
+_GPT_125M = {"vocabulary": 50_257, "context": 2048, "width": 768, "layers": 12, "heads": 12}
+_TINY = {"vocabulary": 300, "context": 64, "width": 64, "layers": 2, "heads": 2}
+_PEAK_SHAPES = {
+    "125M": _GPT_125M,
+    "1.3B": {**_GPT_125M, "width": 2048, "layers": 24, "heads": 16},
+    "2.7B": {**_GPT_125M, "width": 2560, "layers": 32, "heads": 32},
+    "6.7B": {**_GPT_125M, "width": 4096, "layers": 32, "heads": 32},
+}
+
+
+def _peaks(options: Options) -> tuple[Part, ...]:
+    shapes = {"smallest": {"tiny": _TINY}, "small": {"125M": _GPT_125M}, "paper": _PEAK_SHAPES}
+    return tuple(
+        Measurement(
+            f"peak-{name}", memory.peak, {"strategies": list(OPTIONS), "shape": shape, "batch": 1}
+        )
+        for name, shape in shapes[options.size].items()
+    )
+
+
+PEAKS = Experiment(
+    "collage-memory",
+    {
+        "smallest": "a model of 2 blocks and width 64",
+        "small": "a model as Llama's of the sizes of GPT-125M, one sequence of 2,048, live tensors "
+        "of a step on the CPU",
+        "paper": "models as Llama's of all four sizes, one sequence of 2,048",
+    },
+    _peaks,
+)
+
+
+def _speeds(options: Options) -> tuple[Part, ...]:
+    shape, rounds = {
+        "smallest": (_TINY, 3),
+        "small": ({**_GPT_125M, "vocabulary": 4096, "context": 128, "width": 512, "heads": 8}, 15),
+        "paper": (_PEAK_SHAPES["6.7B"], 50),
+    }[options.size]
+    settings = {"strategies": list(OPTIONS), "shape": shape, "batch": 1, "rounds": rounds}
+    return (Measurement("steps", speed.steps, settings),)
+
+
+SPEEDS = Experiment(
+    "collage-speed",
+    {
+        "smallest": "a model of 2 blocks and width 64",
+        "small": "a model as Llama's of 42 million parameters, one sequence of 128, on the CPU",
+        "paper": "a model as Llama's of 6.7 billion parameters, one sequence of 2,048",
+    },
+    _speeds,
+)
+
+STRICT_STRATEGIES = ("collage-light", "collage-plus")
+STRICT_DECAYS = (0.95, 0.999)
+
+STRICT = measured(
+    "collage-strict-adamw",
+    "64 BF16 parameters of nine binades, 40 steps of random gradients, lr 0.01, weight decay 0.1",
+    Measurement(
+        "steps",
+        rational_adamw.compare,
+        {
+            "strategies": list(STRICT_STRATEGIES),
+            "beta2s": list(STRICT_DECAYS),
+            "elements": 64,
+            "steps": 40,
+        },
+    ),
+)
+
+LOST_DECAY = measured(
+    "collage-weight-decay",
+    "all 128 BF16 numbers from 1 to 2",
+    Measurement("decay", formats.lost_decay, {"factors": [1.2e-5, 1e-3, 2.0**-8, 0.0045, 0.0079]}),
+)
+
+GRID = Experiment(
+    "collage-grid",
+    {
+        "smallest": "as small, with a GPT of 5,440 parameters, 12 steps, one seed",
+        "small": "GPT of 242,496 parameters on a megabyte of Shakespeare by characters, batches of "
+        "4 and 8 sequences of 64, 600 steps",
+        "paper": "GPT-125M on a text of yours, batches of 1,024 and 2,048 sequences of 2,048, "
+        "20,000 steps",
+    },
+    _grid,
+)

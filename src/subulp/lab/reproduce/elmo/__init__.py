@@ -1,0 +1,1 @@
+"""ELMO: its claims, and the experiments that repeat them."""

@@ -1,0 +1,1 @@
+"""The extra-bits paper: its claims, and the experiments that repeat them."""

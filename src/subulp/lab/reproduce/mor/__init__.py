@@ -1,0 +1,1 @@
+"""MoR: its claims, and the experiments that repeat them."""

@@ -1,0 +1,124 @@
+"""What is trained and measured to repeat what MoR claims."""
+
+from __future__ import annotations
+
+from ...tasks.lm.config import LMConfig
+from ..claim import Experiment, Options, Part
+from ..measurement import Measurement, measured
+from ..training import Training
+from . import mixtures
+
+SEEDS = (0, 1, 2)
+BASE = "master"
+"""BF16 weights and activations with master weights in the optimizer: the paper's baseline."""
+
+PARTITIONS = ("tensor", "channel", "subchannel-128", "block-128x128")
+BLOCK = "block-128x128"
+MOR, TWO, THREE, ALWAYS = "mor-tensor", "mor-2way", "mor-3way", "e4m3"
+
+_SIZE = {"rows": 300, "columns": 200}
+ALL_PARTITIONS = ["tensor", "channel", "subchannel-32", "subchannel-128", BLOCK]
+
+RANGES = measured(
+    "mor-ranges", "all codes of the FP8 formats", Measurement("ranges", mixtures.ranges)
+)
+
+SCALES = measured(
+    "mor-scales",
+    "a matrix of 300 x 200 numbers over some twenty binades",
+    Measurement("scales", mixtures.scales, {**_SIZE, "partitions": ALL_PARTITIONS}),
+)
+
+
+def _choices(recipe: str) -> Experiment:
+    name = f"mor-choices-{recipe}"
+    settings = {**_SIZE, "recipe": recipe, "partitions": ALL_PARTITIONS, "threshold": 0.045}
+    return measured(
+        name,
+        "three matrices of 300 x 200 numbers, of one size, and of sizes that differ by more than "
+        "FP8 spans; each block decided again in FP64",
+        Measurement("choices", mixtures.choices, settings),
+    )
+
+
+TENSOR_CHOICES = _choices("tensor")
+TWO_WAY_CHOICES = _choices("subtensor-2way")
+THREE_WAY_CHOICES = _choices("subtensor-3way")
+
+# ------------------------------------------------------------------------------ comparisons
+
+MIXES = (
+    "percent of inputs in E4M3",
+    "percent of weights in E4M3",
+    "percent of output gradients in E4M3",
+)
+_CURVES = ("training loss", "fp8 share", *MIXES)
+
+
+def _lm(options: Options, **own: object) -> LMConfig:
+    """A comparison of the size that was asked for: BF16 weights and activations."""
+    given: dict[str, object] = {"precision": (BASE,), "activations": "bf16", "beta2": 0.95}
+    if options.size == "smallest":
+        given |= {"width": 16, "layers": 1, "heads": 2, "context": 8, "batch_size": 2, "steps": 12}
+    elif options.size == "small":
+        given |= {"width": 192, "layers": 2, "heads": 6, "context": 64, "batch_size": 8}
+        given["steps"] = 400
+    else:
+        given |= {"width": 4096, "layers": 32, "heads": 32, "context": 4096, "batch_size": 512}
+        given |= {"model": "llama", "level": "bpe", "vocabulary": 50_257, "steps": 20_000}
+        given["lr"] = 3e-4
+    steps = int(str(given["steps"]))
+    given |= {
+        "seeds": options.seeds or ((0,) if options.size == "smallest" else SEEDS),
+        "data": options.data,
+        # What is chosen is recorded there; the validation part takes longer than some steps.
+        "eval_every": max(12, steps // 5),
+        "log_every": max(1, steps // 40),
+        "watch_every": 10**9,
+    }
+    return LMConfig(**{**given, **own})  # type: ignore[arg-type]
+
+
+def _partitions(options: Options) -> tuple[Part, ...]:
+    """Sections 4.1.1 and 4.2."""
+    tensor = _lm(options, linear=("bf16", MOR), partition=PARTITIONS)
+    blocks = _lm(options, linear=(ALWAYS, TWO, THREE), partition=("subchannel-128", BLOCK))
+    return (Training("tensor", tensor, curves=_CURVES), Training("blocks", blocks, curves=_CURVES))
+
+
+PARTED = Experiment(
+    "mor-partitions",
+    {
+        "smallest": "as small, with a GPT of width 16, 12 steps, one seed",
+        "small": "GPT of 0.9 million parameters on a megabyte of Shakespeare by characters, "
+        "BF16 weights and activations, 400 steps",
+        "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 20,000 steps",
+    },
+    _partitions,
+)
+
+_THRESHOLDS = (0.01, 0.02, 0.025, 0.045, 0.1)
+
+
+def _thresholds(options: Options) -> tuple[Part, ...]:
+    """Section 4.1.2."""
+    base = Training("bf16", _lm(options, linear=("bf16",)), curves=("training loss",))
+    parts = [base]
+    for threshold in _THRESHOLDS:
+        config = _lm(options, linear=(MOR,), partition=("tensor", BLOCK), mor_threshold=threshold)
+        parts.append(
+            Training(f"threshold-{threshold}", config, f"threshold {threshold},", _CURVES[:2])
+        )
+    return tuple(parts)
+
+
+THRESHOLDS = Experiment(
+    "mor-thresholds",
+    {
+        "smallest": "as small, with a GPT of width 16, 12 steps, one seed",
+        "small": "GPT of 0.9 million parameters on a megabyte of Shakespeare by characters, "
+        "BF16 weights and activations, five thresholds, 400 steps",
+        "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 20,000 steps",
+    },
+    _thresholds,
+)
