@@ -67,12 +67,13 @@ def _lm(options: Options, **own: object) -> LMConfig:
     """A comparison of the size that was asked for.
 
     The smallest shows that the command works; the small one is a model of a quarter of a million
-    parameters; the paper's is GPT-125M, with its rate, batch and length.
+    parameters; the paper's is GPT-125M, with its tokens, rate, batch and length.
     """
     steps = int(str(own.get("steps", _LENGTHS[options.size])))
     shape: dict[str, object] = {}
     if options.size == "paper":
         shape = {"width": 768, "layers": 12, "heads": 12, "context": 2048, "lr": 6e-4}
+        shape |= {"level": "bpe", "vocabulary": 50_257, "warmup": 200 / steps}
     elif options.size == "smallest":
         own = {**own, "width": 16, "layers": 1, "heads": 2, "context": 8, "batch_size": 2}
     length: dict[str, object] = {
@@ -115,25 +116,44 @@ _WATCHED = (
 )
 
 
+_Settings = dict[str, object]
+
+
+def _berts(options: Options) -> tuple[_Settings, _Settings]:
+    """BERT's phase 1 and RoBERTa."""
+    shape: _Settings = {"model": "bert", "level": "bpe", "tie_head": True}
+    bert, roberta = {**shape, "beta2": 0.999}, {**shape, "beta2": 0.98}
+    if options.size == "paper":
+        # Table 10.
+        length: _Settings = {"steps": 28_125, "warmup": 2000 / 28_125}
+        bert |= {**length, "batch_size": 16_384, "context": 128, "lr": 4e-4, "vocabulary": 30_522}
+        roberta |= {**length, "batch_size": 8192, "context": 512, "vocabulary": 50_265}
+        return bert, roberta
+    small: _Settings = {"vocabulary": 300}
+    if options.size == "small":
+        # Shallower, or shorter, it learns no more than how frequent tokens are.
+        small = {"width": 128, "layers": 4, "steps": 2000}
+        small |= {"batch_size": 32, "context": 32, "vocabulary": 512}
+    return bert | small, roberta | small
+
+
 def _masked(options: Options) -> tuple[Part, ...]:
     """Tables 3 and Figures 2 and 3: masked language models."""
-    shape: dict[str, object] = {"model": "bert", "level": "bpe", "tie_head": True}
-    if options.size == "paper":
-        bert = {"batch_size": 16_384, "context": 128, "lr": 4e-4, "vocabulary": 30_000}
-        roberta = {"batch_size": 8192, "context": 512, "lr": 6e-4, "vocabulary": 50_000}
-    else:
-        bert = {"batch_size": 16, "context": 32, "vocabulary": 512}
-        roberta = {"batch_size": 8, "context": 64, "vocabulary": 512}
+    bert, roberta = _berts(options)
+    if options.size != "paper":
+        small: _Settings = {"width": 96, "layers": 2, "steps": _LENGTHS[options.size]}
+        bert |= {**small, "batch_size": 16, "vocabulary": 512}
+        roberta |= {**small, "batch_size": 8, "context": 64, "vocabulary": 512}
     return (
         Training(
             "bert-phase-1",
-            _lm(options, precision=(A, KAHAN, B, C, STATES, D, WIDE), beta2=0.999, **shape, **bert),
+            _lm(options, precision=(A, KAHAN, B, C, STATES, D, WIDE), **bert),
             PHASE_1,
             _WATCHED,
         ),
         Training(
             "roberta",
-            _lm(options, precision=(A, B, C, STATES, D), beta2=0.98, **shape, **roberta),
+            _lm(options, precision=(A, B, C, STATES, D), **roberta),
             ROBERTA,
             ("training loss",),
         ),
@@ -171,33 +191,23 @@ BERT = "BERT,"
 
 def _fine_tunings(options: Options) -> tuple[Part, ...]:
     """Table 4: pre-training at the two decays, then sentence tasks."""
-    shape: dict[str, object] = {"model": "bert", "level": "bpe", "tie_head": True}
     recipe = fine_tuning.Recipe(3000, 1000, 3, 32, 5e-4)
     if options.size == "paper":
-        bert = {"batch_size": 16_384, "context": 128, "lr": 4e-4, "vocabulary": 30_000}
-        roberta = {"batch_size": 8192, "context": 512, "lr": 6e-4, "vocabulary": 50_000}
         recipe = fine_tuning.Recipe(100_000, 10_000, 3, 32, 2e-5)
     elif options.size == "smallest":
-        bert = roberta = {"vocabulary": 300}
         recipe = fine_tuning.Recipe(64, 32, 1, 32, 5e-4)
-    else:
-        # Shallower, or shorter, it stays at the frequencies of tokens, and nothing is transferred.
-        sizes = {"width": 128, "layers": 4, "steps": 2000}
-        bert = roberta = {**sizes, "batch_size": 32, "context": 32, "vocabulary": 512}
+    bert, roberta = _berts(options)
     return tuple(
         fine_tuning.FineTuning(
             Training(
                 name,
-                _lm(options, precision=OPTIONS, beta2=beta2, **shape, **own),
+                _lm(options, precision=OPTIONS, **own),
                 case,
                 ("training loss",),
             ),
             recipe,
         )
-        for name, case, beta2, own in (
-            ("bert", BERT, 0.999, bert),
-            ("roberta", ROBERTA, 0.98, roberta),
-        )
+        for name, case, own in (("bert", BERT, bert), ("roberta", ROBERTA, roberta))
     )
 
 
@@ -208,7 +218,7 @@ FINE_TUNED = Experiment(
         "small": "BERT of 4 blocks and width 128 on a megabyte of Shakespeare in 512 byte pairs, "
         "batches of 32 sequences of 32, 2,000 steps at β2 = 0.999 and at 0.98 for RoBERTa; then "
         "3,000 examples of each of five sentence tasks, 3 epochs in batches of 32, 1,000 tested",
-        "paper": "BERT-base's sizes on a text of yours with the paper's batches, 20,000 steps; "
+        "paper": "BERT-base's sizes on a text of yours with the paper's batches, 28,125 steps; "
         "then sentence tasks made of it, 3 epochs in batches of 32",
     },
     _fine_tunings,
