@@ -4,6 +4,7 @@
     python benchmarks/reproductions.py --take runs/reproduce/records
 
 Records lie in benchmarks/results/reproductions; with ``--take``, new ones are copied there first.
+Their numbers stay, and their verdicts become those of today's checks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cyclopts import App
 from subulp.lab.reproduce import pages
 from subulp.lab.reproduce.index import CLAIMS
 from subulp.lab.reproduce.pages import figure_links, markdown, read_records, save_figures
+from subulp.lab.reproduce.record import read_record
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "results" / "reproductions"
@@ -36,6 +38,10 @@ def main(*, take: Path | None = None) -> None:
     for file in sorted(take.glob("*.json")) if take else ():
         if not file.stem.endswith("-smallest"):
             shutil.copyfile(file, RECORDS / file.name)
+    claims = {claim.name: claim for claim in CLAIMS}
+    for file in RECORDS.glob("*.json"):
+        written = read_record(file)
+        written.write(file, claims[written.claim])
     rows = read_records(RECORDS, CLAIMS)
     shutil.rmtree(FIGURES, ignore_errors=True)
     FIGURES.mkdir(parents=True)

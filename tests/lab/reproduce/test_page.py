@@ -43,7 +43,7 @@ def test_figures_are_there():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_record_is_of_the_experiment_that_the_claim_has(file):
+def test_a_record_is_of_the_experiment_that_the_claim_has(file, tmp_path):
     written = read_record(file)
     claim = BY_NAME[written.claim]
     assert file.stem == f"{claim.name}-{written.size}"
@@ -51,3 +51,6 @@ def test_a_record_is_of_the_experiment_that_the_claim_has(file):
     parts = claim.experiment.parts(Options(written.size))
     assert written.digest == digest_of(parts), f"run {written.command} again"
     assert written.experiment == claim.experiment.sizes[written.size]
+    written.write(tmp_path / file.name, claim)
+    now = (tmp_path / file.name).read_text()
+    assert now == file.read_text(), "run python benchmarks/reproductions.py"
