@@ -2,9 +2,10 @@
 
 import pytest
 
-from subulp.lab.reproduce.claim import PAPERS, SIZES, Claim, Options
+from subulp.lab.reproduce.claim import PAPERS, SIZES, Claim, Options, nothing_more
 from subulp.lab.reproduce.index import CLAIMS, find
 from subulp.lab.reproduce.record import digest_of
+from subulp.lab.reproduce.training import Training
 
 RUNNABLE = [claim for claim in CLAIMS if claim.experiment is not None]
 EXPERIMENTS = {claim.experiment.name: claim.experiment for claim in RUNNABLE}
@@ -64,6 +65,29 @@ def test_parts_have_their_own_folders_and_settings(name, size):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
+def test_what_is_of_the_caller_is_asked_for(name):
+    experiment = EXPERIMENTS[name]
+    if "of yours" in experiment.sizes.get("paper", ""):
+        with pytest.raises(ValueError, match="size=paper needs data"):
+            experiment.parts(Options("paper"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("claim", RUNNABLE, ids=lambda claim: claim.name)
+def test_trainings_have_the_cases_of_the_checks(claim, size):
+    """A check of a case that no size runs could never be decided."""
+    if size not in claim.experiment.sizes:
+        return
+    parts = claim.experiment.parts(Options(size, data="criteo:data", encoder="encoder"))
+    if (
+        all(isinstance(part, Training) for part in parts)
+        and claim.experiment.derive is nothing_more
+    ):
+        cases = {case for part in parts for case in part.cases}
+        assert {c for check in claim.checks for c in (check.case, check.than) if c} <= cases
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_sizes_are_different_experiments_or_exact(name):
     experiment = EXPERIMENTS[name]
     words = set(experiment.sizes.values())
@@ -92,10 +116,12 @@ def test_what_a_paper_prints_agrees_with_what_it_claims():
         for claim in RUNNABLE
         for check in claim.checks
         if (number := check.published(claim.published)) is not None
-        and not check.low - 1e-9 <= number <= check.high + 1e-9
+        and not check.low <= number <= check.high
     ]
-    # Its abstract says 20 to 25 %, its table 16 %.
-    assert missed == [("extra-bits-abstract-memory", "extra-bits-8 saves at least 20 % of amp")]
+    # ELMO calls its FP8 rows competitive, and recovers in Table 6 what they lack there.
+    assert missed == [
+        ("elmo-table2", f"label texts: P@{k} of fp8 is on par with renee") for k in (3, 5)
+    ]
 
 
 def test_a_paper_names_all_its_claims():

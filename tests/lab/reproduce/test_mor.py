@@ -86,7 +86,7 @@ def test_curves_say_which_operands_are_narrow(tmp_path):
 def test_the_baseline_is_in_bf16():
     for experiment in (experiments.PARTED, experiments.THRESHOLDS):
         for size in ("smallest", "small", "paper"):
-            for part in experiment.parts(Options(size)):
+            for part in experiment.parts(Options(size, data="text")):
                 assert (part.config.dtype, part.config.activations) == ("bf16", "bf16")
 
 

@@ -81,6 +81,23 @@ class Options:
     data: str | None = None
     encoder: str | None = None
 
+    def check_data(self, what: str) -> None:
+        """Refuse the paper's size without data: what ships would be another experiment.
+
+        Args:
+            what: What the data would be.
+
+        Raises:
+            ValueError: There are none.
+        """
+        if self.size == "paper" and self.data is None:
+            raise ValueError(f"size=paper needs data: give --data, {what}")
+
+
+def nothing_more(_: Found) -> tuple[Observation, ...]:
+    """No numbers follow from others."""
+    return ()
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -97,7 +114,7 @@ class Experiment:
     name: str
     sizes: Mapping[Size, str]
     parts: Callable[[Options], tuple[Part, ...]]
-    derive: Callable[[Found], tuple[Observation, ...]] = lambda _: ()
+    derive: Callable[[Found], tuple[Observation, ...]] = nothing_more
 
     def whole(self, found: Iterable[Found]) -> Found:
         """What all parts have found, and what follows from it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,14 @@ class Training:
         case: What every case is called before the variant, if a claim compares several trainings
             (default: nothing).
         curves: Curves that are kept (default: none).
+        called: Other names of variants, if a claim's sizes have different ones (default: none).
     """
 
     name: str
     config: RunConfig
     case: str = ""
     curves: tuple[str, ...] = ()
+    called: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -95,8 +97,13 @@ class Training:
         observations += [_last(curve) for curve in curves if curve.quantity in _CURVES]
         return Found(tuple(observations), tuple(c.thinned() for c in curves), seconds)
 
+    @property
+    def cases(self) -> list[str]:
+        """What the variants are called in what it finds."""
+        return [self._case(name) for name in self.config.variants]
+
     def _case(self, name: str) -> str:
-        return f"{self.case} {name}".strip()
+        return f"{self.case} {self.called.get(name, name)}".strip()
 
     def _observations(self, run: Summary) -> Iterable[Observation]:
         measured = {**run.metrics, **{name: of(run) for name, of in MEASURES.items()}}

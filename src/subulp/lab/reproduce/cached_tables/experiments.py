@@ -114,6 +114,7 @@ def _ctr(options: Options, *, drift: bool = False, **own: object) -> CTRConfig:
         # What is near in time stays together, or caches would see no change.
         shape |= {"data": f"{shape['data']}{_DRIFT}", "shuffle_rows": 4096}
     if options.size == "paper":
+        options.check_data("criteo:FILE")
         shape = {"batch_size": 128, "row_lr": 0.01, "preset": "criteo-kaggle"}
         if drift:
             shape["shuffle_rows"] = 1 << 16
@@ -179,9 +180,14 @@ RECOVERED, SECOND = "share of the drop recovered at 5 %", "second gain less the 
 
 
 def _gains(found: Found) -> tuple[Observation, ...]:
-    """Drops, what a cache of 5 % recovers of them, and whether later gains are smaller."""
-    derived = _drops(found, _FP32)
-    drops = Found(tuple(derived))
+    """Drops, and what caches recover of them."""
+    drops = _drops(found, _FP32)
+    return (*drops, *recovered(Found(tuple(drops))))
+
+
+def recovered(drops: Found) -> tuple[Observation, ...]:
+    """What a cache of 5 % recovers of drops, and whether later gains are smaller."""
+    derived = []
 
     def of(case: str) -> Mapping[int | None, float]:
         return drops.values(case, DROP)

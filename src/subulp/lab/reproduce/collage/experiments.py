@@ -69,6 +69,7 @@ def _lm(options: Options, **own: object) -> LMConfig:
     The smallest shows that the command works; the small one is a model of a quarter of a million
     parameters; the paper's is GPT-125M, with its tokens, rate, batch and length.
     """
+    options.check_data("a text")
     steps = int(str(own.get("steps", _LENGTHS[options.size])))
     shape: dict[str, object] = {}
     if options.size == "paper":

@@ -17,6 +17,7 @@ from .experiments import (
     ENCODERS,
     EXPONENTS,
     FP8,
+    FP8_ENCODER,
     GRADIENTS,
     GRID,
     HEAD,
@@ -49,7 +50,8 @@ _TAIL = 0.93
 
 _SMALLER = (
     "A bag encoder of ours instead of a transformer; definitions of words, which are label texts "
-    "too, instead of products, and a generated set instead of those without label texts."
+    "too, instead of products, and a generated set instead of those without label texts. With FP8 "
+    "rows the paper's encoder is in FP8 as well, see Table 4."
 )
 
 
@@ -138,9 +140,10 @@ _TABLE_2 = {
     f"LF-WikiSeeAlso-320K, {RENEE}": (47.86, 31.91, 24.05),
     f"LF-WikiSeeAlso-320K, {BF16}": (47.84, 31.99, 24.12),
     f"LF-WikiSeeAlso-320K, {FP8}": (47.88, 31.92, 24.09),
-    f"LF-AmazonTitles-1.3M, {RENEE}": (56.04, 49.91, 45.32),
-    f"LF-AmazonTitles-1.3M, {BF16}": (56.14, 49.86, 45.25),
-    f"LF-AmazonTitles-1.3M, {FP8}": (54.97, 48.41, 43.82),
+    # LF-AmazonTitles-1.3M.
+    f"{TEXTS}, {RENEE}": (56.04, 49.91, 45.32),
+    f"{TEXTS}, {BF16}": (56.14, 49.86, 45.25),
+    f"{TEXTS}, {FP8}": (54.97, 48.41, 43.82),
 }
 _TABLE_2_SAMPLING = {
     # LightXML, whose clusters are made before the training, and NGAME.
@@ -171,7 +174,10 @@ _TABLE_8 = {
     f"{TEXTS}, {BF16}": (45.6, 30.6, 21.9, 38.84, 45.02, 50.39, 3.41 * 1024),
     f"{TEXTS}, {FP8}": (45.45, 30.53, 21.87, 38.75, 44.98, 50.41, 2.75 * 1024),
 }
-_TABLE_4 = {f"{TEXTS}, {FP8}": (55.08, 48.47, 43.87), f"{TEXTS}, {FP8} e4m3": (54.97, 48.41, 43.82)}
+_TABLE_4 = {
+    f"{TEXTS}, {FP8}": (55.08, 48.47, 43.87),
+    f"{TEXTS}, {FP8_ENCODER}": (54.97, 48.41, 43.82),
+}
 _TABLE_10 = {1: (14.74, 802), 2: (14.4, 740), 4: (12.22, 732), 8: (11.13, 669)}
 _TABLE_10 |= {16: (10.59, 683), 32: (10.32, 759), 64: (10.2, 859), 128: (10.2, 1184)}
 
@@ -279,7 +285,7 @@ CLAIMS: Sequence[Claim] = (
         SUMS,
         checks=(
             Check("nearest loses all", "share of the sum that is lost", "nearest", low=1, high=1),
-            # The sum is an eighth; an ulp there is 1/32 of it.
+            # The sum is a quarter; an ulp there is 1/32 of it.
             *(
                 Check(
                     f"{name} keeps it but for an ulp",
@@ -411,7 +417,8 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=(*_PRECISION, "peak MiB"),
         curves=("P@1",),
-        differs=f"{_SMALLER} Rates are the same for all rows; each at its best is Table 9.",
+        differs=f"{_SMALLER} Rates are the same for all rows; each at its best is Table 9. On the "
+        "paper's LF-AmazonTitles-1.3M, FP8 is 3 % behind at P@3 and P@5, which is not on par here.",
     ),
     Claim(
         PAPER,
@@ -425,7 +432,8 @@ CLAIMS: Sequence[Claim] = (
             _beside(f"{FP8} is faster than {BF16}", "speed beside the first", FP8, BF16, low=1.0),
         ),
         differs="The classifier's step alone, on a CPU, which has no FP8 units, and where Renee's "
-        "FP16 products are computed in FP32; the paper's times are of Amazon-3M.",
+        "FP16 products are computed in FP32. The paper's times are of Amazon-3M: on "
+        "LF-AmazonTitles-1.3M its FP8 takes twice as long as Renee, 17:44 minutes.",
     ),
     Claim(
         PAPER,
@@ -474,12 +482,12 @@ CLAIMS: Sequence[Claim] = (
         ENCODERS,
         published=_printed(_PRECISION, _TABLE_4),
         checks=tuple(
-            _beside(f"{name} is on par", name, f"{TEXTS}, {FP8} e4m3", f"{TEXTS}, {FP8}", _NEAR)
+            _beside(f"{name} is on par", name, f"{TEXTS}, {FP8_ENCODER}", f"{TEXTS}, {FP8}", _NEAR)
             for name in _PRECISION
         ),
         shows=_PRECISION,
         differs="The linear layers of a bag encoder of ours, with block scales, instead of "
-        "torchao's of a transformer, whose case is named torchao-fp8.",
+        "torchao's of a transformer.",
     ),
     Claim(
         PAPER,

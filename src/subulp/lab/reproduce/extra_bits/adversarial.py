@@ -20,14 +20,16 @@ from ....diagnostics import track_memory
 from ...tasks.image.images import load_images
 from ..found import Found, Observation
 
-LATENT = 32
-_LR, _BETA1, _JUDGED = 5e-4, 0.64, 1024
+LATENT, LR = 32, 5e-4
+"""Numbers that a picture is drawn from, and Adam's rate: these suit digits of 8 x 8."""
+
+_BETA1, _JUDGED = 0.64, 1024
 
 
-def _generator(width: int) -> nn.Sequential:
-    """From ``(batch, LATENT, 1, 1)`` to pictures ``(batch, 1, 8, 8)``, each pixel from -1 to 1."""
+def _generator(width: int, latent: int) -> nn.Sequential:
+    """From ``(batch, latent, 1, 1)`` to pictures ``(batch, 1, 8, 8)``, each pixel from -1 to 1."""
     return nn.Sequential(
-        nn.ConvTranspose2d(LATENT, 2 * width, 4, bias=False),
+        nn.ConvTranspose2d(latent, 2 * width, 4, bias=False),
         nn.BatchNorm2d(2 * width),
         nn.ReLU(),
         nn.ConvTranspose2d(2 * width, 2 * width, 3, padding=1, bias=False),
@@ -75,10 +77,19 @@ class Pair:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, precision: str, width: int, seed: int, *, fused: bool) -> Pair:
+    def of(
+        cls,
+        precision: str,
+        width: int,
+        seed: int,
+        *,
+        fused: bool,
+        lr: float = LR,
+        latent: int = LATENT,
+    ) -> Pair:
         """Networks whose first weights the seed alone decides."""
         torch.manual_seed(seed)
-        networks = _generator(width), _discriminator(width)
+        networks = _generator(width, latent), _discriminator(width)
         dtype = torch.float32 if precision == "fp32" else torch.bfloat16
         for network in networks:
             for module in network.modules():
@@ -86,9 +97,7 @@ class Pair:
                     nn.init.normal_(module.weight, std=0.02)
             network.to(dtype)
         made, told = (
-            optim.Adam(
-                n.parameters(), lr=_LR, betas=(_BETA1, 0.999), precision=precision, seed=seed
-            )
+            optim.Adam(n.parameters(), lr=lr, betas=(_BETA1, 0.999), precision=precision, seed=seed)
             for n in networks
         )
         judged = None
@@ -129,18 +138,28 @@ def _pictures() -> Tensor:
     return 2 * (pictures - pictures.min()) / (pictures.max() - pictures.min()) - 1
 
 
-def _inputs(pictures: Tensor, steps: int, batch: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+def _inputs(
+    pictures: Tensor, steps: int, batch: int, seed: int, latent: int = LATENT
+) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
         (
             pictures[torch.randint(len(pictures), (batch,), generator=generator)],
-            torch.randn(batch, LATENT, 1, 1, generator=generator),
+            torch.randn(batch, latent, 1, 1, generator=generator),
         )
         for _ in range(steps)
     ]
 
 
-def quality(precisions: list[str], width: int, steps: int, batch: int, seeds: list[int]) -> Found:
+def quality(
+    precisions: list[str],
+    width: int,
+    steps: int,
+    batch: int,
+    seeds: list[int],
+    lr: float = LR,
+    latent: int = LATENT,
+) -> Found:
     """Fréchet distances of pixels, and seconds of a step, precisions by turns.
 
     Args:
@@ -149,18 +168,23 @@ def quality(precisions: list[str], width: int, steps: int, batch: int, seeds: li
         steps: Of both networks.
         batch: Pictures.
         seeds: Of weights and inputs.
+        lr: Of both optimizers (default: :data:`LR`).
+        latent: Numbers that a picture is drawn from (default: :data:`LATENT`).
     """
     pictures = _pictures()
     found = []
     for seed in seeds:
-        pairs = {name: Pair.of(name, width, seed, fused=False) for name in precisions}
+        pairs = {
+            name: Pair.of(name, width, seed, fused=False, lr=lr, latent=latent)
+            for name in precisions
+        }
         seconds: dict[str, list[float]] = {name: [] for name in precisions}
-        for real, drawn in _inputs(pictures, steps, batch, seed):
+        for real, drawn in _inputs(pictures, steps, batch, seed, latent):
             for name, pair in pairs.items():
                 begin = time.perf_counter()
                 pair.step(real, drawn)
                 seconds[name].append(time.perf_counter() - begin)
-        drawn = torch.randn(_JUDGED, LATENT, 1, 1, generator=torch.Generator().manual_seed(0))
+        drawn = torch.randn(_JUDGED, latent, 1, 1, generator=torch.Generator().manual_seed(0))
         for name, pair in pairs.items():
             with torch.no_grad():
                 fake = pair.generator(drawn.to(pair.dtype)).float()

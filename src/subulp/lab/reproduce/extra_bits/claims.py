@@ -61,9 +61,16 @@ _DIGITS = (
 )
 
 
+_CODING = (
+    "Numbers with extra bits are rounded to nearest, and the bits say what is missing; the paper "
+    "cuts numbers off."
+)
+
+
 def _saves(says: str, case: str, than: str, share: float) -> Check:
     """A check of the share of the peak that a loop saves."""
-    return Check(says, "peak bytes per parameter", case, than=than, how="ratio", high=1 - share)
+    at_most = round(1 - share, 12)
+    return Check(says, "peak bytes per parameter", case, than=than, how="ratio", high=at_most)
 
 
 def _smaller(says: str, case: str, than: str) -> Check:
@@ -224,7 +231,8 @@ CLAIMS: Sequence[Claim] = (
         shows=("AUC", "log loss", "accuracy"),
         curves=("training loss", "AUC"),
         differs="Tables are small, and examples are generated instead of Criteo's: clicks depend "
-        "on pairs of categories. Parameters and gradients are in FP16, activations in FP32.",
+        "on pairs of categories. Parameters and gradients are in FP16, activations in FP32. "
+        f"{_CODING}",
     ),
     Claim(
         PAPER,
@@ -250,7 +258,8 @@ CLAIMS: Sequence[Claim] = (
             ),
         ),
         differs="On digits of 8 x 8, judged by their pixels, instead of bedrooms of LSUN and the "
-        "scores of an Inception network; on a CPU.",
+        "scores of an Inception network; on a CPU, and with another rate and fewer numbers to draw "
+        f"from. {_CODING}",
     ),
     Claim(
         PAPER,
@@ -327,7 +336,7 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         PAPER,
         "Table 2",
-        "Fusing saves 11 % of the peak of fine-tuning T5, and takes 2 to 4 % longer.",
+        "Fusing saves 11 % of the peak of fine-tuning T5, and takes 3 to 4 % longer.",
         SENTENCES,
         published=published(
             "peak MiB",
@@ -418,27 +427,28 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=("accuracy", "val loss", "peak MiB", "bytes per parameter", "training loss"),
         curves=("training loss", "accuracy"),
-        differs=f"{_DIGITS} Live tensors on a CPU; times are not compared.",
+        differs=f"{_DIGITS} Live tensors on a CPU; times are not compared. {_CODING}",
     ),
     Claim(
         PAPER,
         "Abstract, memory",
-        "In real training the peak is 20 to 25 % lower.",
+        "The peak is up to 25 % lower; 20 to 25 % in real training, section 4 says of ResNet-18.",
         PICTURES,
-        published=published("peak MiB", {AMP: 4520, EIGHT: 3776}),
+        published=published("peak MiB", {WIDE: 4720, AMP: 4520, EIGHT: 3776}),
         checks=(
             Check(
-                f"{EIGHT} saves at least 20 % of {AMP}",
+                f"{EIGHT} saves at least 20 % of {WIDE}",
                 "peak MiB",
                 EIGHT,
-                than=AMP,
+                than=WIDE,
                 how="ratio",
                 high=0.8,
             ),
         ),
         shows=("peak MiB",),
-        cases=(AMP, EIGHT),
-        differs=f"{_DIGITS} The paper prints 16 % for this network. Live tensors on a CPU.",
+        cases=(WIDE, AMP, EIGHT),
+        differs=f"{_DIGITS} By the paper's Table 3 it is 20 % of FP32's, and 16 % of mixed "
+        "precision's. Live tensors on a CPU.",
     ),
     Claim(
         PAPER,

@@ -57,6 +57,7 @@ _CURVES = ("training loss", "fp8 share", *MIXES)
 
 def _lm(options: Options, **own: object) -> LMConfig:
     """A comparison of the size that was asked for: BF16 weights and activations."""
+    options.check_data("a text")
     given: dict[str, object] = {"precision": (BASE,), "activations": "bf16", "beta2": 0.95}
     if options.size == "smallest":
         given |= {"width": 16, "layers": 1, "heads": 2, "context": 8, "batch_size": 2, "steps": 12}
@@ -92,7 +93,7 @@ PARTED = Experiment(
         "smallest": "as small, with a GPT of width 16, 12 steps, one seed",
         "small": "GPT of 0.9 million parameters on a megabyte of Shakespeare by characters, "
         "BF16 weights and activations, 400 steps",
-        "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 20,000 steps",
+        "paper": "a model as Llama's of 6.9 billion parameters on a text of yours, 20,000 steps",
     },
     _partitions,
 )
@@ -118,7 +119,7 @@ THRESHOLDS = Experiment(
         "smallest": "as small, with a GPT of width 16, 12 steps, one seed",
         "small": "GPT of 0.9 million parameters on a megabyte of Shakespeare by characters, "
         "BF16 weights and activations, five thresholds, 400 steps",
-        "paper": "a model as Llama's of 6.5 billion parameters on a text of yours, 20,000 steps",
+        "paper": "a model as Llama's of 6.9 billion parameters on a text of yours, 20,000 steps",
     },
     _thresholds,
 )
