@@ -72,10 +72,11 @@ def test_what_is_of_the_caller_is_asked_for(name):
             experiment.parts(Options("paper"))
 
 
-@pytest.mark.parametrize("size", SIZES)
+# The smallest size of a grid leaves cases out: it decides nothing.
+@pytest.mark.parametrize("size", [size for size in SIZES if size != "smallest"])
 @pytest.mark.parametrize("claim", RUNNABLE, ids=lambda claim: claim.name)
 def test_trainings_have_the_cases_of_the_checks(claim, size):
-    """A check of a case that no size runs could never be decided."""
+    """A check of a case that is not run could never be decided."""
     if size not in claim.experiment.sizes:
         return
     parts = claim.experiment.parts(Options(size, data="criteo:data", encoder="encoder"))

@@ -44,10 +44,8 @@ def test_checks_have_numbers(name, tmp_path):
             assert not outcome.seeds or math.isfinite(outcome.mean), check.says
         assert {curve.quantity for curve in written.found.curves} == set(claim.curves), claim.name
         # What the paper prints is looked up by the same words.
-        known = {(o.case, o.quantity) for o in written.found.observations}
-        quantities = {quantity for _, quantity in known}
         for number in claim.published:
-            assert number.quantity in quantities, f"{claim.name}: {number}"
+            assert number.quantity in measured, f"{claim.name}: {number}"
         assert all(chart.size for chart in charts(claim, written))
     write_report(tmp_path / RECORDS, claims, tmp_path / "report.html")
     assert all(row.written is not None for row in read_records(tmp_path / RECORDS, claims))
