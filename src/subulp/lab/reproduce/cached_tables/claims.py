@@ -179,14 +179,16 @@ def _trained(
 ) -> Claim:
     """A place that the grid of Tables 2 to 6 decides."""
     own = {c: v for c, v in printed.items() if not cases or c.startswith(cases)}
+    shows = tuple(dict.fromkeys((*shows, *(check.quantity for check in checks))))
+    drops = published(DROP, own)
     return Claim(
         PAPER,
         place,
         says,
         CACHED,
-        published=(*(drops := published(DROP, own)), *recovered(Found(drops))),
+        published=(*drops, *(o for o in recovered(Found(drops)) if o.quantity in shows)),
         checks=checks,
-        shows=tuple(dict.fromkeys((*shows, *(check.quantity for check in checks)))),
+        shows=shows,
         cases=cases,
         differs=" ".join(filter(None, (_GENERATED, differs))),
     )
