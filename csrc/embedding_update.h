@@ -17,14 +17,16 @@ constexpr int64_t GRADIENTS_AHEAD = 8;
 // Looked-up rows of a thread, as row << 32 | position, ascending.
 class RowOrder {
  public:
-  // Room for `count`; none yet.
+  // Room for `count`, and for one that is not taken; none yet.
   void clear(int64_t count) {
-    entries_.resize(count);
-    other_.resize(count);
+    entries_.resize(count + 1);
+    other_.resize(count + 1);
     size_ = 0;
   }
-  void push(int64_t row, int64_t position) {
-    entries_[size_++] = static_cast<uint64_t>(row) << 32 | static_cast<uint64_t>(position);
+  // Without a branch, which no processor could foresee.
+  void push(int64_t row, int64_t position, bool taken) {
+    entries_[size_] = static_cast<uint64_t>(row) << 32 | static_cast<uint64_t>(position);
+    size_ += taken;
   }
   // Positions are ascending already, so that sorting by row, stably, suffices.
   void sort(int64_t rows) {
@@ -77,6 +79,7 @@ struct UpdateCall {
   const subulp_lookups& lookups;
   const float* grad;
   const uint32_t* grad_at;  // of each position: where its bag's gradient begins
+  const uint16_t* owner;    // of each position, if there are several threads: the one that updates its row
   uint32_t seed;
   uint32_t step;
 };
@@ -297,6 +300,12 @@ class TableUpdate {
   float *x_, *g_, *leaving_;
 };
 
+// The thread that updates a row. Neighbouring rows, which may be equally popular, go to different ones.
+inline uint16_t owner_of(const subulp_table& t, uint32_t row, uint32_t threads) {
+  const uint32_t owned = t.sets ? static_cast<uint32_t>(set_of(t, row)) : row;
+  return static_cast<uint16_t>(uint64_t{owned * 0x9E3779B1u} * threads >> 32);
+}
+
 // The share of a thread in a table: how many rows it evicts, or SUBULP_BAD_TAGS.
 inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& call, uint32_t thread, uint32_t threads,
                             RowOrder* order) {
@@ -308,16 +317,7 @@ inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& 
   for (int64_t feature = 0; feature < l.features; ++feature) {
     if (l.table[feature] != index) continue;
     const int64_t first = l.offsets[feature * l.batch], last = l.offsets[(feature + 1) * l.batch];
-    if (threads == 1) {
-      for (int64_t k = first; k < last; ++k) order->push(l.values[k], k);
-      continue;
-    }
-    for (int64_t k = first; k < last; ++k) {
-      const uint32_t row = static_cast<uint32_t>(l.values[k]);
-      const uint32_t owned = t.sets ? static_cast<uint32_t>(set_of(t, row)) : row;
-      // Neighbouring rows, which may be equally popular, go to different threads.
-      if (uint64_t{owned * 0x9E3779B1u} * threads >> 32 == thread) order->push(l.values[k], k);
-    }
+    for (int64_t k = first; k < last; ++k) order->push(l.values[k], k, threads == 1 || call.owner[k] == thread);
   }
   order->sort(t.rows);
   int64_t evictions = 0;
@@ -333,12 +333,13 @@ inline int64_t run_embedding_update(const subulp_table* tables, int64_t count, c
                                     const float* grad, int64_t* evictions, uint32_t seed, uint32_t step, int threads) {
   if (const int64_t fault = fault_of(tables, l)) return fault;
   const int64_t bags = l.features * l.batch, used = bags ? l.offsets[bags] : 0;
-  Buffer<uint32_t> grad_at(used);
-  const UpdateCall call{l, grad, grad_at.data(), seed, step};
+  threads = used < 256 ? 1 : std::min(threads, UINT16_MAX);
+  Buffer<uint32_t> grad_at(used, UNSET);
+  Buffer<uint16_t> owner(threads > 1 ? used : 0, UNSET);
+  const UpdateCall call{l, grad, grad_at.data(), owner.data(), seed, step};
   bool known = true;
   for (int64_t i = 0; i < count; ++i) known &= with_row_type(tables[i].dtype, [](auto) {});
   if (!known || used > INT64_C(0xFFFFFFFF) || l.batch * l.stride > INT64_C(0xFFFFFFFF)) return -1;
-  if (used < 256) threads = 1;
   const int64_t numel = l.batch * l.stride;
   const int32_t fp32 = SUBULP_FP32;
   const void *gradients = grad, *weights = l.weights;
@@ -359,7 +360,11 @@ inline int64_t run_embedding_update(const subulp_table* tables, int64_t count, c
 #endif
     for (int64_t bag = 0; bag < bags; ++bag) {
       const uint32_t at = static_cast<uint32_t>(l.column[bag / l.batch] + bag % l.batch * l.stride);
-      for (int64_t k = l.offsets[bag]; k < l.offsets[bag + 1]; ++k) grad_at[k] = at;
+      const subulp_table& t = tables[l.table[bag / l.batch]];
+      for (int64_t k = l.offsets[bag]; k < l.offsets[bag + 1]; ++k) {
+        grad_at[k] = at;
+        if (team > 1) owner[k] = owner_of(t, static_cast<uint32_t>(l.values[k]), team);
+      }
     }
     RowOrder order;
     for (int64_t i = 0; i < count; ++i) {
