@@ -112,6 +112,28 @@ def test_the_verdict_on_a_claim(verdicts, whole):
     assert verdict_of(made) == whole
 
 
+@pytest.mark.parametrize(
+    ("role", "own", "claim", "whole"),
+    [
+        ("premise", "holds", "undecided", "undecided"),
+        ("premise", "holds", "holds", "holds"),
+        ("premise", "undecided", "holds", "undecided"),
+        ("premise", "does not hold", "holds", "undecided"),
+        ("aside", "does not hold", "holds", "holds"),
+        ("aside", "holds", "does not hold", "does not hold"),
+    ],
+)
+def test_checks_of_ours_make_no_claim_hold(role, own, claim, whole):
+    exact = Found((Observation("a", "q", 8.0),))
+    ranges = {"holds": (8.0, 8.0), "does not hold": (9.0, 9.0), "undecided": (0.0, 0.0)}
+    outcomes = []
+    for kind, verdict in ((role, own), ("claim", claim)):
+        low, high = ranges[verdict]
+        case = "missing" if verdict == "undecided" else "a"
+        outcomes.append(Check("", "q", case, low=low, high=high, role=kind).on(exact))
+    assert verdict_of(outcomes) == whole
+
+
 def test_a_single_number_is_its_own_interval():
     assert interval([3.0]) == (3.0, 3.0, 3.0)
 

@@ -35,6 +35,9 @@ class Check:
         high: Upper end.
         how: How two cases are compared.
         of: Another quantity for ``than`` (default: the same).
+        role: What it decides. ``"claim"``: what the paper says. ``"premise"``: that the experiment
+            can tell anything at all; unless it holds, nothing is decided. ``"aside"``: nothing, it
+            is a comparison that the paper does not make (default: ``"claim"``).
     """
 
     says: str
@@ -45,6 +48,7 @@ class Check:
     high: float = math.inf
     how: Literal["difference", "ratio"] = "difference"
     of: str | None = None
+    role: Literal["claim", "premise", "aside"] = "claim"
 
     def on(self, found: Found) -> Outcome:
         """What some numbers say about it."""
@@ -143,7 +147,9 @@ def interval(values: Sequence[float], *, ratio: bool = False) -> tuple[float, fl
 
 def verdict_of(outcomes: Sequence[Outcome]) -> Verdict:
     """The verdict on a claim from those on its checks."""
-    found = {outcome.verdict for outcome in outcomes}
+    if any(o.verdict != "holds" for o in outcomes if o.check.role == "premise"):
+        return "undecided"
+    found = {outcome.verdict for outcome in outcomes if outcome.check.role == "claim"}
     if len(found) == 1:
         return found.pop()
     if not found or "holds" not in found:

@@ -33,8 +33,11 @@ RULES = (
     f"A check compares numbers of runs with the same seed: the mean of their differences or "
     f"ratios, in brackets the {100 * CONFIDENCE:g} % interval of Student's distribution. It holds "
     f"if the whole interval lies in the claimed range, does not hold if none of it does, and is "
-    f"undecided otherwise, or with fewer than {LEAST_SEEDS} seeds where chance has a part. A claim "
-    "holds if all its checks do, and holds in part if some do."
+    f"undecided otherwise, or with fewer than {LEAST_SEEDS} seeds where chance has a part. Each is "
+    "looked at alone: where there is no difference, one of forty still shows one. A claim holds if "
+    "all its checks do, holds in part if some do, and does not hold if none does and one is "
+    "refuted. Checks in italics are ours: premises, without which an experiment tells nothing, and "
+    "comparisons that a paper does not make. They decide nothing else."
 )
 
 
@@ -47,6 +50,7 @@ class Line:
     paper: str
     here: str
     verdict: str
+    ours: bool
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Shown:
                     "" if paper is None else number_text(paper),
                     outcome_text(outcome),
                     outcome.verdict,
+                    outcome.check.role != "claim",
                 )
             )
         return lines
@@ -211,7 +216,8 @@ def _row(row: Shown, figure: str | None) -> str:
         f"{row.written.machine['processor']}"
     )
     compared = [
-        f"{line.says}: {line.paper + ' → ' if line.paper else ''}{line.here}"
+        f"{f'*{line.says}*' if line.ours else line.says}: "
+        f"{line.paper + ' → ' if line.paper else ''}{line.here}"
         + ("" if line.verdict == "holds" else f" (**{line.verdict}**)")
         for line in row.checks
     ]

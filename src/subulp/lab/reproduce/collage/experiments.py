@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from functools import partial
 
 from ...tasks.lm.config import LMConfig
 from ..claim import Experiment, Options, Part
@@ -352,11 +353,18 @@ _PEAK_SHAPES = {
 
 
 def _peaks(options: Options) -> tuple[Part, ...]:
-    shapes = {"smallest": {"tiny": _TINY}, "small": {"125M": _GPT_125M}, "paper": _PEAK_SHAPES}
+    shapes = {
+        "smallest": {"tiny": _TINY, "125M": {**_TINY, "width": 128}},
+        "small": {
+            "60M": {**_GPT_125M, "width": 512, "layers": 8, "heads": 8},
+            "125M": _GPT_125M,
+            "350M": {**_GPT_125M, "width": 1024, "layers": 24, "heads": 16},
+        },
+        "paper": _PEAK_SHAPES,
+    }
+    settings = {"strategies": list(OPTIONS), "batch": 1}
     return tuple(
-        Measurement(
-            f"peak-{name}", memory.peak, {"strategies": list(OPTIONS), "shape": shape, "batch": 1}
-        )
+        Measurement(f"peak-{name}", memory.peak, {"name": name, "shape": shape, **settings})
         for name, shape in shapes[options.size].items()
     )
 
@@ -364,12 +372,13 @@ def _peaks(options: Options) -> tuple[Part, ...]:
 PEAKS = Experiment(
     "collage-memory",
     {
-        "smallest": "a model of 2 blocks and width 64",
-        "small": "a model as Llama's of the sizes of GPT-125M, one sequence of 2,048, live tensors "
-        "of a step on the CPU",
+        "smallest": "models of 2 blocks, of width 64 and 128",
+        "small": "models as Llama's of the sizes of GPT-125M, and of one smaller and one larger, "
+        "one sequence of 2,048, live tensors of a step on the CPU",
         "paper": "models as Llama's of all four sizes, one sequence of 2,048",
     },
     _peaks,
+    partial(memory.savings, beside=D),
 )
 
 

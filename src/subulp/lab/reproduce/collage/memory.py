@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from .... import optim
@@ -10,18 +12,21 @@ from ...tasks.lm.models import Shape, build, use_bf16
 from ..found import Found, Observation
 
 _GIB = 2**30
+PEAK, SAVED = "peak GiB", "percent saved"
+GROWTH = "growth of the percent saved, the least from a size to the next"
 
 
-def peak(strategies: list[str], shape: dict[str, int], batch: int) -> Found:
+def peak(name: str, strategies: list[str], shape: dict[str, int], batch: int) -> Found:
     """Live bytes at the peak of the second step, when all states are there.
 
     Args:
+        name: What the model is called in the cases.
         strategies: Of AdamW.
         shape: Sizes of a model with rotary positions, see :class:`..tasks.lm.models.Shape`.
         batch: Sequences in a batch.
     """
     sizes = Shape(**shape, model="llama")  # type: ignore[arg-type]
-    found = [Observation("model", "million parameters", sizes.parameters / 1e6)]
+    found = [Observation(name, "million parameters", sizes.parameters / 1e6)]
     for strategy in strategies:
         torch.manual_seed(0)
         with torch.device("meta"):
@@ -38,6 +43,31 @@ def peak(strategies: list[str], shape: dict[str, int], batch: int) -> Found:
                 model.loss(ids[:, :-1], ids[:, 1:]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
-        found.append(Observation(strategy, "peak GiB", memory.peak_bytes["total"] / _GIB))
+        gib = memory.peak_bytes["total"] / _GIB
+        found.append(Observation(f"{name} {strategy}", PEAK, gib))
         del model, optimizer, memory, parameter
     return Found(tuple(found))
+
+
+def savings(found: Found, beside: str) -> tuple[Observation, ...]:
+    """What every strategy saves of another one's peak, and how that grows with the model.
+
+    Args:
+        found: What :func:`peak` has found of several models, the smallest first.
+        beside: The other strategy.
+    """
+    names = [o.case for o in found.observations if o.quantity == "million parameters"]
+    peaks = {o.case: o.value for o in found.observations if o.quantity == PEAK}
+    strategies = [case.removeprefix(f"{names[0]} ") for case in peaks if case.startswith(names[0])]
+    derived = []
+    for strategy in strategies:
+        if strategy == beside:
+            continue
+        saved = [100 * (1 - peaks[f"{n} {strategy}"] / peaks[f"{n} {beside}"]) for n in names]
+        derived += [
+            Observation(f"{name} {strategy}", SAVED, percent)
+            for name, percent in zip(names, saved, strict=True)
+        ]
+        growth = [after - before for before, after in pairwise(saved)]
+        derived.append(Observation(strategy, GROWTH, min(growth)))
+    return tuple(derived)
