@@ -67,7 +67,10 @@ def test_a_record_holds_what_was_found(claim, tmp_path):
 def test_what_is_complete_is_only_read(claim, tmp_path, monkeypatch):
     first = reproduce(claim, Options("small"), tmp_path, HERE)
     monkeypatch.setattr(training, "compare", lambda *_, **__: pytest.fail("it trains again"))
-    assert reproduce(claim, Options("small"), tmp_path, HERE).found == first.found
+    again = reproduce(claim, Options("small"), tmp_path, HERE)
+    assert again.found == first.found
+    # Reading takes time too, which is added.
+    assert first.wall_seconds < again.wall_seconds
 
 
 def test_stopped_and_continued_is_uninterrupted(claim, tmp_path, monkeypatch):
@@ -85,8 +88,10 @@ def test_stopped_and_continued_is_uninterrupted(claim, tmp_path, monkeypatch):
     assert "subulp reproduce collage-table99 --size small --out" in stopped.value.hint
     assert not record_file(tmp_path / "half" / "records", claim.name, "small").exists()
     monkeypatch.setattr(training, "compare", compare)
+    kept = sum(json.loads((tmp_path / "half" / "own-small" / "seconds.json").read_text()).values())
     again = reproduce(claim, Options("small"), tmp_path / "half", HERE)
     assert without_time(again) == without_time(whole)
+    assert 0 < kept < again.wall_seconds
 
 
 @pytest.mark.parametrize("options", [Options("small", seeds=(0, 1, 2, 3))])
@@ -133,6 +138,16 @@ def test_a_record_says_what_follows_from_it(claim, tmp_path):
     raw = json.loads(record_file(tmp_path / "records", claim.name, "small").read_text())
     assert raw["verdict"] in ("holds", "undecided", "does not hold")
     assert [check["says"] for check in raw["checks"]] == ["less is lost"]
+
+
+def test_a_record_without_the_time_of_day_has_that_of_its_steps(claim, tmp_path):
+    reproduce(claim, Options("small"), tmp_path, HERE)
+    file = record_file(tmp_path / "records", claim.name, "small")
+    raw = json.loads(file.read_text())
+    assert raw["wall_seconds"] > raw["seconds"] > 0
+    del raw["wall_seconds"]
+    file.write_text(json.dumps(raw))
+    assert "of steps, " in markdown(read_records(file.parent, [claim]))
 
 
 def test_a_damaged_record_is_named(claim, tmp_path):

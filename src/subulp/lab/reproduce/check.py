@@ -18,6 +18,8 @@ LEAST_SEEDS = 3
 CONFIDENCE = 0.95
 """Of the intervals; each check is looked at alone."""
 
+Role = Literal["claim", "premise", "aside"]
+
 Verdict = Literal["holds", "holds in part", "does not hold", "undecided", "not run"]
 
 
@@ -48,7 +50,7 @@ class Check:
     high: float = math.inf
     how: Literal["difference", "ratio"] = "difference"
     of: str | None = None
-    role: Literal["claim", "premise", "aside"] = "claim"
+    role: Role = "claim"
 
     def on(self, found: Found) -> Outcome:
         """What some numbers say about it."""

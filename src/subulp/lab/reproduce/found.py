@@ -59,7 +59,7 @@ class Found:
     Attributes:
         observations: Numbers.
         curves: Curves.
-        seconds: How long it took.
+        seconds: How long its steps took, one after the other, or its measurements.
     """
 
     observations: tuple[Observation, ...] = ()

@@ -85,7 +85,11 @@ class Shown:
     @property
     def time(self) -> str:
         """How long its runs took."""
-        return "" if self.written is None else duration_text(self.written.found.seconds)
+        if self.written is None:
+            return ""
+        if self.written.wall_seconds is None:
+            return f"{duration_text(self.written.found.seconds)} of steps"
+        return duration_text(self.written.wall_seconds)
 
     @property
     def checks(self) -> list[Line]:

@@ -35,6 +35,8 @@ class Written:
         versions: Of what computed it.
         seeds: Of its runs.
         found: The numbers.
+        wall_seconds: How long its runs took, with all that is no step of them; ``None`` in records
+            that were written before it was kept.
     """
 
     claim: str
@@ -47,6 +49,7 @@ class Written:
     versions: Mapping[str, str | None]
     seeds: Sequence[int]
     found: Found
+    wall_seconds: float | None = None
 
     def outcomes(self, claim: Claim) -> list[Outcome]:
         """What the numbers say about the checks of the claim."""
@@ -102,7 +105,10 @@ def read_record(file: Path) -> Written:
     with saved_json(file, FORMAT, "record of a reproduction", "run it again") as read:
         fields = ("claim", "size", "experiment", "digest", "command", "date", "machine", "versions")
         return Written(
-            **{name: read[name] for name in fields}, seeds=read["seeds"], found=found_of(read)
+            **{name: read[name] for name in fields},
+            seeds=read["seeds"],
+            found=found_of(read),
+            wall_seconds=read.get("wall_seconds"),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from .claim import Claim, Experiment, Options, Part, Size, Watch
 from .record import Written, digest_of
 from .versions import versions
 
-EXPERIMENT = "experiment.json"
+EXPERIMENT, WALL = "experiment.json", "seconds.json"
 RECORDS = "records"
 FOLDER = Path("runs") / "reproduce"
 
@@ -54,12 +55,15 @@ def reproduce(
     found = []
     for i, part in enumerate(parts):
         numbered = replace(watch, tell=partial(_tell, watch, f"{i + 1} of {len(parts)}"))
+        begin = time.perf_counter()
         try:
             found.append(part.run(at / part.name, numbered))
         except Interrupted as stopped:
             place = [] if folder == FOLDER else ["--out", str(folder)]
             again = shlex.join([*command, *place])
             raise Stopped(again, stopped.directory, stopped.signum) from None
+        finally:
+            wall = _lasted(at / WALL, part.name, time.perf_counter() - begin)
     own = claim.own(experiment.whole(found))
     written = Written(
         claim=claim.name,
@@ -72,6 +76,7 @@ def reproduce(
         versions=versions(),
         seeds=sorted({o.seed for o in own.observations if o.seed is not None}),
         found=own,
+        wall_seconds=wall,
     )
     written.write(record_file(folder / RECORDS, claim.name, options.size), claim)
     return written
@@ -94,6 +99,14 @@ class Stopped(Interrupted):
     def hint(self) -> str:
         """How to go on."""
         return f"stopped; continue with\n  {self.command}"
+
+
+def _lasted(file: Path, part: str, seconds: float) -> float:
+    """Add to the time that a part has taken, over all calls; returns that of all parts."""
+    known: dict[str, float] = dict(read_json(file)) if file.exists() else {}
+    known[part] = known.get(part, 0.0) + seconds
+    write_text(file, to_json(known))
+    return sum(known.values())
 
 
 def _tell(watch: Watch, number: str, line: str) -> None:

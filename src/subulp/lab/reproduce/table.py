@@ -106,4 +106,4 @@ def print_record(console: Console, claim: Claim, written: Written) -> None:
 
 def seeds_text(seeds: Sequence[int]) -> str:
     """Seeds in words."""
-    return ", ".join(map(str, seeds)) or "none: nothing is drawn"
+    return ", ".join(map(str, seeds)) or "none"

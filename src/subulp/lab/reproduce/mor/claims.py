@@ -57,6 +57,11 @@ def _mostly(case: str) -> Check:
     return Check(f"{case}: nearly all in FP8", "fp8 share", case, low=_SHARE)
 
 
+def _chooses(case: str) -> Check:
+    """Where nothing is left in BF16, a mixture is the same as E4M3 for all."""
+    return Check(f"{case}: some are left in BF16", "fp8 share", case, high=1 - 1e-9, role="aside")
+
+
 def _of(linear: str, partition: str) -> str:
     return f"{BASE} {linear} {partition}"
 
@@ -111,7 +116,7 @@ CLAIMS: Sequence[Claim] = (
         "98.38 % of the tensors are in FP8.",
         PARTED,
         published=published("fp8 share", {_of(MOR, BLOCK): 0.9838}),
-        checks=(_mostly(_of(MOR, BLOCK)), _par(_of(MOR, BLOCK))),
+        checks=(_mostly(_of(MOR, BLOCK)), _par(_of(MOR, BLOCK)), _chooses(_of(MOR, BLOCK))),
         shows=("fp8 share", "perplexity", "fp8 error"),
         curves=("fp8 share",),
         differs=f"{_DATA} The partition that the number belongs to is lost; here it is blocks.",
@@ -253,6 +258,7 @@ CLAIMS: Sequence[Claim] = (
         checks=(
             *(_par(_of(MOR, partition)) for partition in PARTITIONS),
             *(_mostly(_of(MOR, partition)) for partition in PARTITIONS),
+            *(_chooses(_of(MOR, partition)) for partition in PARTITIONS),
         ),
         shows=("perplexity", "fp8 share", "fp8 error"),
         curves=("training loss",),
@@ -319,6 +325,11 @@ CLAIMS: Sequence[Claim] = (
                     than=_of(TWO, partition),
                     low=0.0,
                 )
+                for partition in ("subchannel-128", BLOCK)
+            ),
+            *(
+                _chooses(_of(way, partition))
+                for way in (TWO, THREE)
                 for partition in ("subchannel-128", BLOCK)
             ),
         ),
