@@ -87,9 +87,10 @@ class Shown:
         """How long its runs took."""
         if self.written is None:
             return ""
-        if self.written.wall_seconds is None:
-            return f"{duration_text(self.written.found.seconds)} of steps"
-        return duration_text(self.written.wall_seconds)
+        wall, found = self.written.wall_seconds, self.written.found.seconds
+        if wall is None and self.written.seeds:
+            return f"{duration_text(found)} of steps"
+        return duration_text(found if wall is None else wall)
 
     @property
     def checks(self) -> list[Line]:
