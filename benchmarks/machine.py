@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 
+from subulp.ops.native import isa_name
+
 
 def describe(packages: tuple[str, ...] = ("torch-optimi", "torchao")) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "processor": _processor(),
+        "instructions": isa_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,

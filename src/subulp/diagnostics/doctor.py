@@ -104,7 +104,7 @@ def _processor() -> Iterator[tuple[str, str]]:
         yield "C++ kernels", str(error)
         return
     have = [name for name, code in facts.ISAS.items() if lib.subulp_has_isa(code)]
-    used = next(name for name, code in facts.ISAS.items() if code == native.isa())
+    used = native.isa_name()
     yield "instruction sets", ", ".join(have)
     yield "in use", used + (" (SUBULP_ISA is set)" if os.environ.get("SUBULP_ISA") else "")
     units = bf16_product.units_at(torch.device("cpu"))

@@ -355,6 +355,12 @@ def isa() -> int:
     return facts.ISAS[name]
 
 
+def isa_name() -> str:
+    """The instruction set of :func:`isa`, by its name."""
+    code = isa()
+    return next(name for name, known in facts.ISAS.items() if known == code)
+
+
 @cache
 def _widest_isa() -> int:
     return int(library().subulp_best_isa())

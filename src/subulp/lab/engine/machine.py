@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...ops.backend import choose
-from ...ops.native import library
+from ...ops.native import isa_name, library
 
 
 def available_cores() -> int:
@@ -36,16 +36,25 @@ def check_kernels(device: torch.device) -> None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory, GPU, system and Python, as plain JSON, without a host's name."""
+    """What a run is computed with and by, as plain JSON, without a host's name."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "processor": _processor(),
+        "instructions": _instructions(),
         "cores": available_cores(),
         "memory_bytes": _memory(),
         "gpu": gpu,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
+
+
+def _instructions() -> str | None:
+    """The instruction set of the kernels; ``None`` where there are none."""
+    try:
+        return isa_name()
+    except (RuntimeError, ValueError):
+        return None
 
 
 def _processor() -> str:
