@@ -76,6 +76,7 @@ def test_a_description_names_every_setting():
         "head-weight-decay": "0.001",
         "label-texts": "False",
         "propensity": "amazon",
+        "linear": "torchao-fp8",
     }
 
 
@@ -92,6 +93,7 @@ def test_every_preset_resolves_to_its_row(name):
         if field.name not in ("data_set", "encoder", "precision"):
             assert getattr(config, field.name) == getattr(row, field.name)
     assert config.precision == (row.precision,)
+    assert config.linear == ("torchao-fp8" if row.precision == "fp8" else "bf16",)
     assert config.encoder == "some/folder"
     assert config.warmup is None
     assert config.rising_steps(10**6) == row.warmup_steps
@@ -108,6 +110,9 @@ def test_what_is_given_comes_before_the_preset():
         preset="amazon-3m-fp8", encoder="bag", epochs=5, label_texts=True, precision=("fp8", "bf16")
     )
     assert (config.epochs, config.label_texts, config.precision) == (5, True, ("fp8", "bf16"))
+    assert config.linear == ("bf16",)
+    given = XMCConfig(preset="amazon-3m-fp8", encoder="some/folder", linear=("bf16", "e4m3"))
+    assert given.linear == ("bf16", "e4m3")
     assert config.batch_size == 128
 
 

@@ -65,7 +65,7 @@ class XMCConfig(LinearConfig):
     sampled and shortlist, FP32 rows that train on labels drawn at random, or of the best clusters.
     With +nearest rows are rounded to nearest instead of stochastically."""
 
-    linear: Annotated[tuple[str, ...], NAMES] = (PLAIN,)
+    linear: Annotated[tuple[str, ...], NAMES] = overridable((PLAIN,))
     """Operands of the products of the encoder's linear layers, separated by commas. bf16:
     unchanged; e4m3: all in E4M3; mor-tensor, mor-2way, mor-3way: each tensor or block in E4M3,
     E5M2 or BF16, by its error; torchao-fp8: a transformer's in FP8 through the package torchao,
@@ -247,7 +247,10 @@ class XMCConfig(LinearConfig):
         own, others = (
             (_BAG_FIELDS, _TRANSFORMER_FIELDS) if bag else (_TRANSFORMER_FIELDS, _BAG_FIELDS)
         )
-        if not bag:
+        if bag:
+            # Of a transformer: the bag encoder has its own.
+            settings.pop("linear", None)
+        else:
             settings.setdefault("encoder_lr", _TRANSFORMER_LR)
         settings |= dict.fromkeys(others)
         for name in filter(self._given, others):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ...engine.config import check_names
+from ...engine.linear_operands import PLAIN, TORCHAO, Linear
 
 Precision = Literal["bf16", "fp8"]
 Encoder = Literal["bert-base", "distil-bert", "distil-roberta"]
@@ -61,7 +62,12 @@ class Preset:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         # Names of the data set and of the transformer, which are nowhere but in local folders.
         del values["data_set"], values["encoder"]
-        return {**values, "precision": (self.precision,)}
+        return {**values, "precision": (self.precision,), "linear": (self.linear,)}
+
+    @property
+    def linear(self) -> Linear:
+        """Operands of the encoder's linear layers: with FP8 rows they are in FP8 too, section 4.3."""
+        return TORCHAO if self.precision == "fp8" else PLAIN
 
 
 # fmt: off
@@ -107,6 +113,7 @@ def describe(name: str) -> str:
     """
     chosen = preset(name)
     settings = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
+    settings["linear"] = chosen.linear
     width = max(map(len, settings))
     lines = (f"  {key.replace('_', '-'):{width}}  {value}" for key, value in settings.items())
     return "\n".join((name, *lines))
