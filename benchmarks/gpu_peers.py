@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from gpu_turns import Step
+from gpu_turns import Prepared, Step, prepare
 from torch import Tensor
 
 Parameters = Callable[[], Sequence[Tensor]]
@@ -42,6 +42,7 @@ class Peers:
             return
         try:
             step = make()
+            prepare(step)
             step()
         except Exception as error:
             # Whatever ails a peer: ours are measured, and it is named.
@@ -154,17 +155,27 @@ def both_passes(
     x: Tensor,
     grad: Tensor,
     context: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-) -> Step:
-    """A forward pass, in a context of its own, and a backward pass that adds to no gradient."""
+) -> Prepared:
+    """A forward pass, in a context of its own, and a backward pass, as in a step of a training.
 
-    def step() -> None:
+    Each meets other weights, as after an update: some layers keep what they made of the same ones.
+    It adds to no gradient.
+    """
+
+    def before() -> None:
         x.grad = None
         layer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for p in layer.parameters():
+                # FP8 has no arithmetic of its own: the sign is a bit.
+                _ = p.view(torch.uint8).bitwise_xor_(0x80) if p.itemsize == 1 else p.neg_()
+
+    def step() -> None:
         with context():
             y = layer(x)
         y.backward(grad)
 
-    return step
+    return Prepared(step, before)
 
 
 def linear_layers(
@@ -184,8 +195,8 @@ def linear_layers(
     def torchao() -> Step:
         from torchao.float8 import convert_to_float8_training  # noqa: PLC0415
 
-        model = torch.nn.Sequential(torch.nn.Linear(size, size, bias=False))
-        layer = convert_to_float8_training(model.to(x.device, x.dtype))
+        linear = torch.nn.Linear(size, size, bias=False, device=x.device, dtype=x.dtype)
+        layer = convert_to_float8_training(torch.nn.Sequential(linear))
         # As its authors advise: its casts are passes of their own otherwise.
         layer = torch.compile(layer) if x.is_cuda else layer
         return both_passes(layer, x, grad)

@@ -143,8 +143,9 @@ def of_dim(device: torch.device, sizes: Sizes, peers: Peers, dim: int) -> dict[s
     for storage, fraction in (("int8", 0.05), ("int4", 0.05), ("int8", 0.0), ("fp32", 0.0)):
         methods[f"{storage}+{fraction:.0%}"] = ours(storage, fraction)
     narrow = {name for name in methods if not name.startswith("fp32")}
-    plain = torch.nn.EmbeddingBag(count * rows_each, dim, mode="sum", include_last_offset=True)
-    plain.to(device)
+    plain = torch.nn.EmbeddingBag(
+        count * rows_each, dim, mode="sum", include_last_offset=True, device=device
+    )
     plain_grad = grad.view(batch, count, dim).transpose(0, 1).reshape(-1, dim).contiguous()
 
     def torchs() -> None:
@@ -198,15 +199,16 @@ def of_size(device: torch.device, rounds: int, peers: Peers, size: int) -> dict[
     def step(layer: torch.nn.Module) -> Step:
         return gpu_peers.both_passes(layer, x, grad)
 
-    methods = {bf16: step(torch.nn.Linear(size, size, bias=False).to(device, BF16))}
+    made = {"bias": False, "device": device}
+    methods = {bf16: step(torch.nn.Linear(size, size, **made).to(BF16))}
     judged = set()
     for recipe, partition, has_aim in MIXTURES:
-        layer = nn.MoRLinear(size, size, bias=False, mor=nn.MoR(recipe, partition))  # type: ignore[arg-type]
+        layer = nn.MoRLinear(size, size, mor=nn.MoR(recipe, partition), **made)  # type: ignore[arg-type]
         name = f"{recipe}, {partition}{suffix}"
-        methods[name] = step(layer.to(device, BF16))
+        methods[name] = step(layer.to(BF16))
         if has_aim:
             judged.add(name)
-    methods[f"e4m3 weights{suffix}"] = step(nn.Linear(size, size, bias=False).to(E4M3).to(device))
+    methods[f"e4m3 weights{suffix}"] = step(nn.Linear(size, size, **made).to(E4M3))
     gpu_peers.linear_layers(peers, methods, suffix, x, grad)
     turns = Turns(device, rounds)
     turns.run(methods)

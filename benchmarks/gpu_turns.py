@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -23,6 +24,22 @@ SMALL: Sizes = {
 }
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A step, and what comes before each without being part of its time."""
+
+    step: Step
+    before: Step
+
+    def __call__(self) -> object:
+        return self.step()
+
+
+def prepare(step: Step) -> None:
+    if isinstance(step, Prepared):
+        step.before()
+
+
 class Turns:
     """Methods that take turns: seconds of each round."""
 
@@ -33,12 +50,14 @@ class Turns:
     def run(self, methods: dict[str, Step], warm_up: int = 3) -> None:
         for _ in range(warm_up):
             for step in methods.values():
+                prepare(step)
                 step()
         for _ in range(self.rounds):
             for name, step in methods.items():
                 self.seconds.setdefault(name, []).append(self._time(step))
 
     def _time(self, step: Step) -> float:
+        prepare(step)
         if self.device.type != "cuda":
             started = time.perf_counter()
             step()

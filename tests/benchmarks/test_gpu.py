@@ -75,6 +75,21 @@ def test_fp8_products_are_what_fp32_has_of_the_same_numbers():
         assert torch.equal(heads.product(kind, b.t(), a.t())().float(), b.t() @ a.t())
 
 
+def test_heads_where_units_of_fp8_are():
+    heads = script("gpu_heads")
+    peaks = {"bf16": 1e12, "fp8": 2e12}
+    found = heads.of_batch(torch.device("cpu"), gpu_turns.SMALL, 16, peaks, units=True)
+    ours = [f"fp8, 16 instances, {v}" for v in ("1 chunk", "8 chunks", "1 chunk, loss")]
+    for name in (*ours, "three bare products, fp8, 16 instances"):
+        assert found[name]["share_of_peak"] > 0
+        assert found[name]["time_of_products"] > 0
+    assert found["three bare products, all fp8, 16 instances"]["peer"]
+    squares = heads.squares(torch.device("cpu"), gpu_turns.SMALL, peaks, units=True)
+    assert [row["products"] for row in squares.values()] == ["bf16", "fp8"]
+    aims = gpu.judge("heads", found, "NVIDIA H100 80GB HBM3")
+    assert len(aims) == 2 + 6
+
+
 def test_a_share_of_the_peak_counts_each_format_at_its_own():
     heads = script("gpu_heads")
     peaks = {"bf16": 100.0, "fp8": 200.0}
@@ -166,6 +181,29 @@ def test_its_tests_need_no_more_than_torch_triton_numpy_and_pytest():
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert int(done.stdout.splitlines()[-1].split("/")[0]) > 600
+
+
+@pytest.mark.parametrize("has_xdist", [False, True])
+def test_its_tests_run_in_several_processes_where_they_can(monkeypatch, has_xdist):
+    seen = []
+
+    def run(clock, section, command, **environment):
+        seen.append((command, environment))
+
+    monkeypatch.setattr(gpu, "run", run)
+    monkeypatch.setattr(gpu.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(
+        gpu.importlib.util,
+        "find_spec",
+        lambda name: True if has_xdist or name == "pytest" else None,
+    )
+    gpu.tests(gpu.Clock(0.0))
+    ((command, environment),) = seen
+    assert ("-n" in command) == has_xdist
+    assert not has_xdist or command[command.index("-n") + 1] == "12"
+    # No other plugin has a say.
+    assert environment == {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    assert {"tests/gpu/test_launches.py", "tests/nn/test_cached_lookup.py"} & set(command)
 
 
 def faked(monkeypatch, found):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
+
+from subulp import nn
 
 from .scripts import script
 
@@ -182,10 +185,25 @@ def test_linear_layers(monkeypatch, autocast):
     assert events.count("entered") == events.count("left") > 2
 
 
-def test_gradients_are_not_added_to():
-    layer, x = torch.nn.Linear(3, 3), torch.ones(2, 3, requires_grad=True)
-    step = gpu_peers.both_passes(layer, x, torch.ones(2, 3))
-    step()
-    first = x.grad.clone(), layer.weight.grad.clone()
-    step()
-    assert all(map(torch.equal, first, (x.grad, layer.weight.grad)))
+@pytest.mark.parametrize("dtype", [BF16, torch.float8_e4m3fn], ids=str)
+def test_each_step_meets_other_weights_and_adds_to_no_gradient(dtype):
+    layer = nn.Linear(16, 16, bias=False).to(dtype)
+    x = torch.ones(2, 16, dtype=BF16, requires_grad=True)
+    step = gpu_peers.both_passes(layer, x, torch.ones(2, 16, dtype=BF16))
+    weights, grads = [], []
+    for _ in range(2):
+        gpu_turns.prepare(step)
+        step()
+        weights.append(layer.weight.detach().float())
+        grads.append(layer.weight.grad.float())
+    assert torch.equal(weights[0], -weights[1])
+    assert torch.equal(grads[0], grads[1])
+
+
+def test_what_comes_before_a_step_is_not_in_its_time():
+    events = []
+    step = gpu_turns.Prepared(lambda: events.append("step"), lambda: time.sleep(0.2))
+    turns = gpu_turns.Turns(CPU, 2)
+    turns.run({"a": step}, warm_up=1)
+    assert events == ["step"] * 3
+    assert turns.median("a") < 0.1
