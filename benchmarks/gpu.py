@@ -17,6 +17,7 @@ tables that README.md has of a record.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -48,6 +49,9 @@ LIMITS = {
 
 MINUTES = sum(LIMITS.values()) / 60
 """Of all sections together."""
+
+LAST_WORDS = 5.0
+"""Seconds in which a command that took too long may still tell what it has found."""
 
 MEASURED = ("tuning", "optimizers", "tables", "heads", "mixtures", "memory")
 PACKAGES = ("triton", "fbgemm-gpu", "flashoptim", "torchao", "torch-optimi", "transformer-engine")
@@ -155,14 +159,26 @@ def run(clock: Clock, section: str, command: list[str], **environment: str) -> d
         printed, errors = process.communicate(timeout=seconds)
         status = "failed" if process.returncode else "passed"
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        printed, errors = process.communicate()
+        printed, errors = end(process)
         status = "took too long"
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
+        end(process)
         raise
     output = printed if status == "passed" else (printed + errors)[-20_000:]
     return {"status": status, "seconds": time.monotonic() - started, "output": output}
+
+
+def end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End a command and what it has started; what it printed, pytest its failures at the last."""
+    try:
+        os.killpg(process.pid, signal.SIGINT)
+        return process.communicate(timeout=LAST_WORDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def parsed(found: dict[str, Any]) -> Any:

@@ -287,6 +287,27 @@ def test_what_takes_too_long_is_no_pass(monkeypatch, tmp_path):
     assert not (tmp_path / "alive").exists()
 
 
+def test_tests_that_take_too_long_still_name_their_failures(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "LIMITS", {"tests": 8})
+    file = tmp_path / "test_slow.py"
+    file.write_text("import time\ndef test_a(): assert 0, 'wrong'\ndef test_b(): time.sleep(60)\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir"]
+    found = gpu.run(gpu.Clock(time.monotonic()), "tests", [*command, str(tmp_path), str(file)])
+    assert found["status"] == "took too long"
+    assert "AssertionError: wrong" in found["output"]
+
+
+def test_a_command_that_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr(gpu, "LIMITS", {"checks": 3})
+    monkeypatch.setattr(gpu, "LAST_WORDS", 1.0)
+    code = "import signal, time; signal.signal(2, signal.SIG_IGN); print('here', flush=True); "
+    command = [sys.executable, "-c", code + "time.sleep(60)"]
+    found = gpu.run(gpu.Clock(time.monotonic()), "checks", command)
+    assert found["status"] == "took too long"
+    assert found["output"] == "here\n"
+    assert found["seconds"] < 10
+
+
 def test_limits_are_eight_minutes_and_leave_each_section_its_own():
     assert sum(gpu.LIMITS.values()) == 480
     assert list(gpu.LIMITS)[2:] == ["tests", *gpu.MEASURED, "sanitizer", "races"]
