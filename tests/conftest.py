@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 from tests import default_dtype
 from tests.ranks import Ranks
@@ -24,9 +24,13 @@ from tests.ranks import Ranks
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# How long an example takes is the machine's affair: no test fails for it.
-settings.register_profile("subulp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("subulp")
+# Property tests import it themselves: where it is missing, as beside a GPU, all others run.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes is the machine's affair: no test fails for it.
+    settings.register_profile("subulp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("subulp")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

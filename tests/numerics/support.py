@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,12 +16,6 @@ from tests.oracles.grid import Grid
 
 NARROW = (BF16, FP16, E4M3, E5M2)
 FP8 = (E4M3, E5M2)
-NUMPY_DTYPE = {
-    BF16: ml_dtypes.bfloat16,
-    FP16: np.float16,
-    E4M3: ml_dtypes.float8_e4m3fn,
-    E5M2: ml_dtypes.float8_e5m2,
-}
 FP32_MAX = torch.finfo(torch.float32).max
 INF, NAN = float("inf"), float("nan")
 
@@ -30,6 +24,14 @@ INF, NAN = float("inf"), float("nan")
 def grid_of(fmt: Format) -> Grid:
     """The oracle's format; one object for each, so that its enumeration is made once."""
     return Grid(fmt.exponent_bits, fmt.mantissa_bits, fmt.has_infinity)
+
+
+def numpy_dtype(fmt: Format) -> Any:
+    """The format as numpy and ml_dtypes have it, which only those tests need that ask them."""
+    import ml_dtypes  # noqa: PLC0415 - missing beside a GPU, whose tests take boundaries
+
+    names = {E4M3: "float8_e4m3fn", E5M2: "float8_e5m2", BF16: "bfloat16"}
+    return np.float16 if fmt == FP16 else getattr(ml_dtypes, names[fmt])
 
 
 def fp32(values: object) -> Tensor:
@@ -57,9 +59,12 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
 
 def all_codes(fmt: Format) -> Tensor:
     """The value of every code of a stored format, NaN and infinities included, in code order."""
+    return torch.from_numpy(_codes(fmt).view(numpy_dtype(fmt)).astype(np.float32))
+
+
+def _codes(fmt: Format) -> np.ndarray:
     bits = 1 + fmt.exponent_bits + fmt.mantissa_bits
-    codes = np.arange(2**bits, dtype=np.uint8 if bits == 8 else np.uint16)
-    return torch.from_numpy(codes.view(NUMPY_DTYPE[fmt]).astype(np.float32))
+    return np.arange(2**bits, dtype=np.uint8 if bits == 8 else np.uint16)
 
 
 def every_value(fmt: Format) -> Tensor:
@@ -74,7 +79,7 @@ def boundaries(fmt: Format) -> Tensor:
 
     After the largest value, the next is where the next one would lie.
     """
-    codes = all_codes(fmt).numpy()
+    codes = torch.from_numpy(_codes(fmt)).view(fmt.dtype).float().numpy()
     magnitudes = codes[np.isfinite(codes) & ~np.signbit(codes)]
     assert (np.diff(magnitudes) > 0).all()
     steps = np.diff(magnitudes)
@@ -94,7 +99,7 @@ def boundaries(fmt: Format) -> Tensor:
 def stored_cast(x: Tensor, fmt: Format) -> Tensor:
     """The nearest-even cast of numpy or ml_dtypes, with saturation where theirs overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
-        cast = torch.from_numpy(x.numpy().astype(NUMPY_DTYPE[fmt]).astype(np.float32))
+        cast = torch.from_numpy(x.numpy().astype(numpy_dtype(fmt)).astype(np.float32))
     overflowed = x.isfinite() & ~cast.isfinite()
     return torch.where(overflowed, torch.copysign(fp32(fmt.max), x), cast)
 

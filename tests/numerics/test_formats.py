@@ -20,7 +20,14 @@ from subulp.numerics import (
     simulated,
 )
 from subulp.numerics.formats import power_of_two
-from tests.numerics.support import FP32_MAX, all_codes, fp32, from_patterns, grid_of
+from tests.numerics.support import (
+    FP32_MAX,
+    all_codes,
+    assert_same_bits,
+    fp32,
+    from_patterns,
+    grid_of,
+)
 from tests.oracles.grid import Grid
 
 STORED = (FP32, BF16, FP16, E4M3, E5M2)
@@ -93,6 +100,13 @@ def test_every_value_is_on_its_own_grid(fmt: Format) -> None:
     values = all_codes(fmt)
     values = values[values.isfinite()]
     assert torch.equal(round_to(values, fmt), values)
+
+
+@pytest.mark.parametrize("fmt", [E4M3, E5M2, FP16, BF16], ids=str)
+def test_torch_decodes_every_code_as_ml_dtypes_does(fmt: Format) -> None:
+    """Boundaries are torch's, so that a GPU's tests need nothing else."""
+    codes = np.arange(2 ** (8 * fmt.itemsize), dtype=f"uint{8 * fmt.itemsize}")
+    assert_same_bits(torch.from_numpy(codes).view(fmt.dtype).float(), all_codes(fmt))
 
 
 def ulp_of_one_value(fmt: Format, x: float) -> float:

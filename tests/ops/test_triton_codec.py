@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from subulp.numerics import BF16, E4M3, E5M2, FP16, Format, extra_bits, random_bits, round_to
-from tests.numerics.support import NUMPY_DTYPE, boundaries, stored_cast
+from tests.numerics.support import boundaries, numpy_dtype, stored_cast
 
 from .support import DEVICES, interpreted
 
@@ -178,7 +178,7 @@ def documented(x: Tensor, fmt: Format) -> Tensor:
     value to that, infinities too; NaN becomes 0x7F.
     """
     values = stored_cast(x.clamp(-fmt.max, fmt.max), fmt)
-    codes = torch.from_numpy(values.numpy().astype(NUMPY_DTYPE[fmt]).view(np.uint8))
+    codes = torch.from_numpy(values.numpy().astype(numpy_dtype(fmt)).view(np.uint8))
     return torch.where(x.isnan(), 0x7F, codes.int()).to(torch.uint8)
 
 

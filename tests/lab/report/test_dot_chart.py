@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 
@@ -43,3 +44,21 @@ def test_bars_are_explained_where_there_are_any():
 def test_the_papers_side_is_left_out_where_it_prints_nothing():
     assert ">paper<" not in svg(chart(Row("a", None, 1.0, None)), "a-")
     assert ">paper<" in svg(chart(BOTH), "a-")
+
+
+def test_charts_of_one_grid_have_the_same_scales(tmp_path):
+    rows = [Row("a", None, 1.0, None), Row("b", 2.0, 9.0, None)]
+    first, second = (
+        DotChart("Table 1", "perplexity", [row], [other]) for row, other in (rows, rows[::-1])
+    )
+    drawn = [svg(each, "a-") for each in (first, second)]
+
+    def labels(text):
+        return re.findall(r">([-.0-9]+)</text>", text)
+
+    assert labels(drawn[0]) == labels(drawn[1])
+    assert labels(drawn[0]) != labels(svg(DotChart("Table 1", "perplexity", rows[:1]), "a-"))
+    # A side is there if any of the charts has numbers on it.
+    assert all(">paper<" in text for text in drawn)
+    assert "b:" not in first.description
+    save_png([first, second], tmp_path / "chart.png")

@@ -9,6 +9,7 @@ from subulp.lab.engine.stopping import Interrupted
 from subulp.lab.reproduce import training
 from subulp.lab.reproduce.check import Check
 from subulp.lab.reproduce.claim import Claim, Experiment, Options, Watch
+from subulp.lab.reproduce.figures import MOST_ROWS, charts
 from subulp.lab.reproduce.found import Curve, Found, Observation
 from subulp.lab.reproduce.measurement import Measurement
 from subulp.lab.reproduce.pages import markdown, read_records, write_report
@@ -168,3 +169,35 @@ def test_pages_show_the_paper_beside_ours(claim, tmp_path):
     text = markdown(read_records(tmp_path / "records", [claim]))
     assert "less is lost" in text
     assert "`subulp reproduce collage-table99 --size small" in text
+
+
+def test_a_report_says_why_claims_are_not_run(claim, tmp_path):
+    reproduce(claim, Options("small"), tmp_path, HERE)
+    never = Claim("collage", "Table 100", "Something.", not_run="it needs 16 GPUs")
+    not_yet = dataclasses.replace(claim, place="Table 101")
+    elsewhere = dataclasses.replace(never, paper="elmo", place="Table 102")
+    claims = [claim, never, not_yet, elsewhere]
+    write_report(tmp_path / "records", claims, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "Not run: it needs 16 GPUs." in page
+    assert "Table 100 <span" in page
+    # What was not asked for is neither a claim of another paper nor one that could be run.
+    assert "Table 101" not in page
+    assert "Table 102" not in page
+    assert "2 claims: " in page
+    assert "not run 1" in page
+
+
+def test_a_large_grid_is_several_charts(tmp_path):
+    count = 2 * MOST_ROWS + 1
+    cases = tuple(Observation(f"case {i}", "perplexity", float(i)) for i in range(count))
+    claim = claim_of(
+        lambda _: (Measurement("m", lambda: Found(cases)),),
+        checks=(Check("one", "perplexity", "case 1", low=1, high=1),),
+        curves=(),
+    )
+    shown = charts(claim, reproduce(claim, Options("small"), tmp_path))
+    assert [len(chart.rows) for chart in shown] == [27, 27, 27]
+    assert [row.name for chart in shown for row in chart.rows] == [case.case for case in cases]
+    assert all(len(chart.rows) + len(chart.others) == count for chart in shown)
+    assert shown[2].title.endswith(", part 3 of 3")

@@ -43,11 +43,13 @@ class DotChart:
         title: Heading of the figure.
         quantity: What the numbers are.
         rows: The cases, in the order of the paper.
+        others: Cases of further charts, which have the same scales (default: none).
     """
 
     title: str
     quantity: str
     rows: Sequence[Row]
+    others: Sequence[Row] = ()
 
     @property
     def unit(self) -> str:
@@ -73,14 +75,15 @@ class DotChart:
     def draw(self, panel: Panel) -> None:
         """The first case is the uppermost; a side without numbers leaves the other its room."""
         # Names are of letters, most of which are narrower than what else is measured so.
-        longest = min(_LONGEST, max(len(row.name) for row in self.rows))
+        whole = [*self.rows, *self.others]
+        longest = min(_LONGEST, max(len(row.name) for row in whole))
         left = 10 + 0.9 * text_width("x" * longest)
         bottom = _TOP + _ROW * len(self.rows)
         sides = [
             (words, style, rows)
             for words, style, rows in (
-                ("paper", _PAPER, [(i, r.paper, None) for i, r in enumerate(self.rows)]),
-                ("here", _HERE, [(i, r.here, r.ends) for i, r in enumerate(self.rows)]),
+                ("paper", _PAPER, [(i, r.paper, None) for i, r in enumerate(whole)]),
+                ("here", _HERE, [(i, r.here, r.ends) for i, r in enumerate(whole)]),
             )
             if any(value is not None and math.isfinite(value) for _, value, _ in rows)
         ]
@@ -111,6 +114,7 @@ class DotChart:
         else:
             margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
             axes.set_xlim(low - margin, high + margin)
+        known = [row for row in known if row[0] < len(self.rows)]
         axes.set_ylim(len(self.rows), 0)
         panel.ticks(axes, xlabel="", left=corner[0], bottom=corner[1])
         _thin_ticks(axes, width)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from string import ascii_uppercase
 
 import numpy as np
@@ -18,7 +20,7 @@ from .record import Written
 from .table import number_text
 
 MOST_ROWS = 40
-"""Cases of a figure; a larger grid is shown by its checks alone."""
+"""Cases of a chart; those of a larger grid are shared out over several with the same scales."""
 
 
 def charts(claim: Claim, written: Written) -> list[Chart]:
@@ -30,15 +32,32 @@ def _dots(claim: Claim, found: Found) -> list[DotChart]:
     printed = Found(claim.published)
     shown = []
     for table in numbers(found):
-        if table.quantity not in _quantities(claim) or len(table.rows) > MOST_ROWS:
+        if table.quantity not in _quantities(claim):
             continue
         rows = []
         for case, by_seed in table.rows.items():
             mean, low, high = interval(list(by_seed.values()))
             paper = printed.values(case, table.quantity).get(None)
             rows.append(Row(case, paper, mean, (low, high)))
-        shown.append(DotChart(claim.place, table.quantity, rows))
+        shown += _panels(claim.place, table.quantity, rows)
     return shown
+
+
+def _panels(title: str, quantity: str, rows: list[Row]) -> list[DotChart]:
+    """Charts of about as many rows each, in their order."""
+    count = math.ceil(len(rows) / MOST_ROWS)
+    if count == 1:
+        return [DotChart(title, quantity, rows)]
+    ends = [round(i * len(rows) / count) for i in range(count + 1)]
+    return [
+        DotChart(
+            f"{title}, part {i + 1} of {count}",
+            quantity,
+            rows[first:last],
+            rows[:first] + rows[last:],
+        )
+        for i, (first, last) in enumerate(pairwise(ends))
+    ]
 
 
 def _quantities(claim: Claim) -> set[str]:

@@ -154,11 +154,20 @@ def read_records(folder: Path, claims: Sequence[Claim]) -> list[Shown]:
 def write_report(folder: Path, claims: Sequence[Claim], out: Path) -> None:
     """Write one HTML file about all claims of which there is a record, with all figures.
 
+    Of the papers that these are of, claims that nothing here can run are in it too, with the
+    reason.
+
     Raises:
         ValueError: A file is no record.
         OSError: The file cannot be written.
     """
-    rows = [row for row in read_records(folder, claims) if row.written is not None]
+    every = read_records(folder, claims)
+    papers = {row.claim.paper for row in every if row.written is not None}
+    rows = [
+        row
+        for row in every
+        if row.written is not None or (row.claim.not_run and row.claim.paper in papers)
+    ]
     page = fill(
         "reproductions.html.jinja",
         resources.files(__package__),

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from importlib import metadata
 
-_PACKAGES = ("subulp", "torch", "numpy", "scikit-learn", "transformers", "tokenizers")
+# The last two are baselines: Omikuji's linear trees, and torchao's optimizers.
+_PACKAGES = (
+    *("subulp", "torch", "numpy", "scikit-learn", "scipy", "transformers", "tokenizers"),
+    *("omikuji", "torchao"),
+)
 
 
 def versions() -> dict[str, str | None]:
