@@ -317,7 +317,7 @@ class ExtremeClassifier(FixedDtypes):
         """The batch, of all ranks on a mesh, once all of it is found to be good."""
         grads = torch.is_grad_enabled()
         late = self._checks_late
-        flags = {
+        flags: dict[str, Any] = {
             "trains": self.training and grads and not self.table.frozen,
             "gradient": grads and getattr(x, "requires_grad", False),
         }
