@@ -39,13 +39,17 @@ def main(device: str) -> None:
         values = values.repeat(3)
         lengths = torch.tensor([70, 50] * 3, device=device)
         bags(values, lengths).sum().backward()
-    for products, dropout in (("fp32", 0.2), ("bf16", 0.0), ("fp8", 0.0)):
-        options = {"products": products, "dropout": dropout, "device": device}
+    for storage, products, dropout in (
+        *(("e4m3", "fp32", 0.2), ("e4m3", "bf16", 0.0), ("e4m3", "fp8", 0.0)),
+        *(("int4", "fp32", 0.2), ((3, 4), "fp32", 0.0)),
+    ):
+        options = {"storage": storage, "products": products, "dropout": dropout, "device": device}
         head = nn.ExtremeClassifier(21, 130, chunks=2, seed=0, **options)  # type: ignore[arg-type]
         optim.RowSGD(head, lr=0.1)
         x = torch.randn(5, 21, device=device, requires_grad=True)
         rows = torch.arange(5, device=device)
         head(x, rows, rows * 26, loss=True).backward()
+        head.topk(x.detach())
     for recipe, partition in (("tensor", "tensor"), ("subtensor-3way", "block-128x128")):
         layer = nn.MoRLinear(129, 131, mor=nn.MoR(recipe, partition)).to(device, BF16)  # type: ignore[arg-type]
         x = torch.randn(7, 129, device=device, dtype=BF16, requires_grad=True)

@@ -61,8 +61,9 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "head, 8 chunks, rows of integers": ((64, 0), None),
     # Zeros where other ranks have rows: for both dtypes of the weights, and after the gradient.
     "head, 8 chunks, FP8, parts of a mesh": ((104, 0), None),
-    # Beside the chunks of training: the batch is checked, sorted and split, sums begin with zeros and the loss
-    # is rounded; inputs are encoded, with scales, and their gradient takes the loss's factor.
+    # Beside the chunks of training: the batch is checked, sorted and split, sums begin with zeros
+    # and the loss is rounded; inputs are encoded, with scales, and their gradient takes the loss's
+    # factor.
     "head module, train, FP32": ((62, 0), None),
     "head module, train, FP8": ((66, 0), None),
     "head module, train, one instance": ((66, 0), None),

@@ -292,7 +292,9 @@ class ExtremeClassifier(FixedDtypes):
         Raises:
             TypeError: A tensor wraps others, as DTensor does; nothing was updated.
             ValueError: A shape, dtype, device or index does not fit; nothing was updated.
-            FloatingPointError: The embeddings are not finite; nothing was updated.
+            FloatingPointError: The embeddings are not finite; nothing was updated. On a GPU, unless
+                on a mesh, this and an index are found by kernels: loss and gradient are NaN, and
+                the next call raises the error; ``CUDA_LAUNCH_BLOCKING=1`` has the same one do it.
             RuntimeError: There is no optimizer, ``label_counts`` are missing, or other processes
                 train copies of the rows.
         """

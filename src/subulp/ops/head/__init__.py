@@ -135,6 +135,8 @@ def head_step(job: HeadJob) -> None:
         grad_x += G.T @ W
         W -= lr * (G @ bf16(x) + weight_decay * W)
 
+    Weights that dropout has scaled up, in both products with ``W``, are rounded to BF16 too.
+
     With ``products="fp8"`` the logits are ``bf16(W @ e4m3(x).T)``, the rest is the same: ELMO,
     section 4.3 and algorithm 1. ``e4m3`` saturates. The gradient stays in BF16 because a fifth of
     it lies below even E5M2's range (figure 2b). The loss is that of ``Z``.
