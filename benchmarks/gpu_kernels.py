@@ -54,13 +54,17 @@ def tables(device: str) -> None:
 
 
 def heads(device: str) -> None:
-    for products, dropout in (("fp32", 0.2), ("bf16", 0.0), ("fp8", 0.0)):
-        options = {"products": products, "dropout": dropout, "device": device}
+    for storage, products, dropout in (
+        *(("e4m3", "fp32", 0.2), ("e4m3", "bf16", 0.0), ("e4m3", "fp8", 0.0)),
+        *(("int4", "fp32", 0.2), ((3, 4), "fp32", 0.0)),
+    ):
+        options = {"storage": storage, "products": products, "dropout": dropout, "device": device}
         head = nn.ExtremeClassifier(21, 130, chunks=2, seed=0, **options)  # type: ignore[arg-type]
         optim.RowSGD(head, lr=0.1)
         x = torch.randn(5, 21, device=device, requires_grad=True)
         rows = torch.arange(5, device=device)
         head(x, rows, rows * 26, loss=True).backward()
+        head.topk(x.detach())
 
 
 def mixtures(device: str) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from subulp.nn.cached_table import CachedTable, EmbeddingTable
 from subulp.numerics import format_of, simulated
+from subulp.numerics.int_rows import IntFormat, row_bytes
 from subulp.numerics.mixture import RECIPES, TENSOR, THREE_WAY
 from subulp.numerics.random_bits import WHOLE, Region
 from subulp.ops import adam, sgd
@@ -17,7 +18,16 @@ from subulp.ops.all_finite import triton as all_finite_triton
 from subulp.ops.capture import Held
 from subulp.ops.embedding import Job, Lookups, TableUpdate
 from subulp.ops.embedding import triton as embedding_triton
-from subulp.ops.head import RandomAddress, triton_dropout, triton_logistic, triton_sum
+from subulp.ops.head import (
+    RandomAddress,
+    triton_batch,
+    triton_dropout,
+    triton_fp8,
+    triton_integers,
+    triton_logistic,
+    triton_sum,
+    triton_topk,
+)
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
 from subulp.ops.mixture import DecodeJob
@@ -142,6 +152,44 @@ def compile_logistic(
             target, (labels, batch), count=5 * batch, first=labels, loss=loss, narrow=narrow
         )
     )
+
+
+def compile_batch(
+    kernel: str, target: Target, sizes: tuple[int, int, int] = MAIN, *, permuted: bool = True
+) -> Compiled:
+    """``"check"``, ``"split"`` or ``"zero"``, of a batch with five labels an instance."""
+    labels, dim, batch = sizes
+    shape = labels, dim, batch, 5 * batch
+    return Compiled.of(triton_batch.compile_for(target, kernel, shape, permuted=permuted))
+
+
+def compile_inputs(target: Target, sizes: tuple[int, int, int] = MAIN) -> Compiled:
+    """Inputs in E4M3, with zeros up to multiples of 16."""
+    _, dim, batch = sizes
+    padded = -(-batch // 16) * 16, -(-dim // 16) * 16
+    return Compiled.of(triton_fp8.compile_for(target, (batch, dim), *padded))
+
+
+def compile_integers(
+    kernel: str, fmt: IntFormat, target: Target, sizes: tuple[int, int, int] = MAIN
+) -> Compiled:
+    """``"decode"`` or ``"step"`` of a head's rows of integers, with remainders and dropout."""
+    labels, dim, batch = sizes
+    job = replace(
+        head_job(fmt, weight_decay=0.1, dropout=0.5),
+        rows=torch.empty(labels, row_bytes(dim, fmt.bits), dtype=torch.uint8, device="meta"),
+        remainder=torch.empty(labels // 4, dim, dtype=torch.bfloat16, device="meta"),
+        x=torch.empty(batch, dim, device="meta"),
+    )
+    return Compiled.of(triton_integers.compile_for(target, kernel, job))
+
+
+def compile_total(target: Target) -> Compiled:
+    return Compiled.of(triton_sum.compile_total(target, PARTS))
+
+
+def compile_keys(target: Target, sizes: tuple[int, int, int] = MAIN) -> Compiled:
+    return Compiled.of(triton_topk.compile_for(target, (sizes[2], sizes[0])))
 
 
 def compile_sum(target: Target, sizes: tuple[int, int, int] = MAIN) -> Compiled:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from subulp.numerics.int_rows import INT8
 from subulp.ops.all_finite import triton as all_finite_triton
-from subulp.ops.head import triton_dropout, triton_sum
+from subulp.ops.head import triton_batch, triton_dropout, triton_fp8, triton_sum, triton_topk
 from subulp.ops.step import triton as step_triton
 from subulp.ops.step import triton_scales
 from subulp.ops.triton.launch import Target
@@ -102,6 +103,15 @@ CASES = {
     "logits, fp32": Case(partial(aot_worker.compile_logistic, loss=True, narrow=False)),
     "logits, bf16": Case(partial(aot_worker.compile_logistic, loss=True, narrow=True)),
     "sum": Case(aot_worker.compile_sum, triton_sum.BLOCK),
+    "loss": Case(aot_worker.compile_total),
+    **{
+        f"batch, {kernel}": Case(partial(aot_worker.compile_batch, kernel), triton_batch.BLOCK)
+        for kernel in ("check", "split", "zero")
+    },
+    "inputs in e4m3": Case(aot_worker.compile_inputs, triton_fp8.BLOCK),
+    "keys of scores": Case(aot_worker.compile_keys, triton_topk.BLOCK),
+    "head, int8, decode": Case(partial(aot_worker.compile_integers, "decode", INT8)),
+    "head, int8, step": Case(partial(aot_worker.compile_integers, "step", INT8)),
     "tables, weights' gradient": _table("weight-grad", *_TABLE),
     "tables, order": _table("order", *_TABLE),
     "tables, spans": _table("spans", *_TABLE),

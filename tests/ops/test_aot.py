@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton
 
+from subulp.numerics.int_rows import INT2, INT8
 from subulp.ops.strategy import all_names
 from subulp.ops.triton import launch
 
@@ -175,6 +176,29 @@ def test_logistic(compiler, capability, loss, narrow):
 def test_logistic_of_other_sizes(compiler, sizes):
     call = partial(aot_worker.compile_logistic, 90, loss=True, narrow=True, sizes=sizes)
     check(compiler.submit(call).result())
+
+
+@pytest.mark.parametrize("sizes", [aot_worker.MAIN, aot_worker.RAGGED, aot_worker.ONES], ids=str)
+@pytest.mark.parametrize("kernel", ["check", "split", "zero"])
+def test_batch_of_a_head(compiler, kernel, sizes):
+    call = partial(aot_worker.compile_batch, kernel, 90, sizes, permuted=sizes != aot_worker.MAIN)
+    check(compiler.submit(call).result())
+
+
+@pytest.mark.parametrize("sizes", [aot_worker.MAIN, aot_worker.RAGGED, aot_worker.ONES], ids=str)
+def test_inputs_and_scores_of_a_head(compiler, sizes):
+    check(compiler.submit(aot_worker.compile_inputs, 90, sizes).result())
+    check(compiler.submit(aot_worker.compile_keys, 90, sizes).result())
+
+
+@pytest.mark.parametrize("fmt", [INT8, INT2], ids=str)
+@pytest.mark.parametrize("kernel", ["decode", "step"])
+def test_head_of_integers(compiler, kernel, fmt):
+    check(compiler.submit(aot_worker.compile_integers, kernel, fmt, 90).result())
+
+
+def test_loss(compiler):
+    check(compiler.submit(aot_worker.compile_total, 90).result())
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -131,7 +131,7 @@ def test_tiles_do_not_show(fmt, precise, dropout):
 
 
 @interpreted
-@pytest.mark.parametrize("fmt", FORMATS[:4], ids=str)
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
 @pytest.mark.parametrize("dim", [24, 21], ids=["aligned", "ragged"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("changes", [{}, {"weight_decay": 0.3, "scale": 0.25}], ids=str)
@@ -148,7 +148,7 @@ def test_the_fused_triton_kernel_is_the_reference(fmt, dim, rounding, changes):
 
 
 @interpreted
-@pytest.mark.parametrize("fmt", FORMATS[:4], ids=str)
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
 @pytest.mark.parametrize(
     "changes",
     [

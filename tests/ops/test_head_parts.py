@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from subulp.numerics import BF16, E4M3, FP32
+from subulp.numerics import BF16, E4M3, FP32, simulated
 from subulp.numerics.int_rows import INT8
 from subulp.ops.head import cpu, exact_sum, head_step, reference, tiles
 from subulp.ops.head import triton as triton_head
@@ -88,9 +88,17 @@ def test_narrow_products_of_runs_are_those_of_the_whole(products, backend):
 
 
 @interpreted
-@pytest.mark.parametrize("changes", [{}, {"dropout": 0.3}, {"precise": 33}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({}, {"dropout": 0.3}, {"precise": 33}),
+        *({"products": "bf16"}, {"products": "fp8"}, {"products": "fp8", "dropout": 0.3}),
+        *({"fmt": INT8}, {"fmt": simulated(3, 4)}),
+    ],
+    ids=str,
+)
 def test_the_fused_triton_kernel_steps_runs_as_the_whole(changes):
-    whole = job(E4M3, labels=70, **changes)
+    whole = job(**{"fmt": E4M3, "labels": 70, **changes})
     parts = clones(whole)
     triton_head.run(whole)
     for first, last in ((0, 33), (33, 70)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from tempfile import TemporaryDirectory
@@ -18,8 +19,11 @@ from torch import Tensor
 
 from subulp import nn, optim
 from subulp.nn.cached_table import EmbeddingTable
+from subulp.nn.extreme_classifier import _Evaluate, _TrainStep
 from subulp.nn.linear import _DecodedLinear, _NarrowLinear
 from subulp.nn.mor_linear import _MoRLinear, _without_tensors, forward_product
+from subulp.numerics import simulated
+from subulp.numerics.int_rows import INT8
 from subulp.ops.embedding import calls, embedding_pool, embedding_update, make_tables
 from subulp.ops.embedding.job import Lookups
 from subulp.ops.head import head_step
@@ -221,17 +225,136 @@ def tables_backward(place: Place) -> Any:
     return lambda: embedding_update(*update), lambda: [*update[0], *update[1], *update[2]]
 
 
-@case("head, 8 chunks, FP32", "fp32", exact=False)
-@case("head, 8 chunks, BF16", "bf16", exact=False)
-@case("head, 8 chunks, remainders and dropout", "bf16", 0.1, 30, exact=False)
-def head(place: Place, products: str, dropout: float = 0.0, precise: int = 0) -> Any:
-    options = {"dropout": dropout, "precise": precise, "operands": {}}
-    made = head_jobs.job(products=products, rounding="nearest", **options)
+SMALL, MORE = (50, 32, 7), (110, 48, 17)
+"""Labels, dimensions and instances: what a chunk launches does not depend on them."""
+
+FEW = (12, 32, 7), (20, 48, 9)
+"""The same where a program takes a row, which takes long to interpret."""
+
+HEADS: dict[str, tuple[dict[str, Any], tuple[tuple[int, int, int], ...]]] = {
+    "FP32": ({}, (SMALL, MORE)),
+    "BF16": ({"products": "bf16"}, (SMALL,)),
+    "FP8": ({"products": "fp8"}, (SMALL, MORE)),
+    "remainders and dropout": ({"products": "bf16", "dropout": 0.1, "precise": 30}, (SMALL, MORE)),
+    "FP8, dropout": ({"products": "fp8", "dropout": 0.1}, (SMALL, MORE)),
+    "simulated rows": ({"fmt": simulated(3, 4)}, (SMALL, MORE)),
+    "rows of integers": ({"fmt": INT8}, FEW),
+    "FP8, parts of a mesh": ({"products": "fp8", "before": 5, "after": 3}, (SMALL, MORE)),
+}
+"""Options of steps, and sizes that each is taken in."""
+
+ELEMENTS: dict[str, int] = {}
+"""Weights and logits of the cases that count bytes."""
+
+
+def head(place: Place, sizes: tuple[int, int, int], options: dict[str, Any]) -> Any:
+    labels, dim, batch = sizes
+    shape = {"labels": labels, "dim": dim, "batch": batch}
+    made = head_jobs.job(**options, **shape, rounding="nearest", operands={})
     tensors = {
         name: place(value) for name, value in vars(made).items() if isinstance(value, Tensor)
     }
     job = replace(made, **tensors)
     return lambda: [head_step(job) for _ in range(8)], lambda: [job.grad_x, job.loss]
+
+
+for _name, (_options, _sizes) in HEADS.items():
+    for _more, (_labels, _dim, _batch) in zip(("", ", more of all"), _sizes, strict=False):
+        _case = f"head, 8 chunks, {_name}{_more}"
+        ELEMENTS[_case] = 8 * _labels * (_dim + _batch)
+        case(_case, (_labels, _dim, _batch), _options, exact=False)(head)
+
+
+def head_module(place: Place, sizes: tuple[int, int, int], **options: Any) -> Any:
+    """A classifier, a batch and its positives, each pair twice; one instance's sums are exact."""
+    labels, dim, batch = sizes
+    options = {"chunks": 8, "rounding": "nearest", "seed": 0, **options}
+    module = nn.ExtremeClassifier(dim, labels, **options)
+    codes: Any = place(Tensor.detach(module.table.codes))
+    codes.frozen = False
+    module.table._parameters["codes"] = codes
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = None if buffer is None else place(buffer)
+    for name, buffer in module.table._buffers.items():
+        module.table._buffers[name] = None if buffer is None else place(buffer)
+    module.row_optimizer = SimpleNamespace(group_of=lambda codes: {"lr": 0.5, "weight_decay": 0.0})
+    x = torch.randn(batch, dim)
+    if batch == 1:
+        x = torch.zeros(1, dim)
+        x[0, 1], x[0, dim - 2] = 1.0, -0.5
+    instances, positives = torch.arange(3 * batch) // 3, torch.randint(labels, (3 * batch,))
+    pairs = place(instances.repeat(2)), place(positives.repeat(2))
+    return module, place(x), pairs
+
+
+@case("head module, train, FP32", SMALL, "fp32", exact=False)
+@case("head module, train, FP32, more of all", MORE, "fp32", exact=False)
+@case("head module, train, FP8", SMALL, "fp8", exact=False)
+@case("head module, train, FP8, more of all", MORE, "fp8", exact=False)
+@case("head module, train, one instance", (50, 32, 1), "fp8")
+def head_train(place: Place, sizes: tuple[int, int, int], products: Any) -> Any:
+    module, x, pairs = head_module(
+        place, sizes, products=products, head_fraction=0.2, label_counts=torch.arange(sizes[0])
+    )
+    results: list[Tensor] = []
+
+    def step() -> None:
+        # Below autograd's engine: what it would hand to the function.
+        context = SimpleNamespace()
+        with torch.enable_grad():
+            batch = module._batch(x, *pairs, True)
+        value = _TrainStep.forward(context, x, module, batch, True)
+        grad = _TrainStep.backward.__wrapped__(context, place(torch.ones(())))[0]
+        results[:] = [value, grad]
+
+    if sizes[2] > 1:
+        return step, lambda: results
+    # A gradient is a sum over all labels.
+    return step, lambda: [module.table.stored, module.table.remainder, results[0]]
+
+
+@case("head module, evaluate", SMALL, exact=False)
+@case("head module, evaluate, more of all", MORE, exact=False)
+def head_evaluate(place: Place, sizes: tuple[int, int, int]) -> Any:
+    module, x, pairs = head_module(place, sizes, products="bf16")
+    results: list[Tensor] = []
+
+    def evaluate() -> None:
+        context = SimpleNamespace()
+        batch = module.eval()._batch(x, *pairs, False)
+        value = _Evaluate.forward(context, x, module, batch)
+        grad = _Evaluate.backward.__wrapped__(context, place(torch.ones(())))[0]
+        results[:] = [value, grad]
+
+    return evaluate, lambda: results
+
+
+@case("head module, topk, FP32", (50, 32, 1), "fp32")
+@case("head module, topk, FP8", (50, 32, 1), "fp8")
+@case("head module, topk, FP8, more of all", (110, 48, 1), "fp8")
+def head_topk(place: Place, sizes: tuple[int, int, int], products: Any) -> Any:
+    """Few numbers of E4M3 are many equal scores."""
+    module, x, _ = head_module(place, sizes, products=products)
+    results: list[Tensor] = []
+
+    def best() -> None:
+        results[:] = module.topk(x, 20)
+
+    return best, lambda: results
+
+
+@case("head module, pairs")
+def head_pairs(place: Place) -> Any:
+    """Which pairs are left, in which order."""
+    module, x, pairs = head_module(place, SMALL)
+    batches: list[Any] = []
+
+    def results() -> list[Tensor]:
+        both = batches[-1].instances, batches[-1].rows
+        instances, rows = (t.inner if isinstance(t, GpuTensor) else t for t in both)
+        return [instances[instances >= 0], rows[instances >= 0]]
+
+    return lambda: batches.append(module._batch(x, *pairs, False)), results
 
 
 def on(place: Place, module: torch.nn.Module) -> torch.nn.Module:
@@ -271,6 +394,8 @@ def measure(name: str) -> dict[str, Any]:
         "ops": dict(count.ops),
         "uploads": count.uploads,
         "waits": dict(count.waits),
+        "allocated": count.allocated,
+        "elements": ELEMENTS.get(name),
         "far": [
             [str(a.dtype), float((a.float() - b.float()).abs().max())]
             for a, b in zip(expected, found, strict=True)
@@ -387,6 +512,55 @@ def late_fault() -> dict[str, Any]:
     return found
 
 
+BAD_BATCHES: dict[str, tuple[str, Any]] = {
+    "negative instance": ("instances", -1),
+    "no instance": ("instances", 7),
+    "negative label": ("labels", -3),
+    "no label": ("labels", 50),
+    "NaN": ("x", math.nan),
+    "infinity": ("x", -math.inf),
+}
+"""What of a batch is wrong, and the number that is."""
+
+
+def late_head_fault(which: str, number: Any) -> dict[str, Any]:
+    """What a head does about a bad batch, which only the GPU sees."""
+    torch.manual_seed(0)
+    with pretended_gpu() as gpu:
+        module, x, pairs = head_module(
+            gpu.tensor, SMALL, chunks=1, head_fraction=0.2, label_counts=torch.arange(50)
+        )
+        good = {"x": x, "instances": pairs[0], "labels": pairs[1]}
+        wrong = gpu.numbers(good[which]).clone()
+        wrong.view(-1)[5] = number
+        bad = good | {which: gpu.tensor(wrong)}
+
+        def step(x: Tensor, instances: Tensor, labels: Tensor) -> list[Tensor]:
+            with torch.enable_grad():
+                batch = module._batch(x, instances, labels, True)
+            return [gpu.numbers(t) for t in module._step(batch, True)]
+
+        def rows() -> list[Tensor]:
+            stored = module.table.stored, module.table.remainder
+            return [gpu.numbers(t).float() for t in stored]
+
+        before, gpu.count = rows(), Count()
+        loss, grad = step(**bad)
+        found: dict[str, Any] = {
+            "nan": bool(loss.isnan()) and bool(grad.isnan().all()),
+            "waits": dict(gpu.count.waits),
+            "unchanged": all(map(torch.equal, before, rows())),
+        }
+        try:
+            step(**good)
+        except (ValueError, FloatingPointError) as error:
+            found |= {"error": type(error).__name__, "message": str(error)}
+        found["still unchanged"] = all(map(torch.equal, before, rows()))
+        found["after"] = bool(step(**good)[0].isfinite())
+        found["updated"] = not any(map(torch.equal, before, rows()))
+    return found
+
+
 def is_near(a: Tensor, b: Tensor, *, exact: bool) -> bool:
     """Whether a result is that of the CPU."""
     if exact:
@@ -404,6 +578,7 @@ def main() -> None:
         counts = {name: measure(name) for name in CASES}
         refusals = {name: captured(name) for name in ("AdamW, BF16", "SGD, BF16", "AdamW, E4M3")}
         late = late_fault()
+        heads = {name: late_head_fault(*bad) for name, bad in BAD_BATCHES.items()}
         graphs = {
             f"{name}, {word}": graphed(f"{name}, capturable", moves=word == "moved")
             for name in ("AdamW, BF16", "AdamW, E4M3", "SGD, BF16")
@@ -414,6 +589,7 @@ def main() -> None:
         "counts": counts,
         "captured": refusals,
         "late fault": late,
+        "bad batches of heads": heads,
         "graphs": graphs,
         "tuned": measured,
     }

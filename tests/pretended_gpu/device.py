@@ -95,12 +95,14 @@ class Count:
         ops: Launches of PyTorch's own operations, by name.
         uploads: Copies from pinned memory.
         waits: What made the host wait, by name.
+        allocated: Bytes of new tensors.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
     ops: Counter[str] = field(default_factory=Counter)
     uploads: int = 0
     waits: Counter[str] = field(default_factory=Counter)
+    allocated: int = 0
 
     @property
     def launches(self) -> int:
@@ -163,6 +165,11 @@ class PretendedGpu(TorchDispatchMode):
         if there and name == "copy_" and not isinstance(args[0], GpuTensor):
             return result
 
+        known = {memory(t) for t in tree_leaves(plain) if isinstance(t, Tensor)}
+        found = {memory(t): t for t in tree_leaves(result) if isinstance(t, Tensor)}
+        new = [t for address, t in found.items() if address not in known]
+        self.count.allocated += sum(t.untyped_storage().nbytes() for t in new)
+
         def wrap(t: Tensor) -> Tensor:
             return wrapped[id(t)] if id(t) in wrapped else GpuTensor(t)
 
@@ -197,6 +204,11 @@ class PretendedGpu(TorchDispatchMode):
             pass
         elif (there or to_gpu) and not func.is_view and name not in _FREE:
             self.count.ops[name] += 1
+
+
+def memory(t: Tensor) -> int:
+    """Where the memory of a tensor begins."""
+    return t.untyped_storage().data_ptr()
 
 
 @cache

@@ -52,8 +52,35 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     # gradients, losses are summed, and the inputs' gradient is added.
     "head, 8 chunks, FP32": ((56, 0), None),
     "head, 8 chunks, BF16": ((56, 0), None),
+    "head, 8 chunks, FP8": ((56, 0), None),
     "head, 8 chunks, remainders and dropout": ((56, 0), None),
+    "head, 8 chunks, FP8, dropout": ((56, 0), None),
+    # Nothing is to be decoded.
+    "head, 8 chunks, simulated rows": ((48, 0), None),
+    # The update comes after its product.
+    "head, 8 chunks, rows of integers": ((64, 0), None),
+    # Zeros where other ranks have rows: for both dtypes of the weights, and after the gradient.
+    "head, 8 chunks, FP8, parts of a mesh": ((104, 0), None),
+    # Beside the chunks of training: the batch is checked, sorted and split, sums begin with zeros
+    # and the loss is rounded; inputs are encoded, with scales, and their gradient takes the loss's
+    # factor.
+    "head module, train, FP32": ((62, 0), None),
+    "head module, train, FP8": ((66, 0), None),
+    "head module, train, one instance": ((66, 0), None),
+    "head module, evaluate": ((55, 0), None),
+    # A slice of the labels: its scores, their keys, and the best of these and of earlier ones.
+    "head module, topk, FP32": ((18, 0), None),
+    "head module, topk, FP8": ((20, 0), None),
+    "head module, pairs": ((3, 0), None),
 }
+# Sizes do not matter.
+LIMITS |= {
+    f"{name}, more of all": limit
+    for name, limit in LIMITS.items()
+    if name.startswith(("head, ", "head module, train, FP", "head module, eval"))
+    if not name.endswith("BF16")
+}
+LIMITS |= {"head module, topk, FP8, more of all": LIMITS["head module, topk, FP8"]}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +166,37 @@ def test_what_only_the_gpu_sees_is_raised_by_a_later_call(printed):
     assert "in an earlier call" in raised
     assert late["unchanged"] is True
     assert late["after"] == [raised, True]
+
+
+def test_a_head_makes_no_large_temporary(found):
+    """At most 4 bytes a weight for products, and 4 for a gradient of integers; 6 a logit."""
+    counted = {name: count for name, count in found.items() if count["elements"]}
+    assert len(counted) == 15
+    for name, count in counted.items():
+        assert count["allocated"] < 10 * count["elements"], name
+
+
+def test_a_bad_batch_of_a_head_is_named_by_the_next_call(printed):
+    messages = {
+        "negative instance": "label_rows have the value -1 at position 5: expected 0 to 6",
+        "no instance": "label_rows have the value 7 at position 5: expected 0 to 6",
+        "negative label": "label_cols have the value -3 at position 5: expected 0 to 49",
+        "no label": "label_cols have the value 50 at position 5: expected 0 to 49",
+        "NaN": "embeddings of shape (7, 32) have NaN or infinite values",
+        "infinity": "embeddings of shape (7, 32) have NaN or infinite values",
+    }
+    assert printed["bad batches of heads"].keys() == messages.keys()
+    for name, late in printed["bad batches of heads"].items():
+        assert late["nan"], name
+        assert late["waits"] == {}, name
+        assert late["unchanged"], name
+        assert late["still unchanged"], name
+        message = f"{messages[name]}; nothing was updated (a GPU found it in an earlier call: "
+        assert late["message"].startswith(message)
+        is_value = name not in ("NaN", "infinity")
+        assert late["error"] == ("ValueError" if is_value else "FloatingPointError")
+        assert late["after"], name
+        assert late["updated"], name
 
 
 def test_measuring_changes_no_number_and_later_steps_cost_the_same(printed):

@@ -27,11 +27,14 @@ from ..ops.head import (
     finds_positives,
     fp8,
     head_step,
+    new_sums,
+    sorted_pairs,
 )
+from ..ops.head.faults import check_finite, check_range
 from ..ops.pointers import check_plain
 from ..ops.row_protocols import RowRule
 from .fixed_dtypes import FixedDtypes
-from .head_batch import HeadBatch, dtype_number, gathered, merged, new_batch, weights_of
+from .head_batch import HeadBatch, dtype_number, gathered, merged, new_batch, weights_of, wide
 from .head_logits import logits_of
 from .head_options import (
     EncoderGradients,
@@ -289,7 +292,9 @@ class ExtremeClassifier(FixedDtypes):
         Raises:
             TypeError: A tensor wraps others, as DTensor does; nothing was updated.
             ValueError: A shape, dtype, device or index does not fit; nothing was updated.
-            FloatingPointError: The embeddings are not finite; nothing was updated.
+            FloatingPointError: The embeddings are not finite; nothing was updated. On a GPU, unless
+                on a mesh, this and an index are found by kernels: loss and gradient are NaN, and
+                the next call raises the error; ``CUDA_LAUNCH_BLOCKING=1`` has the same one do it.
             RuntimeError: There is no optimizer, ``label_counts`` are missing, or other processes
                 train copies of the rows.
         """
@@ -313,18 +318,16 @@ class ExtremeClassifier(FixedDtypes):
     def _batch(self, x: Tensor, label_rows: Tensor, label_cols: Tensor, loss: bool) -> HeadBatch:
         """The batch, of all ranks on a mesh, once all of it is found to be good."""
         grads = torch.is_grad_enabled()
-        flags = {
+        late = self._checks_late
+        flags: dict[str, Any] = {
             "trains": self.training and grads and not self.table.frozen,
             "gradient": grads and getattr(x, "requires_grad", False),
         }
 
         def find_out() -> Told[tuple[Tensor, Tensor]]:
             pairs = self._targets(x, label_rows, label_cols)
-            if not bool(torch.isfinite(x).all()):
-                raise FloatingPointError(
-                    f"embeddings of shape {tuple(x.shape)} have NaN or infinite values; nothing "
-                    "was updated"
-                )
+            if not late:
+                check_finite(x)
             if flags["trains"]:
                 self._check_trainable()
             if self.ranks is None:
@@ -332,6 +335,10 @@ class ExtremeClassifier(FixedDtypes):
             own = [x.shape[0], pairs[0].shape[0], int(flags["gradient"])]
             return Told(pairs, self._same(x, flags["trains"], loss), own)
 
+        if late:
+            instances, labels = find_out().value
+            checked = sorted_pairs(wide(x), instances, labels, self.row_of, self.num_labels)
+            return HeadBatch(*checked, counts=None, **flags)
         if self.ranks is None:
             pairs, sizes = find_out().value, [[x.shape[0]]]
         else:
@@ -374,7 +381,7 @@ class ExtremeClassifier(FixedDtypes):
         return {name: float(group[name]) for name in ("lr", "weight_decay")}
 
     def _targets(self, x: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """Instances, and rows of the whole table, of positive pairs."""
+        """Instances, and rows of the whole table, of positive pairs; or labels, to be checked."""
         self._check_place(x)
         check_plain("label_rows", rows)
         check_plain("label_cols", cols)
@@ -394,13 +401,16 @@ class ExtremeClassifier(FixedDtypes):
         ):
             if index.is_floating_point() or index.dtype == torch.bool:
                 raise ValueError(f"{name} have dtype {index.dtype}: expected integers")
-            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < count:
-                raise ValueError(
-                    f"{name} have values from {int(index.min())} to {int(index.max())}: expected "
-                    f"0 to {count - 1}"
-                )
+            if not self._checks_late or index.device.type == "cpu":
+                check_range(name, index, count)
         device = self.table.codes.device
-        return rows.to(device, torch.int64), self._rows(cols.to(device, torch.int64))
+        rows, cols = rows.to(device, torch.int64), cols.to(device, torch.int64)
+        return rows, cols if self._checks_late else self._rows(cols)
+
+    @property
+    def _checks_late(self) -> bool:
+        """Whether kernels check a batch: the host would wait. The ranks of a mesh agree instead."""
+        return self.ranks is None and finds_positives(self.table.codes.device)
 
     def _check_place(self, x: Tensor) -> None:
         """Raise unless embeddings are where the rows are, and both are there at all."""
@@ -443,9 +453,8 @@ class ExtremeClassifier(FixedDtypes):
         """
         x, labels = batch.x, batch.rows
         wanted = step is None or step["loss"]
-        parts = exact_sum.new_parts(x.device) if wanted else None
+        parts, grad_x = new_sums(x, loss=wanted, late=self._checks_late)
         loss = None if parts is None else exact_sum.ExactSum(parts)
-        grad_x = torch.zeros_like(x)
         gain = 1.0 / max(1, x.shape[0]) if self.reduction == "mean" else 1.0
         table, dim, products = self.table, self.table.dim, self.chosen_products
         operands: dict[str, Tensor] = {}
@@ -468,7 +477,8 @@ class ExtremeClassifier(FixedDtypes):
                         x=x,
                         grad_x=grad_x,
                         positive_instances=batch.instances[pairs],
-                        positive_labels=labels[pairs] - own.first,
+                        positive_labels=labels[pairs],
+                        first_label=own.first,
                         gain=gain,
                         lr=step["lr"] if step else 0.0,
                         weight_decay=step["weight_decay"] if step else 0.0,
@@ -498,7 +508,7 @@ class ExtremeClassifier(FixedDtypes):
                     grad_x.mul_(self.ranks.size)
         if parts is None:
             return torch.full((), math.nan, dtype=torch.float32, device=x.device), grad_x
-        return (exact_sum.total(parts) * gain).float(), grad_x
+        return exact_sum.rounded_total(parts, gain), grad_x
 
     def _step(self, batch: HeadBatch, loss: bool) -> tuple[Tensor, Tensor]:
         """Update the rows; the loss, NaN unless asked for, and the gradient of the embeddings."""

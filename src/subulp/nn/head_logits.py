@@ -34,9 +34,12 @@ def logits_of(table: RowTable, products: Products, x: Tensor) -> Logits:
         if isinstance(table.storage, Format) and table.storage.dtype is not None:
             return stored.times(lambda rows: bf16_mm(x, rows.t(), b_scale=table.scale))
         return decoded.times(lambda rows: bf16_mm(x, rows.t()))
-    narrow = fp8.inputs(x)
     if fp8.units_at(x.device):
-        return stored.times(lambda rows: fp8.unit_logits(rows, narrow, table.scale).float().t())
+        units, scales, batch = fp8.unit_inputs(x), fp8.scales(table.scale, x.device), x.shape[0]
+        return stored.times(
+            lambda rows: fp8.unit_logits(rows, units, scales)[:, :batch].float().t()
+        )
+    narrow = fp8.inputs(x)
     if bf16_product.units_at(x.device):
         return stored.times(
             lambda rows: fp8.to_bf16_(bf16_mm(narrow, rows.t(), b_scale=table.scale))

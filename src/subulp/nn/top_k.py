@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..ops.head import finds_positives, score_keys
+
 
 class TopK:
     """The k highest scores of each instance among all that were added.
@@ -32,6 +34,10 @@ class TopK:
 
     def add(self, scores: Tensor, labels: Tensor) -> None:
         """Add the scores ``(batch, count)`` of ascending ``labels`` ``(count,)``."""
+        if finds_positives(scores.device):
+            index = score_keys(scores).topk(min(self._k, scores.shape[1]), dim=1).indices
+            self.merge(scores.gather(1, index), labels[index])
+            return
         # topk chooses among equal scores only where more than k are at least the k-th.
         best, index = scores.topk(min(self._k, scores.shape[1]), dim=1)
         crowded = (scores >= best[:, -1:]).sum(1) > best.shape[1]

@@ -24,12 +24,14 @@ from ...numerics.metrics import LANES
 from ..pointers import run_ptrs
 from ..triton import launch, tuning
 from ..triton.choices import Configuration
-from ..triton.faults import Record, record
+from ..triton.faults import Record, record, tell
 from . import triton_rows
-from .faults import error_of
+from .faults import Fault, error_of
 from .job import GRADIENT_SPAN, Job
 from .triton_lookup import lookup_kernel
 from .triton_update import PLACES, POSITIONS, order_kernel, spans_kernel, update_kernel
+
+tell(Fault, error_of)
 
 _MOST_KEYS = 2**63 - 1
 _CHECKING_PROGRAMS = 4096
@@ -50,14 +52,14 @@ def run(job: Job) -> Tensor | None:
     launch.check_device(update_kernel, job.device)
     launch.refuse_capture(job.device)
     faults = record(job.device)
-    faults.check(error_of)
+    faults.check()
     on_gpu = job.device.type == "cuda"
     with torch.cuda.device(job.device) if on_gpu else contextlib.nullcontext():
         call = _Call(job, faults)
         result = None if job.kind == "update" else call.look_up()
         if result is None:
             call.update()
-    faults.check_launched(error_of)
+    faults.check_launched()
     return result
 
 

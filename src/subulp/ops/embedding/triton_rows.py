@@ -15,10 +15,9 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from ...numerics.int_rows import PARAMETER_BYTES
 from ...numerics.metrics import LANES
 from ...numerics.random_bits import MIX, MIX_LAST
-from ..triton import codec, launch, random_bits
+from ..triton import codec, int_rows, launch, random_bits
 from .faults import Fault
 from .job import (
     BYPASS_SLOT,
@@ -50,7 +49,6 @@ FP32 numbers are their patterns."""
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _CONSTANTS = {
     "LANES": LANES,
-    "PARAMETER_BYTES": PARAMETER_BYTES,
     "COUNT_LIMIT": COUNT_LIMIT,
     "BYPASS_SLOT": BYPASS_SLOT,
     "EVICT_SLOT": EVICT_SLOT,
@@ -276,14 +274,7 @@ def fetch(table, row, place, element, inside, FORMATS: tl.constexpr, BLOCK: tl.c
 def decode(at, element, inside, FORMAT: tl.constexpr):
     """The FP32 row that is stored at an address."""
     if int_bits(FORMAT):
-        bits: tl.constexpr = int_bits(FORMAT)
-        bytes_ = at.to(tl.pointer_type(tl.uint8))
-        byte = tl.load(
-            bytes_ + constant("PARAMETER_BYTES") + element * bits // 8, mask=inside, other=0
-        )
-        q = (byte.to(tl.int32) >> ((element * bits) % 8)) & ((1 << bits) - 1)
-        x = q.to(tl.float32) * unaligned(bytes_) + unaligned(bytes_ + 4)
-        x = tl.where(inside, x, 0.0)
+        x = int_rows.decode(at.to(tl.pointer_type(tl.uint8)), element, inside, int_bits(FORMAT))
     else:
         x = codec.value(
             tl.load(codes_of(at, FORMAT) + element, mask=inside, other=0).to(tl.uint32), FORMAT
@@ -301,14 +292,6 @@ def codes_of(address, FORMAT: tl.constexpr):
     else:
         typed = address.to(tl.pointer_type(tl.uint8))
     return typed
-
-
-@triton.jit
-def unaligned(at):
-    """FP32 number at any byte."""
-    byte = tl.arange(0, 4)
-    word = tl.sum(tl.load(at + byte).to(tl.uint32) << (byte * 8).to(tl.uint32), axis=0)
-    return word.to(tl.uint32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -368,53 +351,13 @@ def encode(
 ):
     """Round an FP32 row to an address."""
     if int_bits(FORMAT):
-        encode_integers(
-            at.to(tl.pointer_type(tl.uint8)), x, bits, inside, int_bits(FORMAT), RANDOM, BLOCK
-        )
+        q, scale, bias = int_rows.quantise(x, bits, inside, int_bits(FORMAT), RANDOM)
+        to = at.to(tl.pointer_type(tl.uint8))
+        int_rows.store(to, q, scale, bias, inside, int_bits(FORMAT), BLOCK)
     else:
         code = codec.stochastic(x, bits, FORMAT) if RANDOM else codec.nearest(x, FORMAT)
         to = codes_of(at, FORMAT) + element
         tl.store(to, code.to(to.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def encode_integers(
-    at, x, bits, inside, BITS: tl.constexpr, RANDOM: tl.constexpr, BLOCK: tl.constexpr
-):
-    """See :func:`subulp.numerics.int_rows.encode`."""
-    top: tl.constexpr = (1 << BITS) - 1
-    per_byte: tl.constexpr = 8 // BITS
-    magnitude = tl.where(inside, codec.magnitude_of(x), 0)
-    bias = tl.min(tl.where(inside, x, float("inf")), axis=0) + 0.0
-    span = tl.max(tl.where(inside, x, float("-inf")), axis=0) - bias
-    valid = (tl.max(magnitude, axis=0) < 0x7F800000) & (span < float("inf"))
-    scale = tl.div_rn(span, top * 1.0)
-    used = valid & (scale > 0.0)
-    scale = tl.where(used, scale, 0.0)
-    t = tl.div_rn(x - bias, tl.where(used, scale, 1.0))
-    t = tl.where(inside & used & (t > 0.0), t, 0.0)
-    # Adding 1.5 * 2^23 leaves no fraction bits: rounded to nearest even, the integer lowest.
-    shifted = t + 12582912.0
-    q = (shifted.to(tl.uint32, bitcast=True) - 0x4B400000).to(tl.int32)
-    if RANDOM:
-        whole = shifted - 12582912.0
-        above = whole > t
-        below = tl.where(above, whole - 1.0, whole)
-        u = (bits >> 8).to(tl.float32) * 5.9604644775390625e-8
-        q = q - above.to(tl.int32) + (t - below > u).to(tl.int32)
-    q = tl.where(inside, tl.minimum(q, top), 0)
-    shift = (tl.arange(0, BLOCK) % per_byte) * BITS
-    packed = tl.sum(tl.reshape(q << shift, (BLOCK // per_byte, per_byte)), axis=1)
-    # A byte exists where its first number does.
-    some = tl.max(tl.reshape(inside.to(tl.int32), (BLOCK // per_byte, per_byte)), axis=1) > 0
-    byte = tl.arange(0, BLOCK // per_byte)
-    tl.store(at + constant("PARAMETER_BYTES") + byte, packed.to(tl.uint8), mask=some)
-    nan = tl.where(valid, 0, 0x7FC00000).to(tl.uint32)
-    scale_bits = tl.where(valid, scale.to(tl.uint32, bitcast=True), nan)
-    bias_bits = tl.where(valid, bias.to(tl.uint32, bitcast=True), nan)
-    which = tl.arange(0, 8)
-    word = tl.where(which < 4, scale_bits, bias_bits) >> ((which % 4) * 8).to(tl.uint32)
-    tl.store(at + which, (word & 255).to(tl.uint8))
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from ...numerics import Format
 from ...numerics.int_rows import IntFormat
 from ...numerics.random_bits import RandomAddress as RandomAddress
 from .. import backend
+from . import exact_sum
 from .exact_sum import ExactSum
 
 Rounding = Literal["nearest", "stochastic"]
@@ -35,9 +36,10 @@ class HeadJob:
         x: FP32 ``(batch, dim)``, the head's inputs.
         grad_x: FP32 ``(batch, dim)``; the chunk's part is added.
         positive_instances: int64 ``(count,)``.
-        positive_labels: int64 ``(count,)``, ascending, counted from the chunk's first row; no pair
-            is given twice. Others than the chunk's may be among them where :func:`finds_positives`
-            says so.
+        positive_labels: int64 ``(count,)``, ascending, counted from the row before which
+            ``first_label`` are; no pair is given twice. Where :func:`finds_positives` says so,
+            others than the chunk's may be among them, and pairs to be left out have the instance
+            -1.
         gain: Factor on the gradient of the logits.
         lr: Learning rate.
         weight_decay: Weight decay of the rows.
@@ -56,7 +58,8 @@ class HeadJob:
             rounds depends on its shape.
         after: Rows of the chunk that lie after these.
         operands: What products take of ``x``, for a backend to fill: the jobs of a step, which have
-            the same ``x``, share it. ``None`` makes it anew.
+            the same ``x`` and ``scale``, share it. ``None`` makes it anew.
+        first_label: What ``positive_labels`` has for the first of these rows.
     """
 
     rows: Tensor
@@ -80,6 +83,7 @@ class HeadJob:
     before: int = 0
     after: int = 0
     operands: dict[str, Tensor] | None = None
+    first_label: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -131,8 +135,58 @@ def head_step(job: HeadJob) -> None:
         grad_x += G.T @ W
         W -= lr * (G @ bf16(x) + weight_decay * W)
 
+    Weights that dropout has scaled up, in both products with ``W``, are rounded to BF16 too.
+
     With ``products="fp8"`` the logits are ``bf16(W @ e4m3(x).T)``, the rest is the same: ELMO,
     section 4.3 and algorithm 1. ``e4m3`` saturates. The gradient stays in BF16 because a fifth of
     it lies below even E5M2's range (figure 2b). The loss is that of ``Z``.
     """
     backend.run("head", job)
+
+
+def sorted_pairs(
+    x: Tensor, instances: Tensor, labels: Tensor, row_of: Tensor | None, num_labels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A batch checked and sorted by kernels, where the host would wait for what it finds out.
+
+    Where :func:`finds_positives` says so; see :mod:`.triton_batch`, whose arguments, results and
+    errors these are.
+
+    Returns:
+        ``x``, contiguous, then instances and rows.
+    """
+    # Triton may not be installed.
+    from . import triton_batch  # noqa: PLC0415
+
+    x = x.contiguous()
+    return x, *triton_batch.sorted_pairs(x, instances, labels, row_of, num_labels)
+
+
+def new_sums(x: Tensor, *, loss: bool, late: bool) -> tuple[Tensor | None, Tensor]:
+    """What the chunks of a step add to: the parts of the loss, and the gradient of ``x``.
+
+    Args:
+        x: FP32 ``(batch, dim)``, the inputs.
+        loss: Whether there is a loss; else its parts are ``None``.
+        late: Whether kernels have checked the batch: both are NaN where they found something.
+    """
+    if not late:
+        return exact_sum.new_parts(x.device) if loss else None, torch.zeros_like(x)
+    # Triton may not be installed.
+    from . import triton_batch  # noqa: PLC0415
+
+    count = exact_sum.PARTS if loss else 0
+    parts = torch.empty(count, dtype=torch.float64, device=x.device)
+    grad_x = triton_batch.new_sums(x, parts)
+    return parts if loss else None, grad_x
+
+
+def score_keys(scores: Tensor) -> Tensor:
+    """Integers of which ``torch.topk`` has but one choice; see :mod:`.triton_topk`.
+
+    Where :func:`finds_positives` says so: the host would wait to find equal scores.
+    """
+    # Triton may not be installed.
+    from . import triton_topk  # noqa: PLC0415
+
+    return triton_topk.keys(scores)

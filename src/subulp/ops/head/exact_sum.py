@@ -71,6 +71,16 @@ def total(parts: Tensor) -> Tensor:
     return result
 
 
+def rounded_total(parts: Tensor, gain: float) -> Tensor:
+    """The sum times ``gain``, rounded to FP32: ()."""
+    if backend.choose(parts.device).backend == "triton":
+        # Triton may not be installed.
+        from . import triton_sum  # noqa: PLC0415
+
+        return triton_sum.rounded_total(parts, gain)
+    return (total(parts) * gain).float()
+
+
 def _parts_of(terms: Tensor) -> Tensor:
     places = _places(terms)
     units = _units(terms.device)[:places]

@@ -25,10 +25,39 @@ def units_at(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= _CAPABILITY
 
 
-def inputs(x: Tensor) -> Tensor:
-    """FP32 inputs as E4M3, to nearest even; what is too large saturates."""
+def units_for(device: torch.device, dim: int) -> bool:
+    """Whether FP8 units take rows of ``dim`` numbers there as they are stored."""
+    return dim % _MULTIPLE == 0 and units_at(device)
+
+
+def inputs(x: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
+    """FP32 inputs as E4M3, to nearest even; what is too large saturates.
+
+    Args:
+        x: ``(batch, dim)``.
+        shape: Of the result, with zeros below and to the right (default: that of ``x``).
+    """
+    rows, columns = x.shape if shape is None else shape
+    if backend.choose(x.device).backend == "triton":
+        # Triton may not be installed.
+        from . import triton_fp8  # noqa: PLC0415
+
+        return triton_fp8.inputs(x.contiguous(), rows, columns)
     codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    return encode(x.contiguous(), codes)
+    return _enlarged(encode(x.contiguous(), codes), rows, columns)
+
+
+def unit_inputs(x: Tensor) -> Tensor:
+    """The same for FP8 units, in the sizes that they take."""
+    return inputs(x, (max(_MULTIPLE, _padded(x.shape[0])), _padded(x.shape[1])))
+
+
+def scales(scale: float, device: torch.device) -> Tensor:
+    """Scales of rows and of inputs for :func:`unit_logits`, FP32 ``(2,)``."""
+    # Filled there: a copy would have the host wait.
+    found = torch.ones(2, dtype=torch.float32, device=device)
+    found[0].fill_(scale)
+    return found
 
 
 def to_bf16_(values: Tensor) -> Tensor:
@@ -36,27 +65,25 @@ def to_bf16_(values: Tensor) -> Tensor:
     return values.copy_(values.bfloat16())
 
 
-def unit_logits(rows: Tensor, x: Tensor, scale: float) -> Tensor:
+def unit_logits(rows: Tensor, x: Tensor, scales: Tensor) -> Tensor:
     """The logits from FP8 units.
 
     Args:
         rows: E4M3 ``(labels, dim)``, contiguous.
-        x: E4M3 ``(batch, dim)``.
-        scale: A stored row times ``scale`` is the weight.
+        x: E4M3 ``(batch, dim)``, or :func:`unit_inputs`.
+        scales: Of rows, a power of two, and of inputs: see :func:`scales`.
 
     Returns:
-        BF16 ``(labels, batch)``.
+        BF16 ``(labels, batch)``; of :func:`unit_inputs`, columns of zeros after them.
     """
-    labels, dim = rows.shape
-    batch = x.shape[0]
-    inner = _padded(dim)
+    labels, batch = rows.shape[0], x.shape[0]
+    inner = _padded(rows.shape[1])
     # torch._scaled_mm takes the first operand row by row and the second column by column.
     logits = torch._scaled_mm(
         _enlarged(rows, labels, inner),
         _enlarged(x, max(_MULTIPLE, _padded(batch)), inner).t(),
-        # Filled there: a copy would have the host wait.
-        scale_a=torch.full((), scale, dtype=torch.float32, device=rows.device),
-        scale_b=torch.ones((), dtype=torch.float32, device=rows.device),
+        scale_a=scales[0],
+        scale_b=scales[1],
         out_dtype=torch.bfloat16,
     )
     return logits[:, :batch]

@@ -32,7 +32,7 @@ def run(job: HeadJob, tile_rows: int) -> bool:
         ValueError: A tensor is not contiguous or has no memory, or a positive is outside.
         RuntimeError: The library is missing.
     """
-    products = Products.of(job, fp8_units=False)
+    products = Products.of(job)
     threads = torch.get_num_threads()
     if not (products.bf16 and products.stored) or job.precise or job.before or job.after:
         return False
@@ -50,7 +50,10 @@ _STORED = (torch.bfloat16, torch.float8_e4m3fn)
 def _call(job: HeadJob, x_logits: Tensor, tile_rows: int, threads: int) -> None:
     (labels, dim), batch = job.rows.shape, job.x.shape[0]
     x_logits, x = x_logits.contiguous(), job.x.bfloat16().float().contiguous()
-    positives = job.positive_labels.contiguous(), job.positive_instances.contiguous()
+    positives = (
+        (job.positive_labels - job.first_label).contiguous(),
+        job.positive_instances.contiguous(),
+    )
     count = positives[0].numel()
     logits = torch.empty(count, dtype=torch.float32, device="cpu")
     sums = None if job.loss is None else torch.empty(labels, dtype=torch.float64, device="cpu")

@@ -35,7 +35,7 @@ class _Tile:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a job's rows lie in a tile of the whole chunk.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Place:
         rows[self.own.stop :].zero_()
 
     @classmethod
-    def all_of(cls, job: HeadJob, size: int) -> list[_Place]:
+    def all_of(cls, job: HeadJob, size: int) -> list[Place]:
         """The tiles of ``size`` rows that have rows of the job."""
         begin, end = job.before, job.before + job.rows.shape[0]
         found = []
@@ -84,29 +84,26 @@ class Products:
     Attributes:
         x: The inputs as the logits take them, FP32 or E4M3.
         rounded: Whether operands are rounded, at most to BF16; then logits are BF16 numbers.
-        fp8_units: Whether units of FP8 multiply rows and inputs for the logits.
         bf16: Whether :func:`subulp.ops.bf16_product.bf16_mm` multiplies.
         stored: Whether it takes the rows as they are stored, so that nothing decodes them.
     """
 
     x: Tensor
     rounded: bool
-    fp8_units: bool
     bf16: bool
     stored: bool
 
     @classmethod
-    def of(cls, job: HeadJob, *, fp8_units: bool) -> Products:
-        """Those of ``job``, on units of FP8 for FP8 operands if there are any."""
+    def of(cls, job: HeadJob) -> Products:
+        """Those of ``job``."""
         fp8_operands = job.products == "fp8"
-        # Weights scaled by dropout are no numbers of E4M3, nor always of BF16.
+        # Weights scaled by dropout are no numbers of E4M3, nor always of BF16: they are rounded.
         dropped = job.train and job.dropout != 0.0
-        units = fp8_operands and not dropped and bf16_product.units_at(job.device)
+        units = fp8_operands and (dropped or bf16_product.units_at(job.device))
         bf16 = job.products == "bf16" or units
         return cls(
             x=fp8.inputs(job.x) if fp8_operands else job.x,
             rounded=job.products != "fp32",
-            fp8_units=fp8_units and fp8_operands and not dropped,
             bf16=bf16,
             stored=bf16 and not dropped and _has_dtype(job),
         )
@@ -118,59 +115,46 @@ class Products:
         return torch.mm(a, b, out=out)
 
 
-FusedUpdate = Callable[[HeadJob, int, Tensor, Tensor], None]
-"""Job, first row, rows and logit gradients: steps the rows without their gradient."""
-
-
-def run(
-    job: HeadJob,
-    tile_rows: int,
-    step_sgd: Callable[[StepJob], None],
-    fused_update: FusedUpdate | None = None,
-    *,
-    fp8_units: bool = False,
-) -> None:
+def run(job: HeadJob, tile_rows: int, step_sgd: Callable[[StepJob], None]) -> None:
     """Run ``job``.
 
     Args:
         job: The chunk's step.
         tile_rows: Rows of a tile.
         step_sgd: The backend's :mod:`subulp.ops.sgd`, without the dispatcher.
-        fused_update: Gradient product and update in one, where the backend has it.
-        fp8_units: Whether logits of FP8 operands come from FP8 units.
     """
     dim = job.dim
     size = min(tile_rows, job.chunk_rows)
     weights = torch.empty(size, dim, dtype=torch.float32, device=job.device)
-    own = job.train and fused_update is None
-    gradients = torch.empty_like(weights) if own else weights
+    gradients = torch.empty_like(weights) if job.train else weights
     logits = torch.empty(size, job.x.shape[0], dtype=torch.float32, device=job.device)
     partial = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
-    products = Products.of(job, fp8_units=fp8_units)
+    products = Products.of(job)
     if products.rounded:
         job = replace(job, x=job.x.bfloat16().float())
     scale = job.scale if products.stored else 1.0
     loss = exact_loss(job)
-    places = _Place.all_of(job, size)
+    places = Place.all_of(job, size)
     pairs_of = _pairs(job, places)
     for i, place in enumerate(places):
         weight, gradient, all_g = (m[: place.size] for m in (weights, gradients, logits))
         tile = _Tile(place.start, place.stop, weight[place.own], gradient[place.own])
         rows, g = job.rows[place.start : place.stop], all_g[place.own]
-        factor = _stored(rows, place) if products.stored else weight
+        factor = whole_tile(rows, place) if products.stored else weight
         if not products.stored:
             _decode(job, rows, tile.weight)
             place.clear_others(weight)
         kept = _dropout(job, tile)
-        if products.fp8_units:
-            all_g.copy_(fp8.unit_logits(_stored(rows, place), products.x, job.scale))
-        else:
-            x = products.x if products.bf16 else products.x.float()
-            products.mm(factor, x.t(), all_g, scale, 1.0)
+        x = products.x if products.bf16 else products.x.float()
+        products.mm(factor, x.t(), all_g, scale, 1.0)
         pairs = pairs_of[i]
         terms = logistic_(
             g,
-            Positives(job.positive_labels[pairs], job.positive_instances[pairs], place.start),
+            Positives(
+                job.positive_labels[pairs],
+                job.positive_instances[pairs],
+                job.first_label + place.start,
+            ),
             job.gain,
             gradient=job.train or job.gradient,
             loss=loss is not None,
@@ -184,9 +168,6 @@ def run(
             job.grad_x.add_(products.mm(all_g.t(), factor, partial, 1.0, scale))
         if not job.train:
             continue
-        if fused_update is not None:
-            fused_update(job, place.start, rows, g)
-            continue
         products.mm(all_g, job.x, gradient, 1.0, 1.0)
         if kept is not None:
             tile.gradient.mul_(kept)
@@ -195,7 +176,7 @@ def run(
         loss.flush()
 
 
-def _pairs(job: HeadJob, places: list[_Place]) -> list[slice]:
+def _pairs(job: HeadJob, places: list[Place]) -> list[slice]:
     """Each tile's run of the positives, which are sorted by label.
 
     Of a device that the host would have to wait for, all of them for each tile: its kernels leave
@@ -204,7 +185,7 @@ def _pairs(job: HeadJob, places: list[_Place]) -> list[slice]:
     if job.device.type != "cpu":
         return [slice(None)] * len(places)
     starts = [place.start for place in places] + [job.rows.shape[0]]
-    starting = torch.tensor(starts, dtype=torch.int64, device="cpu")
+    starting = torch.tensor(starts, dtype=torch.int64, device="cpu").add_(job.first_label)
     bounds = torch.searchsorted(job.positive_labels, starting).tolist()
     return [slice(*pair) for pair in pairwise(bounds)]
 
@@ -214,8 +195,8 @@ def exact_loss(job: HeadJob) -> ExactSum | None:
     return ExactSum(job.loss) if isinstance(job.loss, Tensor) else job.loss
 
 
-def _stored(rows: Tensor, place: _Place) -> Tensor:
-    """The rows of a whole tile as they are stored, zeros where the job has none."""
+def whole_tile(rows: Tensor, place: Place) -> Tensor:
+    """A matrix of the job's rows of a tile, with zeros for those that the job does not have."""
     if place.whole:
         return rows
     tile = torch.zeros(place.size, rows.shape[1], dtype=rows.dtype, device=rows.device)

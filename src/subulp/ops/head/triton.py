@@ -20,10 +20,11 @@ from torch import Tensor
 
 from ...numerics import Format
 from ...numerics.ieee import as_fp32
-from ..sgd import triton as sgd
+from ...numerics.int_rows import IntFormat
 from ..triton import codec, launch, random_bits, tuning
 from ..triton.choices import Configuration
-from . import HeadJob, fp8, tiles, triton_logistic
+from ..triton.faults import record
+from . import HeadJob, fp8, tiles, triton_integers, triton_logistic
 from .triton_dropout import dropped, factor_of, kept_at
 
 TILE_BYTES = 256 * 1024 * 1024
@@ -67,81 +68,90 @@ _MOST_ELEMENTS = 1 << 26
 
 
 def run(job: HeadJob) -> None:
-    """Run ``job``.
+    """Run ``job``: the operations of :func:`.tiles.run`, with narrow operands in memory.
+
+    No row is updated where a fault was found that the host has not raised yet, see
+    :mod:`subulp.ops.triton.faults`.
 
     Raises:
         RuntimeError: The kernels do not run on the device of the rows.
     """
     launch.check_device(update_kernel, job.device)
-    # Rows of integers or of simulated formats have no kernel of their own, nor have weights that
-    # dropout has scaled and that are multiplied as they are; a run of a chunk has its shape.
-    stored = isinstance(job.format, Format) and job.format.dtype is not None
-    has_dropout = job.train and job.dropout != 0.0
-    if stored and not (has_dropout and job.products == "fp8") and not job.before + job.after:
-        _run_fused(job)
-        return
-    size = max(1, TILE_BYTES // (4 * job.dim))
-    update = fused_update if stored and not has_dropout and job.remainder is None else None
-    tiles.run(job, size, sgd.run, update, fp8_units=fp8.units_at(job.device))
-
-
-def _run_fused(job: HeadJob) -> None:
-    """The operations of :func:`.tiles.run`, with fewer launches and narrow operands in memory."""
     narrow = job.products != "fp32"
     wide = torch.bfloat16 if narrow else torch.float32
-    x, x_logits = _inputs(job, wide)
+    operands = {} if job.operands is None else job.operands
+    x, x_logits = _inputs(job, wide, operands)
     loss = tiles.exact_loss(job)
-    size = max(1, TILE_BYTES // (wide.itemsize * job.dim))
+    size = min(max(1, TILE_BYTES // (wide.itemsize * job.dim)), job.chunk_rows)
     partial = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
-    for start in range(0, job.rows.shape[0], size):
-        rows = job.rows[start : start + size]
-        if job.train and job.dropout != 0.0:
-            address = _address(job, start)
-            weight = dropped(rows, job.scale, job.dropout, address, wide)
-            scale = 1.0
-        else:
-            # Without their scale, a power of two, which the sums are multiplied by.
-            weight, scale = rows.to(wide), job.scale
-        factor = scale
+    for place in tiles.Place.all_of(job, size):
+        rows = job.rows[place.start : place.stop]
+        address = _address(job, place.start)
+        weight, scale = _weight(job, rows, address, wide)
+        weight, factor = tiles.whole_tile(weight, place), scale
         if x_logits.dtype == torch.float8_e4m3fn:
-            logits, factor = fp8.unit_logits(rows, x_logits, job.scale), 1.0
+            stored = tiles.whole_tile(rows, place)
+            logits = fp8.unit_logits(stored, x_logits, operands["scales"])[:, : job.x.shape[0]]
+            factor = 1.0
         else:
             logits = _mm(weight, x_logits.t())
         g = None
         if job.train or job.gradient:
             g = torch.empty(logits.shape, dtype=wide, device=job.device) if narrow else logits
         terms = triton_logistic.run(
-            logits,
+            logits[place.own],
             job.positive_labels,
             job.positive_instances,
-            start,
+            job.first_label + place.start,
             job.gain,
-            gradient=g,
+            gradient=None if g is None else g[place.own],
             loss=loss is not None,
             narrow=narrow,
             scale=factor,
         )
         if loss is not None and terms is not None:
             loss.add(terms)
-        if g is not None:
-            # Not addmm: a product that starts from a large sum rounds each of its terms to it.
-            job.grad_x.add_(_mm(g.t(), weight, partial), alpha=scale)
+        if g is None:
+            continue
+        if not place.whole:
+            place.clear_others(g)
+        # Not addmm: a product that starts from a large sum rounds each of its terms to it.
+        job.grad_x.add_(_mm(g.t(), weight, partial), alpha=scale)
         if job.train:
-            assert g is not None
-            fused_update(job, start, rows, g, x)
+            _update(job, place.start, rows, g[place.own], x, address)
     if loss is not None and loss is not job.loss:
         loss.flush()
 
 
-def _inputs(job: HeadJob, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+def _weight(job: HeadJob, rows: Tensor, address: Tensor, wide: torch.dtype) -> tuple[Tensor, float]:
+    """Rows as the products take them, and what their sums are to be multiplied by."""
+    if isinstance(job.format, IntFormat):
+        return triton_integers.decoded(job, rows, address), 1.0
+    if job.train and job.dropout != 0.0:
+        return dropped(rows, job.scale, job.dropout, address, wide), 1.0
+    # Without their scale, a power of two.
+    return rows.to(wide), job.scale
+
+
+def _update(job: HeadJob, first: int, rows: Tensor, g: Tensor, x: Tensor, address: Tensor) -> None:
+    if isinstance(job.format, IntFormat):
+        triton_integers.step(job, first, rows, _mm(g, x), address)
+    else:
+        fused_update(job, first, rows, g, x, address)
+
+
+def _inputs(job: HeadJob, wide: torch.dtype, kept: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The inputs as the update takes them, and as the logits do; once for all chunks of a step."""
-    kept = {} if job.operands is None else job.operands
     if "x" not in kept:
         kept["x"] = kept["logits"] = job.x.to(wide)
-        if job.products == "fp8":
-            codes = fp8.inputs(job.x)
-            # Numbers of E4M3 are BF16's: without units for them, BF16's multiply the same ones.
-            kept["logits"] = codes if fp8.units_at(job.device) else codes.to(wide)
+        # Weights scaled by dropout are no numbers of E4M3.
+        drops = job.train and job.dropout != 0.0
+        if job.products == "fp8" and fp8.units_for(job.device, job.dim) and not drops:
+            kept["logits"] = fp8.unit_inputs(job.x)
+            kept["scales"] = fp8.scales(job.scale, job.device)
+        elif job.products == "fp8":
+            # Numbers of E4M3 are BF16's, whose units multiply them as well.
+            kept["logits"] = fp8.inputs(job.x).to(wide)
     return kept["x"], kept["logits"]
 
 
@@ -158,7 +168,7 @@ def _mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def fused_update(
-    job: HeadJob, first: int, rows: Tensor, g: Tensor, x: Tensor | None = None
+    job: HeadJob, first: int, rows: Tensor, g: Tensor, x: Tensor, address: Tensor
 ) -> None:
     """``rows -= lr * (g @ x + weight_decay * rows)``, rounded, in place.
 
@@ -167,16 +177,16 @@ def fused_update(
         first: The rows' place in the chunk.
         rows: ``(labels, dim)`` stored values.
         g: FP32 or BF16 ``(labels, batch)``, the gradient of the logits.
-        x: The inputs, of the dtype of ``g``; ``None`` for the job's (default: ``None``).
+        x: The inputs, of the dtype of ``g``.
+        address: Of the random bits of the first row, see :func:`_address`.
     """
     labels, dim = rows.shape
-    x = job.x if x is None else x
     flags = flags_of(job, job.random.offset + first * dim, precise=job.precise > first)
     precise = min(max(job.precise - first, 0), labels)
     # Without a remainder any pointer does: it is not read.
     remainder = g if job.remainder is None or not precise else job.remainder[first:]
     numbers = as_fp32(job.lr), as_fp32(job.weight_decay), job.scale, 1.0 / job.scale
-    address = _address(job, first)
+    found = record(job.device).found
 
     def run(configuration: Configuration, rows: Tensor, remainder: Tensor) -> None:
         labels = rows.shape[0]
@@ -189,7 +199,7 @@ def fused_update(
             update_kernel[grid](
                 rows.view(codec.WORDS[rows.dtype.itemsize]),
                 *(remainder, g, x, min(precise, labels), labels, dim, job.x.shape[0]),
-                *(*numbers, factor_of(job.dropout), address),
+                *(*numbers, factor_of(job.dropout), address, found),
                 **flags,
                 **configuration,
                 enable_fp_fusion=False,
@@ -229,9 +239,11 @@ def flags_of(job: HeadJob, offset: int, *, precise: bool) -> dict[str, Any]:
         offset: Where the random bits of the first row begin.
         precise: Whether some of the rows have a remainder.
     """
+    assert isinstance(job.format, Format)
+    name = codec.name_of(job.format)
     return {
-        "FORMAT": job.format.name,
-        "RANDOM": job.rounding == "stochastic" and job.format.name != "fp32",
+        "FORMAT": name,
+        "RANDOM": job.rounding == "stochastic" and name != "fp32",
         "DECAY": job.weight_decay != 0.0,
         # Every row begins with a new counter of the random bits.
         "ALIGNED": job.dim % 8 == 0 and offset % 8 == 0,
@@ -255,7 +267,7 @@ def compile_for(
     arguments |= {"precise": job.precise, "labels": job.rows.shape[0], "dim": job.dim}
     arguments["batch"] = job.x.shape[0]
     arguments |= dict.fromkeys(("lr", "weight_decay", "scale", "unit", "factor"), "fp32")
-    arguments["address"] = "*i64"
+    arguments |= {"address": "*i64", "found": "*i32"}
     options = flags_of(job, job.random.offset, precise=job.precise > 0)
     options |= configuration or configurations(options)[0]
     return launch.compile_for(update_kernel, target, arguments, **options)
@@ -277,6 +289,7 @@ def update_kernel(
     unit,
     factor,
     address,
+    found,
     FORMAT: tl.constexpr,
     RANDOM: tl.constexpr,
     DECAY: tl.constexpr,
@@ -308,10 +321,10 @@ def update_kernel(
         gradient = tl.dot(g_block, x_block, gradient, input_precision="ieee")
 
     at = label[:, None].to(tl.int64) * dim + place[None, :]
-    inside = (label < labels)[:, None] & (place < dim)[None, :]
-    code = tl.load(rows + at, mask=inside, other=0)
-    code = code.to(tl.uint32) & ((1 << codec.width(FORMAT)) - 1)
-    theta = codec.value(code, FORMAT)
+    # Nothing is stored where something was found.
+    allowed = tl.where(tl.load(found) == 0, labels, 0)
+    inside = (label < allowed)[:, None] & (place < dim)[None, :]
+    theta = codec.stored_value(tl.load(rows + at, mask=inside, other=0), FORMAT)
     if DROPOUT:
         gradient = gradient * kept_at(at, factor, address)
     # A stored value is 1 / scale of its weight, and so is its gradient's step.
@@ -346,7 +359,7 @@ def update_kernel(
         half = codec.nearest(weight - codec.value(nearest, FORMAT) * scale, "bf16").to(tl.uint16)
         tl.store(remainder + at, half.to(tl.bfloat16, bitcast=True), mask=kept)
         new = tl.where(kept, nearest, new)
-    tl.store(rows + at, new.to(rows.dtype.element_ty), mask=inside)
+    tl.store(rows + at, codec.word(new, FORMAT).to(rows.dtype.element_ty), mask=inside)
 
 
 @triton.jit

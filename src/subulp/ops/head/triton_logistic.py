@@ -37,13 +37,13 @@ def run(
     """As :func:`.logistic.logistic_`; positives outside of the matrix are left out.
 
     Args:
-        logits: Contiguous FP32 or BF16 ``(height, width)``.
+        logits: FP32 or BF16 ``(height, width)``, rows of which are runs of memory.
         rows: int64 ``(count,)``, ascending, counted from ``first``, of the positives.
         columns: int64 ``(count,)``, of the positives.
         first: Number of the first row.
         gain: Factor on the gradient.
-        gradient: FP32 or BF16 tensor of the logits' shape, or the logits themselves; overwritten.
-            ``None`` to compute none.
+        gradient: Contiguous FP32 or BF16 tensor of the logits' shape, or the logits themselves;
+            overwritten. ``None`` to compute none.
         loss: Whether to compute the losses.
         narrow: Whether to round the logits, and what they become, to BF16.
         scale: A power of two that the logits are to be multiplied by (default: 1).
@@ -51,6 +51,8 @@ def run(
     launch.check_device(logistic_kernel, logits.device)
     height, width = logits.shape
     count, device = rows.numel(), logits.device
+    assert logits.stride(1) == 1 or width == 1
+    assert gradient is None or gradient.is_contiguous()
     if height == 0 or width == 0:
         return torch.zeros(height + count, dtype=torch.float64, device=device) if loss else None
     terms = torch.empty(height + count if loss else 0, dtype=torch.float64, device=device)
@@ -59,7 +61,7 @@ def run(
     with scope:
         logistic_kernel[(triton.cdiv(height, BLOCK),)](
             *(logits, logits if gradient is None else gradient, terms, kept, rows, columns),
-            *(count, first, height, width, as_fp32(gain), scale),
+            *(count, first, height, width, logits.stride(0), as_fp32(gain), scale),
             **_options(gradient=gradient is not None, loss=loss, narrow=narrow),
             enable_fp_fusion=False,
         )
@@ -78,6 +80,7 @@ def compile_for(
     first: int,
     loss: bool,
     narrow: bool,
+    line: int | None = None,
 ) -> Any:
     """Compile the kernel ahead of time, see :func:`.launch.compile_for`.
 
@@ -88,10 +91,12 @@ def compile_for(
         first: Number of the first row.
         loss: Whether to compute the losses.
         narrow: Whether to round the logits, and what they become, to BF16.
+        line: From a row of the logits to the next (default: they are contiguous).
     """
     pointers = {"logits": "*fp32", "gradient": "*bf16" if narrow else "*fp32", "terms": "*fp64"}
     pointers |= {"kept": "*fp32", "rows": "*i64", "columns": "*i64"}
     integers = {"count": count, "first": first, "height": shape[0], "width": shape[1]}
+    integers["line"] = shape[1] if line is None else line
     arguments = pointers | integers | {"gain": "fp32", "scale": "fp32"}
     options = _options(gradient=True, loss=loss, narrow=narrow)
     return launch.compile_for(logistic_kernel, target, arguments, **options)
@@ -109,6 +114,7 @@ def logistic_kernel(
     first,
     height,
     width,
+    line,
     gain,
     scale,
     GRADIENT: tl.constexpr,
@@ -123,7 +129,7 @@ def logistic_kernel(
     end = first_at(rows, count, first + stop)
     for some in range(begin, end, BLOCK):
         place = some + lane
-        at, known = positive(rows, columns, place, end, first, width)
+        at, known = positive(rows, columns, place, end, first, width, line)
         z = rounded(tl.load(logits + at, mask=known, other=0.0).to(tl.float32) * scale, NARROW)
         tl.store(kept + place, z, mask=known)
         if LOSS:
@@ -138,7 +144,7 @@ def logistic_kernel(
     tl.debug_barrier()
     row = start + lane
     inside = row < height
-    at = row.to(tl.int64) * width
+    at, to = row.to(tl.int64) * line, row.to(tl.int64) * width
     total = tl.zeros((BLOCK,), tl.float64)
     # A row's elements one by one: the sum has their order.
     for _ in range(0, width):
@@ -147,15 +153,16 @@ def logistic_kernel(
         if LOSS:
             total += softplus(z, e).to(tl.float64)
         if GRADIENT:
-            store(gradient, at, rounded(sigmoid(z, e) * gain, NARROW), inside)
+            store(gradient, to, rounded(sigmoid(z, e) * gain, NARROW), inside)
         at += 1
+        to += 1
     if LOSS:
         tl.store(terms + row, total, mask=inside)
     if GRADIENT:
         tl.debug_barrier()
         for some in range(begin, end, BLOCK):
             place = some + lane
-            at, known = positive(rows, columns, place, end, first, width)
+            at, known = positive(rows, columns, place, end, first, width, width)
             z = tl.load(kept + place, mask=known, other=0.0)
             # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where sigmoid(z) is near 1.
             g = sigmoid(-z, exp_of_negative(-tl.abs(z))) * -gain
@@ -176,11 +183,11 @@ def first_at(rows, count, row):
 
 
 @triton.jit
-def positive(rows, columns, place, end, first, width):
-    """Where positives lie in the matrix, and which of them do."""
+def positive(rows, columns, place, end, first, width, line):
+    """Where positives lie in the matrix, whose rows are ``line`` apart, and which of them do."""
     row = tl.load(rows + place, mask=place < end, other=0) - first
     column = tl.load(columns + place, mask=place < end, other=-1)
-    return row * width + column, (column >= 0) & (column < width)
+    return row * line + column, (column >= 0) & (column < width)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -38,6 +39,23 @@ def add(terms: Tensor, parts: Tensor, lowest: int, width: int) -> None:
         sum_kernel[grid](terms, parts, terms.numel(), **options, enable_fp_fusion=False)
 
 
+def rounded_total(parts: Tensor, gain: float) -> Tensor:
+    """The sum times ``gain``, rounded to FP32: of the last place first, as on the host.
+
+    Args:
+        parts: FP64, one for each place.
+        gain: A factor.
+    """
+    launch.check_device(total_kernel, parts.device)
+    out = torch.empty((), dtype=torch.float32, device=parts.device)
+    # In memory: an argument would be rounded to FP32.
+    factor = launch.upload(parts.device, np.array([gain]))[0]
+    on_gpu = parts.device.type == "cuda"
+    with torch.cuda.device(parts.device) if on_gpu else contextlib.nullcontext():
+        total_kernel[(1,)](parts, factor, out, PLACES=parts.numel(), enable_fp_fusion=False)
+    return out
+
+
 def _options(places: int, lowest: int, width: int) -> dict[str, int]:
     return {"PLACES": places, "LOWEST": lowest, "WIDTH": width, "BLOCK": BLOCK}
 
@@ -46,6 +64,12 @@ def compile_for(target: launch.Target, count: int, places: int, lowest: int, wid
     """Compile the kernel for so many numbers ahead of time, see :func:`.launch.compile_for`."""
     arguments: launch.Arguments = {"terms": "*fp64", "parts": "*fp64", "count": count}
     return launch.compile_for(sum_kernel, target, arguments, **_options(places, lowest, width))
+
+
+def compile_total(target: launch.Target, places: int) -> Any:
+    """Compile the kernel of a total ahead of time, see :func:`.launch.compile_for`."""
+    arguments: launch.Arguments = {"parts": "*fp64", "factor": "*fp64", "out": "*fp32"}
+    return launch.compile_for(total_kernel, target, arguments, PLACES=places)
 
 
 @triton.jit(do_not_specialize=launch.VARYING)
@@ -75,6 +99,14 @@ def sum_kernel(
         total = tl.sum(piece, axis=0) * codec.two_to(LOWEST + WIDTH * place)
         if total != 0.0:
             tl.atomic_add(parts + place, total)
+
+
+@triton.jit
+def total_kernel(parts, factor, out, PLACES: tl.constexpr):
+    total = tl.load(parts + PLACES - 1)
+    for place in tl.static_range(1, PLACES):
+        total += tl.load(parts + PLACES - 1 - place)
+    tl.store(out, (total * tl.load(factor)).to(tl.float32))
 
 
 @triton.jit

@@ -57,6 +57,12 @@ def width(fmt):
 
 
 @triton.constexpr_function
+def is_simulated(fmt):
+    """Whether no dtype stores the format, so that tensors have its numbers in FP32."""
+    return FORMATS[fmt].dtype is None
+
+
+@triton.constexpr_function
 def random_width(fmt):
     """Random bits that one stochastic rounding draws."""
     return FORMATS[fmt].random_width
@@ -146,6 +152,22 @@ def value(code, fmt: tl.constexpr):
         special = finite | 0x7F800000 if has_infinity(fmt) else 0x7FC00000
         bits = tl.where(magnitude > max_code(fmt), special, finite) | sign
     return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def stored_value(word, fmt: tl.constexpr):
+    """FP32 value of what a tensor has; of a simulated format that is an FP32 number."""
+    if is_simulated(fmt):
+        x = word.to(tl.uint32).to(tl.float32, bitcast=True)
+    else:
+        x = value(word.to(tl.uint32) & ((1 << width(fmt)) - 1), fmt)
+    return x
+
+
+@triton.jit
+def word(code, fmt: tl.constexpr):
+    """What a tensor has for each code, uint32."""
+    return value(code, fmt).to(tl.uint32, bitcast=True) if is_simulated(fmt) else code
 
 
 @triton.jit

@@ -10,7 +10,7 @@ are waited for (``CUDA_LAUNCH_BLOCKING=1``), and where kernels are interpreted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import torch
@@ -25,6 +25,18 @@ _LATE = "a GPU found it in an earlier call: CUDA_LAUNCH_BLOCKING=1 has that call
 
 Describe = Callable[[int, Sequence[int]], Exception]
 """From what was found, and its numbers, to the error."""
+
+_DESCRIBE: dict[int, Describe] = {}
+
+
+def tell(kinds: Iterable[int], describe: Describe) -> None:
+    """Have ``describe`` make the errors of some kinds of faults, which no other operation has.
+
+    One record serves all operations of a device: one may come by a fault that another has found.
+    """
+    for kind in kinds:
+        assert kind not in _DESCRIBE, f"two operations have faults of kind {kind}"
+        _DESCRIBE[kind] = describe
 
 
 class Record:
@@ -45,7 +57,7 @@ class Record:
         # Read without torch, whose tensors cost a microsecond.
         self._words = self.words.numpy()
 
-    def check(self, describe: Describe) -> None:
+    def check(self) -> None:
         """Raise the error of a fault that was found.
 
         Nothing is waited for, unless there is one.
@@ -58,15 +70,15 @@ class Record:
         kind, *numbers = self._words[:NUMBERS].tolist()
         self._words[:] = 0
         self.found.zero_()
-        error = describe(kind, numbers)
+        error = _DESCRIBE[kind](kind, numbers)
         if self.is_late:
             error = type(error)(f"{error} ({_LATE})")
         raise error
 
-    def check_launched(self, describe: Describe) -> None:
+    def check_launched(self) -> None:
         """Raise the error of a fault of the launches just made, if they were waited for."""
         if not self.is_late:
-            self.check(describe)
+            self.check()
 
 
 @cache
