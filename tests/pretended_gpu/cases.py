@@ -221,6 +221,57 @@ def tables_backward(place: Place) -> Any:
     return lambda: embedding_update(*update), lambda: [*update[0], *update[1], *update[2]]
 
 
+@case("bags, sum by lengths", "sum", "lengths")
+@case("bags, sum by offsets", "sum", "offsets")
+@case("bags, mean", "mean", "lengths")
+def bags(place: Place, mode: str, by: str) -> Any:
+    module, values = bags_module(place, mode), place(VALUES[:72])
+    lengths, results = torch.arange(48) % 4, []
+    ends = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    bounds = {by: place(lengths if by == "lengths" else ends)}
+
+    def forward() -> None:
+        results.append(module(values, **bounds))
+
+    return forward, lambda: results
+
+
+@case("bags, update", False)
+@case("bags, update, a frozen table", True)
+def bags_update(place: Place, frozen: bool) -> Any:
+    # Below autograd's engine, as above.
+    module, values = bags_module(place, "sum"), place(VALUES[:72])
+    rows = module.row_parameters
+    rows[1].frozen = frozen
+    lengths = torch.arange(48) % 4
+    offsets = place(torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))))
+    grad, weights = place(torch.randn(16, 40)), place(torch.randn(72))
+    kept = [t for state in module.row_optimizer.state.values() for t in state.values()]
+    for table in module.tables:
+        # Floors are bounds that backends may leave alone.
+        kept += [table.table.codes, table.cache, table.tags, table.counts]
+
+    def update() -> None:
+        module._update(values, offsets, weights, grad)
+
+    return update, lambda: [*kept, module.evicted]
+
+
+def bags_module(place: Place, mode: str) -> Any:
+    """Three tables and their optimizer."""
+    configs = [EmbeddingTable(300, dim, "int8", 0.1) for dim in (16, 8, 16)]
+    module: Any = nn.CachedEmbeddingBags(configs, 0, mode=mode, seed=1)
+    optimizer = optim.RowAdagrad(module, lr=0.1)
+    states = [optimizer.state.pop(rows) for rows in module.row_parameters]
+    on(place, module)
+    for rows, state in zip(module.row_parameters, states, strict=True):
+        # A parameter of rows would know it.
+        rows.frozen = False
+        optimizer.state[rows] = {name: place(tensor) for name, tensor in state.items()}
+    optimizer.param_groups[0]["params"] = list(module.row_parameters)
+    return module
+
+
 @case("head, 8 chunks, FP32", "fp32", exact=False)
 @case("head, 8 chunks, BF16", "bf16", exact=False)
 @case("head, 8 chunks, remainders and dropout", "bf16", 0.1, 30, exact=False)

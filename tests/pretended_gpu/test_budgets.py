@@ -48,6 +48,13 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "26 tables, forward": ((1, 0), None),
     # Keys, a sort, sums of what many lookups share, and the rows.
     "26 tables, backward": ((4, 0), None),
+    # Lengths become bounds, and statistics that are not asked for begin with zeros.
+    "bags, sum by lengths": ((5, 0), None),
+    "bags, sum by offsets": ((2, 0), None),
+    "bags, mean": ((9, 0), None),
+    "bags, update": ((4, 0), None),
+    # Lookups of the other tables are brought together.
+    "bags, update, a frozen table": ((18, 0), None),
     # Of a chunk: three products, one of them with the update; rows are decoded, logits become
     # gradients, losses are summed, and the inputs' gradient is added.
     "head, 8 chunks, FP32": ((56, 0), None),
