@@ -110,6 +110,54 @@ def capturable(place: Place, kind: Any, dtype: torch.dtype, lr: float | None = N
     return made.step, results
 
 
+@case("AdamW, BF16 and FP16, a scaler", {"nonfinite": "propagate"}, 1024.0)
+@case("AdamW, BF16 and FP16, raise", {"nonfinite": "raise"})
+@case("AdamW, BF16 and FP16, skip", {"nonfinite": "skip"})
+def guarded(place: Place, options: Any, scale: float | None = None) -> Any:
+    params = [place(torch.randn(size).to(dtype)) for size in (1024, 37) for dtype in (BF16, FP16)]
+    made: Any = optim.AdamW(params, lr=1e-3, precision="kahan", seed=0, **options)
+    for p in params:
+        p.grad = place(torch.randn(p.shape).to(p.dtype))
+    if scale is not None:
+        # As a scaler tells its optimizer.
+        made.grad_scale, made.found_inf = place(torch.tensor(scale)), place(torch.tensor(0.0))
+
+    def results() -> list[Tensor]:
+        return [*params, *(t for state in made.state.values() for t in state.values())]
+
+    return made.step, results
+
+
+@case("fused backward, BF16")
+@case("fused backward, BF16, clip_value", {"clip_value": 0.5})
+@case("fused backward, BF16, clip_parameter_norm", {"clip_parameter_norm": 1.0})
+@case("fused backward, BF16, max_norm", {"max_norm": 1.0})
+@case("fused backward, BF16, skip", {}, {"nonfinite": "skip"})
+def fused(place: Place, options: Any = {}, policy: Any = {}) -> Any:  # noqa: B006
+    sizes = (1024, 37, 4096)
+    model = torch.nn.ParameterList(torch.randn(size).to(BF16) for size in sizes)
+    params = list(on(place, model).parameters())
+    grads = [place(torch.randn(size).to(BF16)) for size in sizes]
+    made = optim.AdamW(params, lr=1e-3, precision="collage-plus", seed=0, **policy)
+    handle: Any = optim.fuse_backward(model, made, **options)
+
+    def backward(roots: Any, *, retain_graph: bool) -> None:
+        # Below autograd's engine: what its hooks would call, in the order of a backward pass.
+        handle._begin(None)
+        for p, grad in zip(reversed(params), reversed(grads), strict=True):
+            p.grad = grad
+            handle._complete(p)
+        handle._end()
+
+    handle._run = backward
+    loss = torch.zeros(())
+
+    def results() -> list[Tensor]:
+        return [*params, *(t for state in made.state.values() for t in state.values())]
+
+    return lambda: handle.backward(loss), results
+
+
 @case("E4M3 linear, forward", exact=False)
 def linear(place: Place) -> Any:
     layer = on(place, nn.Linear(512, 1024).to(E4M3))
@@ -304,8 +352,13 @@ def there(place: Place, arguments: Any) -> Any:
     return arguments
 
 
-def measure(name: str) -> dict[str, Any]:
-    """What the second step of a case costs, and whether it computes what the CPU does."""
+def measure(name: str, *, is_captured: bool = False) -> dict[str, Any]:
+    """What the second step of a case costs, and whether it computes what the CPU does.
+
+    Args:
+        name: Of the case.
+        is_captured: A CUDA graph is being captured then (default: ``False``).
+    """
     torch.manual_seed(0)
     step, results = CASES[name](torch.clone)
     step(), step()
@@ -314,7 +367,7 @@ def measure(name: str) -> dict[str, Any]:
     with pretended_gpu() as gpu:
         step, results = CASES[name](gpu.tensor)
         step()
-        gpu.count = count = Count()
+        gpu.count, gpu.is_captured = (count := Count()), is_captured
         step()
         found = [t.inner if isinstance(t, GpuTensor) else t for t in results()]
     return {
@@ -367,6 +420,16 @@ def later_is_faster() -> tuning.Timer:
         return 0.9 ** next(powers)
 
     return time
+
+
+CAPTURED = (
+    *("AdamW, BF16", "SGD, BF16", "AdamW, E4M3"),
+    *("bags, sum by lengths", "bags, update", "fused backward, BF16"),
+)
+"""Cases that no CUDA graph may hold."""
+
+HELD = ("mixture, both passes, blocks", "mixture, both passes, sub-channels")
+"""Cases that one may."""
 
 
 def captured(name: str) -> str:
@@ -453,19 +516,21 @@ def main() -> None:
     kept = TemporaryDirectory()
     with torch.no_grad(), kept, environment(SUBULP_TUNE="0", SUBULP_CACHE=kept.name):
         counts = {name: measure(name) for name in CASES}
-        refusals = {name: captured(name) for name in ("AdamW, BF16", "SGD, BF16", "AdamW, E4M3")}
+        refusals = {name: captured(name) for name in CAPTURED}
         late = late_fault()
         graphs = {
             f"{name}, {word}": graphed(f"{name}, capturable", moves=word == "moved")
             for name in ("AdamW, BF16", "AdamW, E4M3", "SGD, BF16")
             for word in ("in place", "moved")
         }
+        held = {name: measure(name, is_captured=True) for name in HELD}
         measured = {name: tuned(name) for name in TUNED}
     found = {
         "counts": counts,
         "captured": refusals,
         "late fault": late,
         "graphs": graphs,
+        "held": held,
         "tuned": measured,
     }
     print(json.dumps(found))

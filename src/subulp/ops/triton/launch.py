@@ -105,7 +105,7 @@ def plan(numel: np.ndarray, block: int) -> np.ndarray:
 def refuse_capture(device: torch.device) -> None:
     """Raise RuntimeError if a CUDA graph is being captured: it would replay a call's numbers."""
     if capture.is_under_way(device):
-        raise capture.refusal()
+        raise capture.refusal_of_call()
 
 
 def upload(
