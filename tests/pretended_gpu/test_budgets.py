@@ -161,7 +161,7 @@ def test_what_has_no_option_for_graphs_is_not_told_of_one(printed, name):
 
 @pytest.mark.parametrize("name", ["blocks", "sub-channels"])
 def test_a_graph_holds_both_passes_of_a_mixture(printed, found, name):
-    """It encodes the weight at every replay, as there is nobody to look, and makes its own zeros."""
+    """It encodes the weight at every replay, where nobody compares it, and makes its own zeros."""
     case = f"mixture, both passes, {name}"
     held, outside = printed["held"][case], found[case]
     assert (held["waits"], held["uploads"], held["far"]) == ({}, 0, [])
