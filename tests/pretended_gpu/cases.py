@@ -18,8 +18,10 @@ from torch import Tensor
 
 from subulp import nn, optim
 from subulp.nn.cached_table import EmbeddingTable
+from subulp.nn.fp8_linear import _Fp8Linear
 from subulp.nn.linear import _DecodedLinear, _NarrowLinear
 from subulp.nn.mor_linear import _MoRLinear, _without_tensors, forward_product
+from subulp.ops import fp8_product
 from subulp.ops.embedding import calls, embedding_pool, embedding_update, make_tables
 from subulp.ops.embedding.job import Lookups
 from subulp.ops.head import head_step
@@ -181,6 +183,36 @@ def linear_backward(place: Place) -> Any:
         )
         function = _DecodedLinear if x.is_cuda else _NarrowLinear
         results.extend(function.backward.__wrapped__(ctx, grad))
+
+    return backward, lambda: results
+
+
+@case("E4M3 linear, FP8 units, forward", 512, 1024, exact=False)
+@case("E4M3 linear, FP8 units, forward, ragged", 50, 70, exact=False)
+def linear_fp8(place: Place, inputs: int, outputs: int) -> Any:
+    layer = on(place, nn.Linear(inputs, outputs, products="fp8").to(E4M3))
+    x, results = place(torch.randn(8, inputs).to(BF16)), []
+    return lambda: results.append(layer(x)), lambda: results
+
+
+@case("E4M3 linear, FP8 units, backward", E4M3, exact=False)
+@case("BF16 linear, FP8 units, backward", BF16, exact=False)
+def linear_fp8_backward(place: Place, dtype: torch.dtype) -> Any:
+    weight, x = place(torch.randn(1024, 512).to(dtype)), place(torch.randn(16, 512).to(BF16))
+    grad, results = place(torch.randn(16, 1024).to(BF16)), []
+    codes, scale = fp8_product.quantised(x)
+
+    def backward() -> None:
+        # Below autograd's engine, as above.
+        ctx = SimpleNamespace(
+            saved_tensors=(codes, scale, weight),
+            needs_input_grad=(True, True, True),
+            x_shape=x.shape,
+            x_dtype=BF16,
+            weight_grad_dtype=dtype,
+            bias_grad_dtype=BF16,
+        )
+        results.extend(_Fp8Linear.backward.__wrapped__(ctx, grad))
 
     return backward, lambda: results
 

@@ -42,6 +42,15 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     # Weight and bias decoded, and the product; two of these, the weight and the roundings.
     "E4M3 linear, forward": ((3, 0), None),
     "E4M3 linear, backward": ((6, 0), None),
+    # Five to quantise an operand and one more from BF16 to FP32, a scale of 1, the bias's rounding
+    # and the product.
+    "E4M3 linear, FP8 units, forward": ((9, 0), None),
+    # Both operands are padded, and the bias is added by itself.
+    "E4M3 linear, FP8 units, forward, ragged": ((14, 0), None),
+    # One operand, two products, three transposes, two scales of 1, a sum and three roundings.
+    "E4M3 linear, FP8 units, backward": ((16, 0), None),
+    # The weight is quantised too.
+    "BF16 linear, FP8 units, backward": ((21, 0), None),
     # Three to encode an operand, and the product.
     "mixture, forward, tensor": ((7, 0), None),
     "mixture, forward, blocks": ((7, 0), None),
