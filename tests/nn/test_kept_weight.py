@@ -121,6 +121,24 @@ def test_a_model_that_was_converted_back_has_none():
     assert not hasattr(model[0], "kept")
 
 
+@torch.no_grad()
+def test_compiled_layers_keep_theirs_too(encoded):
+    layer, x = layer_and_input()
+    torch._dynamo.reset()
+    whole = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    expected = mor_linear(x, layer.weight, layer.bias, mor=layer.mor)
+    for _ in range(3):
+        assert torch.equal(whole(x), expected)
+    assert encoded == [(32, 48)]
+    layer.weight.mul_(2)
+    assert torch.equal(whole(x), mor_linear(x, layer.weight, layer.bias, mor=layer.mor))
+    assert len(encoded) == 2
+    with torch.enable_grad():
+        whole(x).sum().backward()
+    assert layer.kept._found is None
+    assert len(encoded) == 2
+
+
 # ------------------------------------------------------------------------------ Triton's kernels
 
 
@@ -136,10 +154,10 @@ def small(mor: MoR, shape=(12, 40), dtype=torch.bfloat16):
     return layer, torch.randn(5, shape[1], dtype=dtype, requires_grad=True)
 
 
-def passes(layer, x):
+def passes(layer, x, forward=None):
     """The output, the input's gradient, and what was decided about the weight."""
     x.grad = None
-    y = layer(x)
+    y = (layer if forward is None else forward)(x)
     y.sum().backward()
     weights = [layer.mix[role] for role in ("weight", "weight transposed") if role in layer.mix]
     return y.detach(), x.grad, weights
@@ -179,6 +197,33 @@ def test_kernels_write_a_weight_once(by_triton, mor, dtype):
     # Decisions of the past stay what they were.
     for summary, before in zip(decided, numbers, strict=True):
         assert torch.equal(summary.numbers, before)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "mor", [MoR("subtensor-3way", "subchannel-32"), MoR("tensor", "tensor")], ids=str
+)
+def test_kernels_in_compiled_graphs_write_a_weight_once(by_triton, mor):
+    layer, x = small(mor)
+    expected = passes(layer, x)
+    layer.kept.clear()
+    torch._dynamo.reset()
+    whole = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for a, b in zip(passes(layer, x, whole), expected, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    for _, kept in layer.kept._there.values():
+        # What is written anew would be right again.
+        kept.stored[0].zero_()
+    spoiled, none, _ = passes(layer, x, whole)
+    assert torch.equal(spoiled, layer.bias.detach().expand_as(spoiled))
+    assert not none.any()
+    with torch.no_grad():
+        assert torch.equal(whole(x), spoiled)
+    layer.weight.data[7, 9] += 1
+    twin = small(mor)[0]
+    twin.weight.data.copy_(layer.weight)
+    for a, b in zip(passes(layer, x, whole), passes(twin, x), strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 @interpreted

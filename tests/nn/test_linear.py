@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from subulp import nn
 from subulp.diagnostics.memory import track_memory
 from subulp.nn import linear, narrow_linear
-from subulp.ops import bf16_product
+from subulp.ops import bf16_product, fp8_product
 
 NARROW = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 DTYPES = [torch.float32, *NARROW]
@@ -268,3 +268,100 @@ def test_autocast_casts_like_torch():
     torch.testing.assert_close(y, F.linear(*narrow, layer.bias).bfloat16())
     assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
     assert torch.equal(layer.weight.grad, layer.weight.grad.bfloat16().float())
+
+
+# --------------------------------------------------------------------------- products of FP8 units
+
+E4M3 = torch.float8_e4m3fn
+
+
+def rounded(t):
+    """A tensor as FP8 products take it, in float64."""
+    if t.dtype == E4M3:
+        return t.double()
+    scale = (t.float().abs().max() * (1 / 448)).clamp(min=torch.finfo(torch.float32).tiny)
+    return (t.float() / scale).to(E4M3).double() * scale.double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, E4M3], ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_fp8_products_are_those_of_rounded_operands(dtype, bias, monkeypatch):
+    # Tiles of the weight's rows, the last one ragged.
+    monkeypatch.setattr(fp8_product, "_TILE_BYTES", 7 * 33 * 4)
+    x, weight, b, grad_y = problem(dtype, bias=bias)
+    y = narrow_linear(x, weight, b, products="fp8")
+    y.backward(grad_y)
+    q, w, g = (rounded(t.detach()) for t in (x, weight, grad_y))
+    rows = g.view(-1, 40)
+    expected = [
+        q @ w.t() + (b.detach().double() if bias else 0),
+        (rows @ w).view(x.shape),
+        rows.t() @ q.view(-1, 33),
+    ]
+    for mine, exact in zip((y.detach(), x.grad, weight.grad), expected, strict=True):
+        # E4M3's smallest number is coarse.
+        least = 2.0**-10 if mine.dtype == E4M3 else 0.0
+        bound = torch.finfo(mine.dtype).eps * exact.abs() + 1e-5 * exact.abs().max() + least
+        assert bool(((mine.double() - exact).abs() <= bound).all())
+    assert weight.grad.dtype == dtype
+    if bias:
+        assert torch.equal(b.grad.float(), grad_y.sum((0, 1)).to(dtype).float())
+    # What is saved for the weight's gradient is narrow.
+    assert narrow_linear(x, weight, b, products="fp8").grad_fn.saved_tensors[0].dtype == E4M3
+
+
+@pytest.mark.parametrize("products", ["auto", "fp8"])
+def test_layers_say_how_they_multiply(products):
+    layer = nn.Linear(33, 40, products=products).to(E4M3)
+    x = torch.randn(5, 33, dtype=torch.bfloat16)
+    expected = narrow_linear(x, layer.weight, layer.bias, products=products)
+    assert torch.equal(layer(x), expected)
+    assert ("products='fp8'" in repr(layer)) == (products == "fp8")
+    assert layer(x[:0]).shape == (0, 40)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        whole = torch.compile(layer, backend="aot_eager")
+        assert torch.equal(whole(x), expected)
+
+
+def test_fp8_products_of_extreme_numbers():
+    weight = torch.randn(4, 8).to(E4M3)
+    for scale in (0.0, 1e-30, 1e37):
+        x = scale * torch.tensor([[1.0, -0.5, 0.25, 0, 0, 0, 0, 1]])
+        expected = x.double() @ weight.double().t()
+        y = narrow_linear(x, weight, products="fp8")
+        torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-44)
+    for bad in (torch.inf, torch.nan):
+        x = torch.ones(2, 8)
+        x[0, 3] = bad
+        assert narrow_linear(x, weight, products="fp8").isnan().all()
+
+
+def test_what_fp8_products_refuse():
+    x, weight, *_ = problem(torch.float8_e5m2)
+    with pytest.raises(ValueError, match="'fp8' multiplies E4M3, and the weight is in float8_e5m2"):
+        narrow_linear(x, weight, products="fp8")
+    with pytest.raises(ValueError, match="products='bf8' is unknown: use 'auto' or 'fp8'"):
+        nn.Linear(3, 4, products="bf8")
+    layer = nn.Linear(33, 4)
+    layer.products = "fp4"
+    with pytest.raises(ValueError, match="products='fp4' is unknown"):
+        layer(x)
+
+
+def test_fp8_products_learn():
+    torch.manual_seed(0)
+    x, losses = torch.randn(64, 16), {}
+    y = x @ torch.randn(16, 4)
+    for products in ("auto", "fp8"):
+        torch.manual_seed(1)
+        layer = nn.Linear(16, 4, products=products)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.2)
+        for _ in range(100):
+            optimizer.zero_grad()
+            loss = (layer(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses[products] = loss.item()
+    assert losses["auto"] < 0.01
+    assert losses["fp8"] < 0.1

@@ -9,8 +9,18 @@ from functools import partial
 from typing import Any
 
 from subulp.numerics.int_rows import INT8
+from subulp.numerics.metrics import LANES, TILE_ROWS
 from subulp.ops.all_finite import triton as all_finite_triton
-from subulp.ops.head import triton_batch, triton_dropout, triton_fp8, triton_sum, triton_topk
+from subulp.ops.embedding import triton_update
+from subulp.ops.head import (
+    triton_batch,
+    triton_dropout,
+    triton_fp8,
+    triton_logistic,
+    triton_sum,
+    triton_topk,
+)
+from subulp.ops.mixture import triton_product
 from subulp.ops.step import triton as step_triton
 from subulp.ops.step import triton_scales
 from subulp.ops.triton.launch import Target
@@ -29,7 +39,8 @@ class Case:
 
     Attributes:
         compiled: The code for a ``target``.
-        elements: Of a block, where a program takes blocks of elements.
+        elements: Of a block, where a program takes blocks of elements: of a table's row, of a tile
+            that a mixture is read by, of the part of a product.
     """
 
     compiled: Callable[..., Compiled]
@@ -54,7 +65,43 @@ def _head(dtype: Any, **options: Any) -> Case:
 
 
 def _table(kernel: str, *table: Any) -> Case:
-    return Case(partial(aot_worker.compile_embedding, kernel=kernel, table=table))
+    compiled = partial(aot_worker.compile_embedding, kernel=kernel, table=table)
+    return Case(compiled, triton_update.POSITIONS if kernel == "order" else table[-1])
+
+
+def _logits(**options: Any) -> Case:
+    return Case(partial(aot_worker.compile_logistic, loss=True, **options), triton_logistic.BLOCK)
+
+
+# Of a step through a tile: its rows, and columns whose sums are apart.
+_MIXTURE_ELEMENTS = TILE_ROWS * LANES
+
+
+def _mixture(kernel: str) -> Case:
+    # Blocks and chunks are of tiles that others have read.
+    elements = None if kernel in ("blocks", "chunks") else _MIXTURE_ELEMENTS
+    return Case(partial(aot_worker.compile_mixture, kernel, (128, 128), FP32), elements)
+
+
+def _kept(kernel: str) -> Case:
+    return Case(partial(aot_worker.compile_kept_mixture, kernel, BF16), _MIXTURE_ELEMENTS)
+
+
+def _product(
+    dtype: Any = BF16,
+    rows: int = 512,
+    transposed: tuple[bool, bool] = (False, True),
+    constant: bool = False,
+) -> Case:
+    part = triton_product.configurations(rows, dtype, constant=constant)[0]
+    compiled = partial(
+        aot_worker.compile_mixture_product,
+        dtype=dtype,
+        rows=rows,
+        transposed=transposed,
+        constant=constant,
+    )
+    return Case(compiled, part["ROWS"] * part["COLUMNS"])
 
 
 _TABLES = {
@@ -100,8 +147,8 @@ CASES = {
     "head, e4m3, weights kept": Case(
         partial(aot_worker.compile_dropout, "dropped", E4M3), triton_dropout.BLOCK
     ),
-    "logits, fp32": Case(partial(aot_worker.compile_logistic, loss=True, narrow=False)),
-    "logits, bf16": Case(partial(aot_worker.compile_logistic, loss=True, narrow=True)),
+    "logits, fp32": _logits(narrow=False),
+    "logits, bf16": _logits(narrow=True),
     "sum": Case(aot_worker.compile_sum, triton_sum.BLOCK),
     "loss": Case(aot_worker.compile_total),
     **{
@@ -117,23 +164,13 @@ CASES = {
     "tables, spans": _table("spans", *_TABLE),
     **{f"tables, lookup, {name}": _table("pool", *t) for name, t in _TABLES.items()},
     **{f"tables, update, {name}": _table("update", *t) for name, t in _TABLES.items()},
-    **{
-        f"mixture, {kernel}": Case(partial(aot_worker.compile_mixture, kernel, (128, 128), FP32))
-        for kernel in aot_worker.MIXTURE_KERNELS
-    },
-    **{
-        f"mixture, {kernel}, kept": Case(partial(aot_worker.compile_kept_mixture, kernel, BF16))
-        for kernel in ("measure", "candidates", "write")
-    },
-    "mixture, product": Case(
-        partial(
-            aot_worker.compile_mixture_product,
-            dtype=BF16,
-            rows=512,
-            transposed=(False, True),
-            constant=False,
-        )
-    ),
+    **{f"mixture, {kernel}": _mixture(kernel) for kernel in aot_worker.MIXTURE_KERNELS},
+    **{f"mixture, {kernel}, kept": _kept(kernel) for kernel in ("measure", "candidates", "write")},
+    "mixture, product": _product(),
+    "mixture, product, by tensor": _product(constant=True),
+    "mixture, product, both transposed": _product(transposed=(True, True)),
+    "mixture, product, fp16": _product(FP16),
+    "mixture, product, few rows": _product(rows=64),
 }
 
 

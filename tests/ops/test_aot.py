@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -378,4 +380,11 @@ def test_what_amd_refuses(monkeypatch):
     with pytest.raises(RuntimeError, match="square roots"):
         launch.check_device(kernel, gpu)
     monkeypatch.setattr(launch, "TRITON_VERSION", (3, 7))
-    launch.check_device(kernel, gpu)
+    for name, is_refused in (("gfx942:sramecc+:xnack-", False), ("gfx1100", True)):
+        chip = SimpleNamespace(gcnArchName=name)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, chip=chip: chip)
+        expected = contextlib.nullcontext()
+        if is_refused:
+            expected = pytest.raises(RuntimeError, match=r"which is gfx1100: .* gfx9 alone")
+        with expected:
+            launch.check_device(kernel, gpu)

@@ -20,10 +20,12 @@ from torch import Tensor
 from subulp import nn, optim
 from subulp.nn.cached_table import EmbeddingTable
 from subulp.nn.extreme_classifier import _Evaluate, _TrainStep
+from subulp.nn.fp8_linear import _Fp8Linear
 from subulp.nn.linear import _DecodedLinear, _NarrowLinear
 from subulp.nn.mor_linear import _MoRLinear, _without_tensors, forward_product
 from subulp.numerics import simulated
 from subulp.numerics.int_rows import INT8
+from subulp.ops import fp8_product
 from subulp.ops.embedding import calls, embedding_pool, embedding_update, make_tables
 from subulp.ops.embedding.job import Lookups
 from subulp.ops.head import head_step
@@ -114,6 +116,54 @@ def capturable(place: Place, kind: Any, dtype: torch.dtype, lr: float | None = N
     return made.step, results
 
 
+@case("AdamW, BF16 and FP16, a scaler", {"nonfinite": "propagate"}, 1024.0)
+@case("AdamW, BF16 and FP16, raise", {"nonfinite": "raise"})
+@case("AdamW, BF16 and FP16, skip", {"nonfinite": "skip"})
+def guarded(place: Place, options: Any, scale: float | None = None) -> Any:
+    params = [place(torch.randn(size).to(dtype)) for size in (1024, 37) for dtype in (BF16, FP16)]
+    made: Any = optim.AdamW(params, lr=1e-3, precision="kahan", seed=0, **options)
+    for p in params:
+        p.grad = place(torch.randn(p.shape).to(p.dtype))
+    if scale is not None:
+        # As a scaler tells its optimizer.
+        made.grad_scale, made.found_inf = place(torch.tensor(scale)), place(torch.tensor(0.0))
+
+    def results() -> list[Tensor]:
+        return [*params, *(t for state in made.state.values() for t in state.values())]
+
+    return made.step, results
+
+
+@case("fused backward, BF16")
+@case("fused backward, BF16, clip_value", {"clip_value": 0.5})
+@case("fused backward, BF16, clip_parameter_norm", {"clip_parameter_norm": 1.0})
+@case("fused backward, BF16, max_norm", {"max_norm": 1.0})
+@case("fused backward, BF16, skip", {}, {"nonfinite": "skip"})
+def fused(place: Place, options: Any = {}, policy: Any = {}) -> Any:  # noqa: B006
+    sizes = (1024, 37, 4096)
+    model = torch.nn.ParameterList(torch.randn(size).to(BF16) for size in sizes)
+    params = list(on(place, model).parameters())
+    grads = [place(torch.randn(size).to(BF16)) for size in sizes]
+    made = optim.AdamW(params, lr=1e-3, precision="collage-plus", seed=0, **policy)
+    handle: Any = optim.fuse_backward(model, made, **options)
+
+    def backward(roots: Any, *, retain_graph: bool) -> None:
+        # Below autograd's engine: what its hooks would call, in the order of a backward pass.
+        handle._begin(None)
+        for p, grad in zip(reversed(params), reversed(grads), strict=True):
+            p.grad = grad
+            handle._complete(p)
+        handle._end()
+
+    handle._run = backward
+    loss = torch.zeros(())
+
+    def results() -> list[Tensor]:
+        return [*params, *(t for state in made.state.values() for t in state.values())]
+
+    return lambda: handle.backward(loss), results
+
+
 @case("E4M3 linear, forward", exact=False)
 def linear(place: Place) -> Any:
     layer = on(place, nn.Linear(512, 1024).to(E4M3))
@@ -137,6 +187,36 @@ def linear_backward(place: Place) -> Any:
         )
         function = _DecodedLinear if x.is_cuda else _NarrowLinear
         results.extend(function.backward.__wrapped__(ctx, grad))
+
+    return backward, lambda: results
+
+
+@case("E4M3 linear, FP8 units, forward", 512, 1024, exact=False)
+@case("E4M3 linear, FP8 units, forward, ragged", 50, 70, exact=False)
+def linear_fp8(place: Place, inputs: int, outputs: int) -> Any:
+    layer = on(place, nn.Linear(inputs, outputs, products="fp8").to(E4M3))
+    x, results = place(torch.randn(8, inputs).to(BF16)), []
+    return lambda: results.append(layer(x)), lambda: results
+
+
+@case("E4M3 linear, FP8 units, backward", E4M3, exact=False)
+@case("BF16 linear, FP8 units, backward", BF16, exact=False)
+def linear_fp8_backward(place: Place, dtype: torch.dtype) -> Any:
+    weight, x = place(torch.randn(1024, 512).to(dtype)), place(torch.randn(16, 512).to(BF16))
+    grad, results = place(torch.randn(16, 1024).to(BF16)), []
+    codes, scale = fp8_product.quantised(x)
+
+    def backward() -> None:
+        # Below autograd's engine, as above.
+        ctx = SimpleNamespace(
+            saved_tensors=(codes, scale, weight),
+            needs_input_grad=(True, True, True),
+            x_shape=x.shape,
+            x_dtype=BF16,
+            weight_grad_dtype=dtype,
+            bias_grad_dtype=BF16,
+        )
+        results.extend(_Fp8Linear.backward.__wrapped__(ctx, grad))
 
     return backward, lambda: results
 
@@ -223,6 +303,57 @@ def tables_backward(place: Place) -> Any:
     made = embedding_jobs.of([NARROW] * 26, "rowwise", list(range(26)))
     update = there(place, made.update(VALUES, OFFSETS, None, torch.randn(4, 26 * 16), 1))
     return lambda: embedding_update(*update), lambda: [*update[0], *update[1], *update[2]]
+
+
+@case("bags, sum by lengths", "sum", "lengths")
+@case("bags, sum by offsets", "sum", "offsets")
+@case("bags, mean", "mean", "lengths")
+def bags(place: Place, mode: str, by: str) -> Any:
+    module, values = bags_module(place, mode), place(VALUES[:72])
+    lengths, results = torch.arange(48) % 4, []
+    ends = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    bounds = {by: place(lengths if by == "lengths" else ends)}
+
+    def forward() -> None:
+        results.append(module(values, **bounds))
+
+    return forward, lambda: results
+
+
+@case("bags, update", False)
+@case("bags, update, a frozen table", True)
+def bags_update(place: Place, frozen: bool) -> Any:
+    # Below autograd's engine, as above.
+    module, values = bags_module(place, "sum"), place(VALUES[:72])
+    rows = module.row_parameters
+    rows[1].frozen = frozen
+    lengths = torch.arange(48) % 4
+    offsets = place(torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))))
+    grad, weights = place(torch.randn(16, 40)), place(torch.randn(72))
+    kept = [t for state in module.row_optimizer.state.values() for t in state.values()]
+    for table in module.tables:
+        # Floors are bounds that backends may leave alone.
+        kept += [table.table.codes, table.cache, table.tags, table.counts]
+
+    def update() -> None:
+        module._update(values, offsets, weights, grad)
+
+    return update, lambda: [*kept, module.evicted]
+
+
+def bags_module(place: Place, mode: str) -> Any:
+    """Three tables and their optimizer."""
+    configs = [EmbeddingTable(300, dim, "int8", 0.1) for dim in (16, 8, 16)]
+    module: Any = nn.CachedEmbeddingBags(configs, 0, mode=mode, seed=1)
+    optimizer = optim.RowAdagrad(module, lr=0.1)
+    states = [optimizer.state.pop(rows) for rows in module.row_parameters]
+    on(place, module)
+    for rows, state in zip(module.row_parameters, states, strict=True):
+        # A parameter of rows would know it.
+        rows.frozen = False
+        optimizer.state[rows] = {name: place(tensor) for name, tensor in state.items()}
+    optimizer.param_groups[0]["params"] = list(module.row_parameters)
+    return module
 
 
 SMALL, MORE = (50, 32, 7), (110, 48, 17)
@@ -376,8 +507,13 @@ def there(place: Place, arguments: Any) -> Any:
     return arguments
 
 
-def measure(name: str) -> dict[str, Any]:
-    """What the second step of a case costs, and whether it computes what the CPU does."""
+def measure(name: str, *, is_captured: bool = False) -> dict[str, Any]:
+    """What the second step of a case costs, and whether it computes what the CPU does.
+
+    Args:
+        name: Of the case.
+        is_captured: A CUDA graph is being captured then (default: ``False``).
+    """
     torch.manual_seed(0)
     step, results = CASES[name](torch.clone)
     step(), step()
@@ -386,7 +522,7 @@ def measure(name: str) -> dict[str, Any]:
     with pretended_gpu() as gpu:
         step, results = CASES[name](gpu.tensor)
         step()
-        gpu.count = count = Count()
+        gpu.count, gpu.is_captured = (count := Count()), is_captured
         step()
         found = [t.inner if isinstance(t, GpuTensor) else t for t in results()]
     return {
@@ -441,6 +577,16 @@ def later_is_faster() -> tuning.Timer:
         return 0.9 ** next(powers)
 
     return time
+
+
+CAPTURED = (
+    *("AdamW, BF16", "SGD, BF16", "AdamW, E4M3"),
+    *("bags, sum by lengths", "bags, update", "fused backward, BF16"),
+)
+"""Cases that no CUDA graph may hold."""
+
+HELD = ("mixture, both passes, blocks", "mixture, both passes, sub-channels")
+"""Cases that one may."""
 
 
 def captured(name: str) -> str:
@@ -576,7 +722,7 @@ def main() -> None:
     kept = TemporaryDirectory()
     with torch.no_grad(), kept, environment(SUBULP_TUNE="0", SUBULP_CACHE=kept.name):
         counts = {name: measure(name) for name in CASES}
-        refusals = {name: captured(name) for name in ("AdamW, BF16", "SGD, BF16", "AdamW, E4M3")}
+        refusals = {name: captured(name) for name in CAPTURED}
         late = late_fault()
         heads = {name: late_head_fault(*bad) for name, bad in BAD_BATCHES.items()}
         graphs = {
@@ -584,6 +730,7 @@ def main() -> None:
             for name in ("AdamW, BF16", "AdamW, E4M3", "SGD, BF16")
             for word in ("in place", "moved")
         }
+        held = {name: measure(name, is_captured=True) for name in HELD}
         measured = {name: tuned(name) for name in TUNED}
     found = {
         "counts": counts,
@@ -591,6 +738,7 @@ def main() -> None:
         "late fault": late,
         "bad batches of heads": heads,
         "graphs": graphs,
+        "held": held,
         "tuned": measured,
     }
     print(json.dumps(found))

@@ -154,6 +154,8 @@ class PretendedGpu(TorchDispatchMode):
             result = plain[0][0].to(plain[0][2]) @ plain[0][1].to(plain[0][2])
             if "out" in plain[1]:
                 result = plain[1]["out"].copy_(result)
+        elif func is torch.ops.aten._scaled_mm.default:
+            result = _scaled_mm(*plain[0], **plain[1])
         elif to_gpu and not there and name == "_to_copy":
             result = plain[0][0].clone().to(plain[1].get("dtype") or plain[0][0].dtype)
         else:
@@ -209,6 +211,26 @@ class PretendedGpu(TorchDispatchMode):
 def memory(t: Tensor) -> int:
     """Where the memory of a tensor begins."""
     return t.untyped_storage().data_ptr()
+
+
+def _scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """What FP8 units compute, of what cuBLAS takes."""
+    assert out_dtype is not None
+    assert a.is_contiguous(), "the first matrix lies row by row"
+    assert b.t().is_contiguous(), "and the second one column by column"
+    assert not any(size % 16 for size in b.shape), "in multiples of 16"
+    assert bias is None or bias.dtype == out_dtype != torch.float32
+    result = a.float() @ b.float() * (scale_a * scale_b)
+    return (result if bias is None else result + bias.float()).to(out_dtype)
 
 
 @cache

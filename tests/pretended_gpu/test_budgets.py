@@ -25,9 +25,32 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "AdamW, BF16, capturable": ((2, 0), None),
     "AdamW, E4M3, capturable": ((3, 0), None),
     "SGD, BF16, capturable": ((2, 0), None),
+    # Two buckets. A skipped step is counted on the host, which asks the scaler for both its numbers
+    # at once; gradients are unscaled beside the step.
+    "AdamW, BF16 and FP16, a scaler": ((11, 1), None),
+    # An error is raised, and a skipped step counted, on the host: it waits once, by their nature.
+    "AdamW, BF16 and FP16, raise": ((7, 1), None),
+    "AdamW, BF16 and FP16, skip": ((7, 1), None),
+    "fused backward, BF16": ((1, 0), None),
+    # Three gradients are clipped, each by itself, and stepped together.
+    "fused backward, BF16, clip_value": ((4, 0), None),
+    "fused backward, BF16, clip_parameter_norm": ((25, 0), None),
+    # Three norms and the joint one, the coefficient, three products.
+    "fused backward, BF16, max_norm": ((13, 0), None),
+    # As outside of the backward pass.
+    "fused backward, BF16, skip": ((8, 1), None),
     # Weight and bias decoded, and the product; two of these, the weight and the roundings.
     "E4M3 linear, forward": ((3, 0), None),
     "E4M3 linear, backward": ((6, 0), None),
+    # Five to quantise an operand and one more from BF16 to FP32, a scale of 1, the bias's rounding
+    # and the product.
+    "E4M3 linear, FP8 units, forward": ((9, 0), None),
+    # Both operands are padded, and the bias is added by itself.
+    "E4M3 linear, FP8 units, forward, ragged": ((14, 0), None),
+    # One operand, two products, three transposes, two scales of 1, a sum and three roundings.
+    "E4M3 linear, FP8 units, backward": ((16, 0), None),
+    # The weight is quantised too.
+    "BF16 linear, FP8 units, backward": ((21, 0), None),
     # Three to encode an operand, and the product.
     "mixture, forward, tensor": ((7, 0), None),
     "mixture, forward, blocks": ((7, 0), None),
@@ -48,6 +71,13 @@ LIMITS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "26 tables, forward": ((1, 0), None),
     # Keys, a sort, sums of what many lookups share, and the rows.
     "26 tables, backward": ((4, 0), None),
+    # Lengths become bounds, and statistics that are not asked for begin with zeros.
+    "bags, sum by lengths": ((5, 0), None),
+    "bags, sum by offsets": ((2, 0), None),
+    "bags, mean": ((9, 0), None),
+    "bags, update": ((4, 0), None),
+    # Lookups of the other tables are brought together.
+    "bags, update, a frozen table": ((18, 0), None),
     # Of a chunk: three products, one of them with the update; rows are decoded, logits become
     # gradients, losses are summed, and the inputs' gradient is added.
     "head, 8 chunks, FP32": ((56, 0), None),
@@ -150,10 +180,30 @@ def test_numbers_are_those_of_the_cpu(found):
 
 
 def test_a_step_in_a_cuda_graph_is_refused_before_it_is_taken(printed):
-    assert len(printed["captured"]) == 3
-    for message in printed["captured"].values():
+    for name in ("AdamW, BF16", "SGD, BF16", "AdamW, E4M3"):
+        message = printed["captured"][name]
         assert "a CUDA graph is being captured" in message
+        assert "make the optimizer with capturable=True" in message
         assert "outside of the graph" in message
+
+
+@pytest.mark.parametrize("name", ["bags, sum by lengths", "bags, update", "fused backward, BF16"])
+def test_what_has_no_option_for_graphs_is_not_told_of_one(printed, name):
+    message = printed["captured"][name]
+    assert "a CUDA graph is being captured" in message
+    assert "row optimizers" in message
+    assert "have no capturable=True" in message
+
+
+@pytest.mark.parametrize("name", ["blocks", "sub-channels"])
+def test_a_graph_holds_both_passes_of_a_mixture(printed, found, name):
+    """It encodes the weight at every replay, where nobody compares it, and makes its own zeros."""
+    case = f"mixture, both passes, {name}"
+    held, outside = printed["held"][case], found[case]
+    assert (held["waits"], held["uploads"], held["far"]) == ({}, 0, [])
+    # Outside, zeros are made many at a time.
+    assert held["ops"]["zeros"] == held["kernels"]["measure_kernel"]
+    assert held["kernels"] == outside["kernels"]
 
 
 def test_what_only_the_gpu_sees_is_raised_by_a_later_call(printed):

@@ -269,9 +269,10 @@ def bag_means(sums: Tensor, bounds: Tensor, dims: Sequence[int]) -> Tensor:
         bounds: Where bags begin, as of :func:`bag_bounds`.
         dims: Of each feature.
     """
-    sizes = bounds.diff().clamp(min=1).view(len(dims), -1)
-    columns = torch.tensor(dims, device=sums.device)
-    return sums / sizes.t().repeat_interleave(columns, dim=1)
+    sizes = bounds.diff().clamp(min=1).view(len(dims), -1, 1)
+    # Dims from the host: a tensor of them would be copied to a GPU, which the host would wait for.
+    parts = [size.expand(-1, dim) for size, dim in zip(sizes, dims, strict=True)]
+    return sums / torch.cat(parts, dim=1)
 
 
 class CachedEmbeddingBags(CachedLookup):

@@ -190,15 +190,23 @@ class CachedLookup(FixedDtypes):
             return lookups, grad
         trained = [f for f, t in enumerate(lookups.features) if not codes[t].frozen]
         columns = lookups.columns(self._operands())
-        bounds = [lookups.offsets[f * batch : (f + 1) * batch + 1] for f in trained]
-        runs = [slice(*b[[0, -1]].tolist()) for b in bounds]
-        ends = torch.cat([b.diff() for b in bounds]).cumsum(0)
+        own = [slice(f * batch, (f + 1) * batch) for f in trained]
+        sizes, starts = lookups.offsets.diff(), lookups.offsets[:-1]
+        none = sizes.new_zeros(1)
+        ends = torch.cat((none, *(sizes[run] for run in own))).cumsum(0)
+        # How far the values of a bag move; those that are left over go to the end, in no bag. On a
+        # GPU the host would have to wait before it knew how many these are.
+        moves = torch.cat((*(starts[run] for run in own), none)) - ends
+        place = torch.arange(lookups.values.numel(), device=ends.device)
+        bag = torch.searchsorted(ends[1:], place, right=True)
+        # Offsets that do not fit are refused by the update itself.
+        source = (place + moves[bag]).clamp_(0, max(place.numel() - 1, 0))
         weights = lookups.weights
         kept = Lookups(
             [lookups.features[f] for f in trained],
-            torch.cat([lookups.values[run] for run in runs]),
-            torch.cat((ends.new_zeros(1), ends)),
-            None if weights is None else torch.cat([weights[run] for run in runs]),
+            lookups.values[source],
+            ends,
+            None if weights is None else weights[source],
         )
         return kept, torch.cat([grad[:, columns[f] : columns[f + 1]] for f in trained], 1)
 

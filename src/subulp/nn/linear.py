@@ -4,13 +4,13 @@ A CPU without BF16 units multiplies BF16 matrices five to six times slower than 
 FP32 copy of the weights would undo the memory that narrow storage saves. So a tile of weight rows
 is decoded into a buffer that fits the second-level cache, multiplied in FP32, and overwritten by
 the next tile, in the forward and in the backward pass. Units of BF16 multiply narrow activations
-and weights as they are.
+and weights as they are; those of FP8 multiply what is rounded to it, where that is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from ..ops import bf16_product
 from ..ops.bf16_product import bf16_mm
 from ..ops.pointers import is_plain_type
 from ..ops.rows import decode
+from .fp8_linear import fp8_linear
 from .narrow import (
     ACTIVATION_DTYPES,
     NATIVE_ON_GPU,
@@ -37,7 +38,13 @@ _IN_BF16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _STORED = (*_IN_BF16, torch.float16)
 
 
-def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+LinearProducts = Literal["auto", "fp8"]
+"""Operands of a linear layer's products."""
+
+
+def narrow_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, products: LinearProducts = "auto"
+) -> Tensor:
     """``F.linear(x, weight.float(), bias.float())`` without the FP32 copy of the weight.
 
     Saves ``x`` and the narrow weight for backward and nothing else. The gradient of the weight is
@@ -49,19 +56,31 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     BF16 and FP16 weights multiply natively in their own dtype, FP8 ones in that of ``x``, in one
     product whose copy of the weight in that dtype is gone after it.
 
+    With ``products="fp8"`` all three products have both operands in E4M3 and sums in FP32: ``x``,
+    the gradient of the output, and a weight that is wider are rounded to it under a scale of the
+    whole tensor, which the host never reads. GPUs of sm_89 and later multiply them on FP8 units;
+    elsewhere the same numbers are decoded and multiplied in FP32. Saved for backward is ``x`` in
+    E4M3, a byte a number.
+
     Args:
         x: ``(..., in_features)``, FP32, BF16 or FP16.
         weight: ``(out_features, in_features)``, any floating-point dtype that casts to FP32.
         bias: ``(out_features,)`` or ``None`` (default: ``None``).
+        products: Operands of the products: ``"auto"``, those of the dtypes as above, or ``"fp8"``
+            (default: ``"auto"``).
 
     Returns:
         ``(..., out_features)`` in the dtype of ``x``.
 
     Raises:
-        ValueError: A dtype or a shape does not fit.
+        ValueError: A dtype or a shape does not fit, or ``products`` is unknown, or a weight in E5M2
+            is to be multiplied in E4M3.
     """
     check_linear(x, weight, bias)
+    check_products(products)
     x, weight = autocast_operands(x, weight)
+    if products == "fp8" and x.numel() > 0:
+        return fp8_linear(x, weight, bias)
     if weight.dtype == torch.float32:
         wide_bias = None if bias is None else bias.float()
         return F.linear(x.float(), weight, wide_bias).to(x.dtype)
@@ -102,11 +121,47 @@ class Linear(torch.nn.Linear):
 
     Created in torch's default dtype like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes
     it narrow. See :func:`narrow_linear` for what is computed and saved.
+
+    Args:
+        in_features: Size of an input.
+        out_features: Size of an output.
+        bias: Whether there is one (default: ``True``).
+        device: Device of the parameters (default: torch's).
+        dtype: Dtype of the parameters (default: torch's).
+        products: Operands of the products, ``"auto"`` or ``"fp8"`` (default: ``"auto"``).
+
+    Attributes:
+        products: Operands of the products; may be replaced between steps.
+
+    Raises:
+        ValueError: ``products`` is unknown.
     """
+
+    # For modules that turn into this class.
+    products: LinearProducts = "auto"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        products: LinearProducts = "auto",
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        check_products(products)
+        self.products = products
 
     def forward(self, input: Tensor) -> Tensor:
         """``(..., in_features)`` to ``(..., out_features)``, in the dtype of the input."""
-        return narrow_linear(input, self.weight, self.bias)
+        return narrow_linear(input, self.weight, self.bias, products=self.products)
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        shown = super().extra_repr()
+        return shown if self.products == "auto" else f"{shown}, products={self.products!r}"
 
 
 class _UnitLinear(torch.autograd.Function):
@@ -264,6 +319,12 @@ def _tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, weight.shape[0], rows):
         tile = slice(start, min(start + rows, weight.shape[0]))
         yield tile, buffer[: tile.stop - tile.start]
+
+
+def check_products(products: LinearProducts) -> None:
+    """Raise ValueError unless products are known."""
+    if products not in get_args(LinearProducts):
+        raise ValueError(f"products={products!r} is unknown: use 'auto' or 'fp8'")
 
 
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

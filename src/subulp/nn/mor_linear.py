@@ -109,8 +109,10 @@ class MixtureLayer(torch.nn.Module):
         mor: How the operands are represented; may be replaced between steps.
         mix: The last decision on each operand, see :func:`subulp.diagnostics.representation_mix`.
         observers: Called with each role and its summary.
+        owns_weight: Whether every call multiplies by one weight, which may be kept encoded.
     """
 
+    owns_weight = True
     mor: MoR
     mix: dict[str, Summary]
     observers: tuple[Note, ...]
@@ -142,26 +144,27 @@ class MixtureLayer(torch.nn.Module):
         for name in ("mor", "mix", "observers", "original_class", "kept", "ticket"):
             delattr(self, name)
 
-    def multiply(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, keep: bool = True
-    ) -> Tensor:
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """:func:`mor_linear` of this layer, its decisions noted.
 
         Args:
             x: The input.
             weight: The layer's weight.
             bias: Its bias.
-            keep: Whether the encoded weight may be kept: there is one (default: ``True``). Of C++,
-                it is in evaluation.
         """
         check_mor(self.mor)
         if torch.compiler.is_compiling():
             return graph_linear(x, weight, bias, self.mor.text, self.ticket)
         evaluates = not self.training and not torch.is_grad_enabled()
-        kept = self.kept if keep and (evaluates or keeps_in_training(weight.device)) else None
-        if kept is None:
-            self.kept.clear()
+        kept = self.kept_at(weight.device, evaluates=evaluates)
         return eager_linear(x, weight, bias, mor=self.mor, note=self.note, kept=kept)
+
+    def kept_at(self, device: torch.device, *, evaluates: bool) -> KeptWeight | None:
+        """What keeps the encoded weight of a call, if anything does: of C++, in evaluation."""
+        if self.owns_weight and (evaluates or keeps_in_training(device)):
+            return self.kept
+        self.kept.clear()
+        return None
 
     def note(self, role: str, summary: Summary) -> None:
         """Remember a decision, and tell the observers."""
@@ -258,14 +261,16 @@ class MoRProduct(MixtureLayer):
         mor: How operands are represented.
     """
 
+    # Those of experts take turns here.
+    owns_weight = False
+
     def __init__(self, mor: MoR) -> None:
         super().__init__()
         self.become(mor)
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``F.linear(input, weight, bias)``, in the dtype of the input."""
-        # The weights of experts take turns here.
-        return self.multiply(input, weight, bias, keep=False)
+        return self.multiply(input, weight, bias)
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
@@ -458,6 +463,13 @@ def _note_of(ticket: str) -> Note | None:
     return None if layer is None else layer.note
 
 
+def _kept_of(ticket: str, device: torch.device, *, trains: bool) -> KeptWeight | None:
+    layer = _layers.get(ticket)
+    if layer is None:
+        return None
+    return layer.kept_at(device, evaluates=not (layer.training or trains))
+
+
 def graph_linear(x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str) -> Tensor:
     """:func:`mor_linear` as one operation of a graph; ``mor`` is its text."""
     check_linear(x, weight, bias)
@@ -490,7 +502,8 @@ def mor_linear_op(
         The output; the five tensors of the saved mixture, and the numbers of its summary.
     """
     config = MoR.from_text(mor)
-    y, saved, _ = forward_product(x, weight, bias, config, _note_of(ticket), save=save)
+    kept = _kept_of(ticket, weight.device, trains=save)
+    y, saved, _ = forward_product(x, weight, bias, config, _note_of(ticket), save=save, kept=kept)
     if saved is None:
         return y, *_nothing(x)
     assert saved.summary is not None
@@ -531,8 +544,10 @@ def mor_linear_backward(
     """Gradients of the input's rows and of the weight; empty where they are not needed."""
     config = MoR.from_text(mor)
     saved = _restored(stored, config, x_dtype) if needs_weight else None
+    # The weight as it is now: other bytes than the forward pass met are encoded anew.
+    kept = _kept_of(ticket, weight.device, trains=True)
     grad_x, grad_weight = backward_products(
-        grad_y, weight, saved, config, _note_of(ticket), x_dtype, needs_x=needs_x
+        grad_y, weight, saved, config, _note_of(ticket), x_dtype, needs_x=needs_x, kept=kept
     )
     none = grad_y.new_empty(0)
     return (

@@ -33,6 +33,16 @@ def refusal() -> RuntimeError:
     )
 
 
+def refusal_of_call() -> RuntimeError:
+    """The error for a call of what no option makes fit for a graph: rows, fused steps, checks."""
+    return RuntimeError(
+        "a CUDA graph is being captured, and would replay this call with the numbers that it has "
+        "now, addresses among them, and of an update its count, learning rate and random bits: "
+        "tables, heads and their row optimizers, and steps inside the backward pass, have no "
+        "capturable=True. Capture the rest of the model alone, and call these outside of the graph"
+    )
+
+
 def not_ready(what: str) -> RuntimeError:
     """The error for a capture that comes before what it needs.
 

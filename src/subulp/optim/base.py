@@ -133,11 +133,17 @@ class Optimizer(SavedGroups):
                 self._created.clear()
                 self._known.check_used(self.param_groups, self.state)
             self.begin_step()
-            if not self._admits(buckets):
+            found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+            found, scale = loss_scaling.read(found_inf, scale)
+            if found_inf is None:
+                if not self._gradients_admit(buckets):
+                    return
+            elif found:
+                # A gradient scaler has checked all gradients, and skips steps on purpose.
+                self.skip_step()
                 return
             # All of it is checked before any of it is touched.
             pending = self._prepare(buckets)
-        scale = getattr(self, "grad_scale", None)
         if scale is None:
             for bucket, ready in zip(buckets, pending, strict=True):
                 self.step_bucket(bucket, ready)
@@ -209,22 +215,18 @@ class Optimizer(SavedGroups):
         """The arithmetic of :meth:`step_bucket`; no observer is told."""
         (pending or self._prepare([bucket])[0]).take()
 
-    def _admits(self, buckets: Buckets) -> bool:
-        """Whether the step may be taken; asked before anything is updated."""
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is None:
-            return self._gradients_admit(buckets)
-        # A gradient scaler has checked all gradients, and skips steps on purpose.
-        if found_inf:
-            self.skip_step()
-        return not found_inf
-
     def _gradients_admit(self, buckets: Buckets) -> bool:
-        """Apply the groups' ``nonfinite`` policies before anything is updated, all ranks alike."""
+        """Apply the groups' ``nonfinite`` policies before anything is updated, all ranks alike.
+
+        The host waits for a GPU's answer, once: nothing is launched that might have to be undone.
+        """
         if all(group["nonfinite"] == "propagate" for group in self.param_groups):
             return True
         guarded = [b for b in buckets if b.group["nonfinite"] != "propagate"]
-        found = [b for b in guarded if not bool(are_finite(b.grads))]
+        flags = [are_finite(b.grads) for b in guarded]
+        if len({flag.device for flag in flags}) == 1 < len(flags):
+            flags = torch.stack(flags).tolist()
+        found = [b for b, finite in zip(guarded, flags, strict=True) if not finite]
         bad = [b for b in found if b.group["nonfinite"] == "raise"]
         worst = shards.highest(2 if bad else 1 if found else 0, self._device)
         for bucket in bad:

@@ -34,12 +34,25 @@ def is_asked_by_scaler(caller: FrameType) -> bool:
     return caller.f_globals.get("__name__") == torch.amp.GradScaler.__module__
 
 
-def unscaled(bucket: Bucket, scale: Tensor | float | None) -> Iterator[Bucket]:
+def read(
+    found_inf: Tensor | float | None, scale: Tensor | float | None
+) -> tuple[bool, float | None]:
+    """What a scaler has found and scaled by; from a GPU in one copy, for which the host waits."""
+    if (
+        isinstance(found_inf, Tensor)
+        and isinstance(scale, Tensor)
+        and found_inf.device == scale.device
+    ):
+        found_inf, scale = torch.stack((found_inf.reshape(()), scale.reshape(()))).tolist()
+    return bool(found_inf), None if scale is None else float(scale)
+
+
+def unscaled(bucket: Bucket, scale: float | None) -> Iterator[Bucket]:
     """Parts of a bucket with unscaled FP32 gradients; without a ``scale``, the bucket itself."""
     if scale is None:
         yield bucket
         return
-    factor, part = inverse(float(scale)), replace(bucket, params=[], grads=[], streams=[])
+    factor, part = inverse(scale), replace(bucket, params=[], grads=[], streams=[])
     for p, grad, stream in zip(bucket.params, bucket.grads, bucket.streams, strict=True):
         if part.params and part.nbytes + 4 * grad.numel() > _UNSCALED_BYTES:
             yield part

@@ -238,8 +238,19 @@ def set_of(row, sets, mixed):
 @triton.jit
 def find(table, row, WAYS: tl.constexpr):
     """Where a row lies in its table's cache, int64, or -1."""
+    place, _, _ = look(table, row, WAYS)
+    return place
+
+
+@triton.jit
+def look(table, row, WAYS: tl.constexpr):
+    """Where a row lies or -1, the first place of its set, and the set's tags; all int64 but these.
+
+    Without a cache the place is -1.
+    """
     sets = entry(table, "sets")
-    place = row * 0 - 1
+    place, first = row * 0 - 1, row * 0
+    tag = tl.full((WAYS,), constant("EMPTY"), tl.int32)
     if sets > 0:
         ways = entry(table, "ways")
         first = set_of(row, sets, entry(table, "mixed")) * ways
@@ -248,7 +259,7 @@ def find(table, row, WAYS: tl.constexpr):
         tag = tl.load(tags + way, mask=way < ways, other=constant("EMPTY"))
         found = tl.min(tl.where(tag.to(tl.int64) == row, way, WAYS), axis=0)
         place = tl.where(found < WAYS, first + found, place)
-    return place
+    return place, first, tag
 
 
 # ------------------------------------------------------------------------------------------- rows

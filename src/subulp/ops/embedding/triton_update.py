@@ -20,7 +20,7 @@ from .triton_rows import (
     entry,
     entry_at,
     fetch,
-    find,
+    look,
     name_at,
     real,
     reals_of,
@@ -333,7 +333,7 @@ def update_row(
     BLOCK: tl.constexpr,
 ):
     """One row's turn: see :func:`subulp.ops.embedding.embedding_update`."""
-    place = find(table, row, WAYS)
+    place, set_first, tag = look(table, row, WAYS)
     x = fetch(table, row, place, element, inside, FORMATS, BLOCK)
     x = optimize(table, row, x, g, element, inside, RULES, BLOCK)
 
@@ -353,10 +353,8 @@ def update_row(
     if sets > 0:
         cache = reals_of(entry(table, "cache"))
         way = tl.arange(0, WAYS)
-        set_first = set_of(row, sets, entry(table, "mixed")) * ways
         tags = words_of(entry(table, "tags"))
         stamps = words_of(entry(table, "stamps"))
-        tag = tl.load(tags + set_first + way, mask=way < ways, other=constant("EMPTY"))
         priority = (way * 0).to(tl.int64) - 1
         if policy == constant("LFU"):
             known = (tag >= 0) & (tag < rows)

@@ -64,6 +64,19 @@ def check_device(kernel: Any, device: torch.device) -> None:
         )
     if device.type != "cpu" and torch.version.hip is not None:
         refuse_amd(TRITON_VERSION)
+        # With the features of the chip after colons.
+        name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        if not _has_wide_waves(name):
+            raise RuntimeError(
+                f"The Triton kernels got tensors on {device}, which is {name}: of AMD's GPUs, "
+                "there are kernels for gfx9 alone; set SUBULP_BACKEND=reference to compute in "
+                "plain PyTorch"
+            )
+
+
+def _has_wide_waves(name: str) -> bool:
+    """Whether one of AMD's GPUs has the waves of 64 lanes that the kernels are compiled for."""
+    return name.startswith("gfx9")
 
 
 def refuse_amd(version: tuple[int, ...]) -> None:
@@ -105,7 +118,7 @@ def plan(numel: np.ndarray, block: int) -> np.ndarray:
 def refuse_capture(device: torch.device) -> None:
     """Raise RuntimeError if a CUDA graph is being captured: it would replay a call's numbers."""
     if capture.is_under_way(device):
-        raise capture.refusal()
+        raise capture.refusal_of_call()
 
 
 def upload(
@@ -290,7 +303,7 @@ def gpu_of(target: Target) -> GPUTarget:
     """
     if isinstance(target, int):
         return GPUTarget("cuda", target, 32)
-    if not target.startswith("gfx9"):
+    if not _has_wide_waves(target):
         raise ValueError(f"target is {target!r}: of AMD's GPUs, there are kernels for gfx9 alone")
     refuse_amd(TRITON_VERSION)
     return GPUTarget("hip", target, 64)
