@@ -8,11 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .head.fp8 import units_at
+from .head.fp8 import enlarged, padded, units_at
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
-# What cuBLAS wants of the inner size and of the second matrix's rows.
-_MULTIPLE = 16
 _TILE_BYTES = 512 * 1024
 
 
@@ -70,33 +68,19 @@ def _by_units(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
 ) -> Tensor:
     n, k = b.shape
-    inner, columns = _padded(k), _padded(n)
+    inner, columns = padded(k), padded(n)
     # Units add a narrow bias alone, to a result of its dtype.
     inside = bias is not None and columns == n and dtype != torch.float32
     y: Tensor = torch._scaled_mm(
-        _enlarged(a, a.shape[0], inner),
+        enlarged(a, a.shape[0], inner),
         # The second matrix is taken column by column.
-        _enlarged(b, columns, inner).t(),
+        enlarged(b, columns, inner).t(),
         scale_a=a_scale,
         scale_b=b_scale,
         bias=bias.to(dtype) if bias is not None and inside else None,
         out_dtype=dtype,
     )[:, :n]
     return y if bias is None or inside else y + bias.to(dtype)
-
-
-def _padded(size: int) -> int:
-    return -(-size // _MULTIPLE) * _MULTIPLE
-
-
-def _enlarged(codes: Tensor, rows: int, columns: int) -> Tensor:
-    """The codes row by row, padded with zeros below and to the right."""
-    if codes.shape == (rows, columns):
-        return codes.contiguous()
-    # Bytes: torch copies those on every device, and zero is zero in both.
-    whole = torch.zeros(rows, columns, dtype=torch.uint8, device=codes.device)
-    whole[: codes.shape[0], : codes.shape[1]] = codes.view(torch.uint8)
-    return whole.view(codes.dtype)
 
 
 def _decoded(a: Tensor, b: Tensor) -> Tensor:

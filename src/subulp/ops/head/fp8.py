@@ -44,12 +44,12 @@ def inputs(x: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
 
         return triton_fp8.inputs(x.contiguous(), rows, columns)
     codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    return _enlarged(encode(x.contiguous(), codes), rows, columns)
+    return enlarged(encode(x.contiguous(), codes), rows, columns)
 
 
 def unit_inputs(x: Tensor) -> Tensor:
     """The same for FP8 units, in the sizes that they take."""
-    return inputs(x, (max(_MULTIPLE, _padded(x.shape[0])), _padded(x.shape[1])))
+    return inputs(x, (max(_MULTIPLE, padded(x.shape[0])), padded(x.shape[1])))
 
 
 def scales(scale: float, device: torch.device) -> Tensor:
@@ -77,11 +77,11 @@ def unit_logits(rows: Tensor, x: Tensor, scales: Tensor) -> Tensor:
         BF16 ``(labels, batch)``; of :func:`unit_inputs`, columns of zeros after them.
     """
     labels, batch = rows.shape[0], x.shape[0]
-    inner = _padded(rows.shape[1])
+    inner = padded(rows.shape[1])
     # torch._scaled_mm takes the first operand row by row and the second column by column.
     logits = torch._scaled_mm(
-        _enlarged(rows, labels, inner),
-        _enlarged(x, max(_MULTIPLE, _padded(batch)), inner).t(),
+        enlarged(rows, labels, inner),
+        enlarged(x, max(_MULTIPLE, padded(batch)), inner).t(),
         scale_a=scales[0],
         scale_b=scales[1],
         out_dtype=torch.bfloat16,
@@ -89,12 +89,13 @@ def unit_logits(rows: Tensor, x: Tensor, scales: Tensor) -> Tensor:
     return logits[:, :batch]
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
+    """A size that units take, at least as large."""
     return -(-size // _MULTIPLE) * _MULTIPLE
 
 
-def _enlarged(codes: Tensor, rows: int, columns: int) -> Tensor:
-    """The codes padded with zeros below and to the right."""
+def enlarged(codes: Tensor, rows: int, columns: int) -> Tensor:
+    """E4M3 codes row by row, padded with zeros below and to the right."""
     if codes.shape == (rows, columns):
         return codes.contiguous()
     # Bytes: torch copies those on every device, and zero is zero in both.
