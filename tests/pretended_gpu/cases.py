@@ -228,7 +228,7 @@ def tables_backward(place: Place) -> Any:
 SMALL, MORE = (50, 32, 7), (110, 48, 17)
 """Labels, dimensions and instances: what a chunk launches does not depend on them."""
 
-FEW = (12, 32, 7), (20, 48, 9)
+FEW = (20, 32, 7), (30, 48, 9)
 """The same where a program takes a row, which takes long to interpret."""
 
 HEADS: dict[str, tuple[dict[str, Any], tuple[tuple[int, int, int], ...]]] = {
