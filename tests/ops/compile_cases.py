@@ -157,8 +157,12 @@ CASES = {
     },
     "inputs in e4m3": Case(aot_worker.compile_inputs, triton_fp8.BLOCK),
     "keys of scores": Case(aot_worker.compile_keys, triton_topk.BLOCK),
-    "head, int8, decode": Case(partial(aot_worker.compile_integers, "decode", INT8)),
-    "head, int8, step": Case(partial(aot_worker.compile_integers, "step", INT8)),
+    "head, int8, decode": Case(
+        partial(aot_worker.compile_integers, "decode", INT8), aot_worker.MAIN[1]
+    ),
+    "head, int8, step": Case(
+        partial(aot_worker.compile_integers, "step", INT8), aot_worker.MAIN[1]
+    ),
     "tables, weights' gradient": _table("weight-grad", *_TABLE),
     "tables, order": _table("order", *_TABLE),
     "tables, spans": _table("spans", *_TABLE),

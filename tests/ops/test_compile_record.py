@@ -48,7 +48,7 @@ ELSEWHERE = ("Adam, stochastic, bf16", "mixture, product")
 
 WITHOUT_ELEMENTS = {
     *("scales, given", "counts, Adam", "counts, SGD"),
-    *("mixture, blocks", "mixture, chunks"),
+    *("mixture, blocks", "mixture, chunks", "loss"),
 }
 """Cases that take a few numbers of each tensor or tile, and no blocks of elements."""
 

@@ -1,6 +1,7 @@
-"""Steps on a GPU that is not there; ``python -m tests.pretended_gpu.cases`` prints what they cost.
+"""Steps on a GPU that is not there; ``python -m tests.pretended_gpu.cases 0 2`` prints what half of
+them cost.
 
-One process for all of them, and none after it.
+Processes of their own, and none after them.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
@@ -359,7 +362,7 @@ def bags_module(place: Place, mode: str) -> Any:
 SMALL, MORE = (50, 32, 7), (110, 48, 17)
 """Labels, dimensions and instances: what a chunk launches does not depend on them."""
 
-FEW = (12, 32, 7), (20, 48, 9)
+FEW = (20, 32, 7), (30, 48, 9)
 """The same where a program takes a row, which takes long to interpret."""
 
 HEADS: dict[str, tuple[dict[str, Any], tuple[tuple[int, int, int], ...]]] = {
@@ -716,33 +719,35 @@ def is_near(a: Tensor, b: Tensor, *, exact: bool) -> bool:
     )
 
 
-def main() -> None:
-    """Print what all cases cost, as one line of JSON."""
+def questions() -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """What is asked: in which part of the answer, of what, and how it is found out."""
+    for name in CASES:
+        yield "counts", name, partial(measure, name)
+    for name in CAPTURED:
+        yield "captured", name, partial(captured, name)
+    yield "late fault", "tables", late_fault
+    for name, bad in BAD_BATCHES.items():
+        yield "bad batches of heads", name, partial(late_head_fault, *bad)
+    for name in ("AdamW, BF16", "AdamW, E4M3", "SGD, BF16"):
+        for word in ("in place", "moved"):
+            moves = word == "moved"
+            yield "graphs", f"{name}, {word}", partial(graphed, f"{name}, capturable", moves=moves)
+    for name in HELD:
+        yield "held", name, partial(measure, name, is_captured=True)
+    for name in TUNED:
+        yield "tuned", name, partial(tuned, name)
+
+
+def main(part: int, parts: int) -> None:
+    """Print one part of all answers, every so-manieth of them, as one line of JSON."""
     tuning.timer = later_is_faster()
     kept = TemporaryDirectory()
+    found: dict[str, dict[str, Any]] = {}
     with torch.no_grad(), kept, environment(SUBULP_TUNE="0", SUBULP_CACHE=kept.name):
-        counts = {name: measure(name) for name in CASES}
-        refusals = {name: captured(name) for name in CAPTURED}
-        late = late_fault()
-        heads = {name: late_head_fault(*bad) for name, bad in BAD_BATCHES.items()}
-        graphs = {
-            f"{name}, {word}": graphed(f"{name}, capturable", moves=word == "moved")
-            for name in ("AdamW, BF16", "AdamW, E4M3", "SGD, BF16")
-            for word in ("in place", "moved")
-        }
-        held = {name: measure(name, is_captured=True) for name in HELD}
-        measured = {name: tuned(name) for name in TUNED}
-    found = {
-        "counts": counts,
-        "captured": refusals,
-        "late fault": late,
-        "bad batches of heads": heads,
-        "graphs": graphs,
-        "held": held,
-        "tuned": measured,
-    }
+        for section, name, answer in itertools.islice(questions(), part, None, parts):
+            found.setdefault(section, {})[name] = answer()
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))
