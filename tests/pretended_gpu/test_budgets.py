@@ -213,7 +213,10 @@ def test_a_step_in_a_cuda_graph_is_refused_before_it_is_taken(printed):
         assert "outside of the graph" in message
 
 
-@pytest.mark.parametrize("name", ["bags, sum by lengths", "bags, update", "fused backward, BF16"])
+@pytest.mark.parametrize(
+    "name",
+    ["bags, sum by lengths", "bags, update", "fused backward, BF16", "head, 8 chunks, FP32"],
+)
 def test_what_has_no_option_for_graphs_is_not_told_of_one(printed, name):
     message = printed["captured"][name]
     assert "a CUDA graph is being captured" in message

@@ -74,9 +74,12 @@ def run(job: HeadJob) -> None:
     :mod:`subulp.ops.triton.faults`.
 
     Raises:
-        RuntimeError: The kernels do not run on the device of the rows.
+        RuntimeError: The kernels do not run on the device of the rows, or a CUDA graph is being
+            captured, which would replay the learning rate that rows step with now.
     """
     launch.check_device(update_kernel, job.device)
+    if job.train:
+        launch.refuse_capture(job.device)
     narrow = job.products != "fp32"
     wide = torch.bfloat16 if narrow else torch.float32
     operands = {} if job.operands is None else job.operands
