@@ -218,6 +218,17 @@ def test_compiled_layers_compute_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("products", ["auto", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_the_meta_device_has_shapes(dtype, products):
+    layer = nn.Linear(32, 16, device="meta", products=products).to(dtype)
+    x = torch.empty(3, 32, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    assert (y.shape, y.dtype, y.device.type) == ((3, 16), torch.bfloat16, "meta")
+    assert (x.grad.shape, layer.weight.grad.dtype) == ((3, 32), dtype)
+
+
 def test_an_empty_batch():
     layer = nn.Linear(4, 3).to(torch.bfloat16)
     y = layer(torch.empty(0, 4))

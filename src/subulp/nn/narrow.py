@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -16,15 +18,18 @@ def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
     cast that autograd sees, so that FP32 parameters get FP32 gradients.
     """
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.dtype == torch.float32 else t for t in tensors)
 
 
-def without_autocast(tensor: Tensor) -> torch.autocast:
-    """Context that disables autocast on the device of ``tensor``."""
-    return torch.autocast(tensor.device.type, enabled=False)
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """Context that disables autocast on the device of ``tensor``; the meta device has none."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:

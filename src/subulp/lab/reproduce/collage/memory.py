@@ -13,7 +13,7 @@ from ..found import Found, Observation
 
 _GIB = 2**30
 PEAK, SAVED = "peak GiB", "percent saved"
-GROWTH = "growth of the percent saved, the least from a size to the next"
+GROWTH = "least growth of percent saved"
 
 
 def peak(name: str, strategies: list[str], shape: dict[str, int], batch: int) -> Found:
