@@ -31,7 +31,8 @@ nightly: $(VENV)/.test ## the tests that take minutes, then reproduce
 	done
 	$(MAKE) reproduce
 
-# Some four hours on two cores: of them two and a half are collage's, one elmo's. A paper's name is all of its claims.
+# By the steps in the records some four hours on two cores, most of them collage's; never timed as a whole. A paper's name
+# is all of its claims.
 CLAIMS ?= all
 reproduce: $(VENV)/.test ## the papers' claims at the size that two cores carry; CLAIMS= chooses
 	$(BIN)/subulp reproduce $(CLAIMS) --out runs/reproduce
