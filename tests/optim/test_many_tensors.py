@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from subulp import optim
+from subulp.ops.step import job
 
 from .support import BF16, E4M3, FP16, FP32, gradient, same_bits
 
@@ -264,3 +265,28 @@ def test_a_scattered_state_is_gathered() -> None:
     optimizer.step()
     assert optimizer.state[params[2]]["parameter_low"].is_contiguous()
     assert optimizer.state[params[2]]["step"] == 2
+
+
+def test_kinds_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tests above edit between steps is remembered there, and not read anew."""
+    read = []
+    checks = job._check_tensors
+
+    def spy(role: str, *rest: Any) -> None:
+        read.append(role)
+        checks(role, *rest)
+
+    monkeypatch.setattr(job, "_check_tensors", spy)
+    params = parameters(BF16)
+    optimizer = optim.AdamW(params, lr=0.1, seed=1)
+    roles = ["params", "grads", "exp_avgs", "exp_avg_sqs", "extras", "exp_avg_sq_lows"]
+    # The first step makes the states, in views of the parameters.
+    for t, expected in ((1, roles), (2, roles), (3, []), (4, [])):
+        give_gradients(params, t)
+        optimizer.step()
+        assert read == expected
+        read.clear()
+    give_gradients(params, 5)
+    wide_gradient(optimizer, params[1])
+    optimizer.step()
+    assert read == 2 * roles, "a gradient of another dtype has a bucket of its own"

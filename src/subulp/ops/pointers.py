@@ -97,16 +97,23 @@ def dense_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
         ValueError: One reaches beyond its storage, which was resized.
     """
     addresses = data_ptrs(name, tensors)
-    held = [tensor.untyped_storage().nbytes() for tensor in tensors]
-    sizes = [tensor.nbytes for tensor in tensors]
-    if held == sizes:
-        return addresses
-    for tensor, size, room in zip(tensors, sizes, held, strict=True):
-        if size and tensor.storage_offset() * tensor.itemsize + size > room:
-            raise ValueError(
-                f"{name} of shape {tuple(tensor.shape)} reaches beyond its storage of {room} "
-                "bytes, which was resized"
-            )
+    _check_storage(name, tensors, [tensor.nbytes for tensor in tensors])
+    return addresses
+
+
+def held_ptrs(name: str, tensors: Sequence[Tensor], sizes: list[int]) -> list[int]:
+    """The addresses of plain tensors without gaps whose bytes are known; nothing else is checked.
+
+    Args:
+        name: What the caller calls the role.
+        tensors: The tensors.
+        sizes: Bytes of each.
+
+    Raises:
+        ValueError: One has no memory, or reaches beyond its storage, which was resized.
+    """
+    addresses = _addresses(name, tensors)
+    _check_storage(name, tensors, sizes)
     return addresses
 
 
@@ -124,6 +131,14 @@ def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
     if not all(map(is_plain_type, set(map(type, tensors)))):
         for tensor in tensors:
             check_plain(name, tensor)
+    addresses = _addresses(name, tensors)
+    if any(map(Tensor.is_neg, tensors)):
+        # A lazy negation: its memory holds the numbers with the other sign.
+        raise ValueError(f"{name} has a tensor that is a negated view: pass its resolve_neg()")
+    return addresses
+
+
+def _addresses(name: str, tensors: Sequence[Tensor]) -> list[int]:
     try:
         addresses = list(map(Tensor.data_ptr, tensors))
     except RuntimeError as error:
@@ -138,10 +153,25 @@ def data_ptrs(name: str, tensors: Sequence[Tensor]) -> list[int]:
                     f"{name} has a tensor of shape {tuple(tensor.shape)} on {tensor.device} "
                     f"without memory{_remedy(tensor)}"
                 )
-    if any(map(Tensor.is_neg, tensors)):
-        # A lazy negation: its memory holds the numbers with the other sign.
-        raise ValueError(f"{name} has a tensor that is a negated view: pass its resolve_neg()")
     return addresses
+
+
+def _check_storage(name: str, tensors: Sequence[Tensor], sizes: list[int]) -> None:
+    held = [tensor.untyped_storage().nbytes() for tensor in tensors]
+    if held == sizes:
+        return
+    for tensor, size, room in zip(tensors, sizes, held, strict=True):
+        if size and tensor.storage_offset() * tensor.itemsize + size > room:
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)} reaches beyond its storage of {room} "
+                "bytes, which was resized"
+            )
+
+
+def are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are what they look like: none wraps others, or stands for its negative."""
+    kinds = set(map(type, tensors))
+    return all(map(is_plain_type, kinds)) and not any(map(Tensor.is_neg, tensors))
 
 
 @cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops import backend, pointers
+from ..ops import backend
 from ..ops.step.job import StepJob
 from .parameters import Bucket
 
@@ -37,8 +37,8 @@ class Pending:
         Raises:
             ValueError: One has none, or less.
         """
-        for name, tensors in self.job.roles().items():
-            pointers.dense_ptrs(name, tensors)
+        for name in self.job.roles():
+            self.job.addresses(name)
 
     def take(self) -> None:
         """Take the step.

@@ -51,7 +51,7 @@ def make_job(
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
     """
-    strategy = check_roles(
+    strategy, sizes = check_roles(
         params,
         grads,
         precision,
@@ -103,6 +103,7 @@ def make_job(
         },
         scaling=scaling_of(strategy, params, exp_avg_sqs, amaxes, 2, gradient_amaxes),
         counts=counts,
+        sizes=sizes,
     )
 
 

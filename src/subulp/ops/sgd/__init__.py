@@ -47,7 +47,7 @@ def make_job(
     Raises:
         ValueError: The tensors do not fit the strategy, see the message.
     """
-    strategy = check_roles(
+    strategy, sizes = check_roles(
         params,
         grads,
         precision,
@@ -79,6 +79,7 @@ def make_job(
         },
         scaling=scaling_of(strategy, params, momentum_buffers, amaxes, 1, gradient_amaxes),
         counts=counts,
+        sizes=sizes,
     )
 
 

@@ -8,7 +8,7 @@ from array import array
 import torch
 from torch import Tensor
 
-from .. import facts, native, pointers
+from .. import facts, native
 from ..strategy import CODES
 from .job import StepJob
 
@@ -23,8 +23,8 @@ def addresses(job: StepJob) -> array[int]:
     # One table, row by row: an array for each takes longer to make than a small step takes.
     table = array("Q", map(Tensor.numel, job.params))
     # Kernels see memory in storage order: any dense layout will do, as all roles share it.
-    for name, role in job.roles().items():
-        table.extend(pointers.dense_ptrs(name, role) or [0] * len(job.params))
+    for name in job.roles():
+        table.extend(job.addresses(name) or [0] * len(job.params))
     return table
 
 

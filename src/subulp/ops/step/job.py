@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -17,7 +18,9 @@ from torch import Tensor
 from ...numerics import format_of
 from ...numerics.extra_bits import packed_words
 from ...numerics.random_bits import Region
+from .. import pointers
 from ..capture import Held
+from ..kinds import Remembered
 from ..strategy import TABLE, Strategy, parse_strategy
 from .counts import Counts, Numbers
 from .scales import SCALES, Scaling
@@ -66,6 +69,12 @@ def _neutral(t: int) -> tuple[float, float, float]:
     return 0.0, 1.0, 0.0
 
 
+Sizes = dict[str, list[int]]
+"""Bytes of each tensor of a role, by the role's name in :meth:`StepJob.roles`."""
+
+_checked: Remembered[tuple[Strategy, Sizes]] = Remembered()
+
+
 @dataclass
 class StepJob:
     """Arguments of ``subulp::adam_step`` and ``subulp::sgd_step``, checked and completed.
@@ -99,6 +108,9 @@ class StepJob:
     """What scales stored states by powers of two (FP8), ``None`` if they are not scaled."""
     counts: Counts | None = None
     """What the step counts on the device, ``None`` if the host has counted."""
+    sizes: Sizes | None = None
+    """Known, with all but the addresses, of tensors whose like have passed before: filled as they
+    are asked for. ``None`` if everything about the tensors has to be read."""
 
     def __post_init__(self) -> None:
         if len(self.scalars) != len(self.params):
@@ -147,6 +159,20 @@ class StepJob:
             "extras": self.extras,
             "the slow lows": self.slow_lows,
         }
+
+    def addresses(self, name: str) -> list[int]:
+        """The addresses of a role's tensors, none of a role that is absent.
+
+        Raises:
+            TypeError: A tensor wraps others, as DTensor does.
+            ValueError: A tensor has no memory, or not as much as it says.
+        """
+        tensors = self.roles()[name]
+        if self.sizes is None:
+            return pointers.dense_ptrs(name, tensors)
+        if name not in self.sizes:
+            self.sizes[name] = [tensor.nbytes for tensor in tensors]
+        return pointers.held_ptrs(name, tensors, self.sizes[name])
 
     def region(self, i: int) -> Region:
         """Which elements of its whole tensor, whose random bits they draw, tensor ``i`` holds."""
@@ -276,17 +302,35 @@ def check_roles(
     grads: Sequence[Tensor],
     precision: str,
     roles: dict[str, Sequence[Tensor]],
-) -> Strategy:
-    """The strategy of a call, once its tensors fit it.
+) -> tuple[Strategy, Sizes | None]:
+    """The strategy of a call, once its tensors fit it; and its :attr:`StepJob.sizes`.
 
     Raises:
         ValueError: A list has another length than ``params``, is missing or not used by the
             strategy; or a tensor has another shape, dtype or device than the strategy gives it, or
             is not contiguous.
     """
-    strategy = parse_strategy(precision)
     if not params:
         raise ValueError("params is empty: pass at least one tensor")
+    tensors = [*params, *grads, *chain.from_iterable(roles.values())]
+    counts = [(name, len(role)) for name, role in roles.items()]
+    key = (id(params[0]), precision, len(params), len(grads), *counts)
+    if (found := _checked.get(key, tensors)) is not None:
+        return found
+    strategy = _check_roles(params, grads, precision, roles)
+    # Others are refused where addresses are read, and must be looked at there each time.
+    if pointers.are_plain(tensors):
+        _checked.put(key, tensors, (strategy, {}))
+    return strategy, None
+
+
+def _check_roles(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    precision: str,
+    roles: dict[str, Sequence[Tensor]],
+) -> Strategy:
+    strategy = parse_strategy(precision)
     first = params[0]
     strategy.check_dtype(first.dtype)
     if grads:

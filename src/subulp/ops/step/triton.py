@@ -86,10 +86,7 @@ def _table(job: StepJob, block: int) -> tuple[np.ndarray, np.ndarray | None]:
     count = len(job.params)
     numel = np.array([p.numel() for p in job.params], dtype=np.int64)
     roles = np.stack(
-        [
-            launch.addresses(tensors, count)
-            for tensors in (job.params, job.grads, job.fast, job.slow, job.extras, job.slow_lows)
-        ]
+        [np.array(job.addresses(name) or [0] * count, dtype=np.int64) for name in job.roles()]
     )
     offset = job.scalars["offset"].astype(np.int64)
     runs = [job.scalars[name].astype(np.int64) for name in RUNS]
