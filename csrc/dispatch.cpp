@@ -81,6 +81,12 @@ int subulp_sgd(const subulp_step* step) {
   const subulp_kernels* k = kernels(step->isa);
   return k ? k->sgd(*step) : -1;
 }
+void subulp_gather(int64_t count, const float* const* from, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = *from[i];
+}
+void subulp_count(int64_t count, float* const* numbers) {
+  for (int64_t i = 0; i < count; ++i) *numbers[i] += 1.0f;
+}
 int subulp_all_finite(int64_t count, const int64_t* numel, const void* const* data, const int32_t* dtype,
                       int32_t threads, int32_t isa) {
   const subulp_kernels* k = kernels(isa);

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 12
+#define SUBULP_ABI 13
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -274,6 +274,10 @@ SUBULP_EXPORT int subulp_has_isa(int isa);
  * is not available; nothing is written then. */
 SUBULP_EXPORT int subulp_adam(const subulp_step* step);
 SUBULP_EXPORT int subulp_sgd(const subulp_step* step);
+
+/* Numbers that lie apart, as an optimizer's step counters do: `to[i] = *from[i]`, and `*numbers[i] += 1`. */
+SUBULP_EXPORT void subulp_gather(int64_t count, const float* const* from, float* to);
+SUBULP_EXPORT void subulp_count(int64_t count, float* const* numbers);
 
 /* 1 if every value of every tensor is finite, else 0; -1 as above. */
 SUBULP_EXPORT int subulp_all_finite(int64_t count, const int64_t* numel, const void* const* data,

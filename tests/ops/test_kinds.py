@@ -25,10 +25,10 @@ OTHERS = {
     "shape": lambda t: torch.zeros(4, 3),
     "as many elements": lambda t: torch.zeros(12),
     "strides": lambda t: torch.zeros(4, 3).t(),
-    "negated": lambda t: torch._neg_view(t),
+    "negated": torch._neg_view,
     "device": lambda t: t.to("meta"),
     "layout": lambda t: t.to_sparse(),
-    "parameter": lambda t: nn.Parameter(t),
+    "parameter": nn.Parameter,
     "subclass": lambda t: t.as_subclass(Other),
     "fewer dimensions": lambda t: t[0],
 }

@@ -16,7 +16,7 @@ import numpy as np
 from . import facts
 from .step.job import SCALARS
 
-ABI = 12
+ABI = 13
 _REMEDY = (
     "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
     ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
@@ -246,6 +246,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "subulp_best_isa": (c_int, ()),
     "subulp_adam": (c_int, (POINTER(Step),)),
     "subulp_sgd": (c_int, (POINTER(Step),)),
+    "subulp_gather": (None, (c_int64, c_void_p, c_void_p)),
+    "subulp_count": (None, (c_int64, c_void_p)),
     "subulp_all_finite": (c_int, (c_int64, c_void_p, c_void_p, c_void_p, c_int32, c_int32)),
     "subulp_fingerprint": (c_uint64, (c_void_p, c_int64, c_int32, c_int32)),
     "subulp_decode": _CONVERT,

@@ -137,7 +137,7 @@ class Adam(Optimizer):
         arguments["seed"] = (arguments["seed"] + (number + 1) * _SEED_STRIDE) & 0xFFFFFFFF
         job = self._make_job(**arguments)
         for observer in self.observers:
-            observer.fold(Pending(self._op, bucket, job, []))
+            observer.fold(Pending(self._op, bucket, job, None))
         reference.fold(job)
 
     def _reference_update(

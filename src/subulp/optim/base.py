@@ -15,6 +15,7 @@ from ..ops import capture
 from ..ops.all_finite import are_finite
 from ..ops.graph_breaks import between_graphs
 from ..ops.step import storage
+from ..ops.step.counters import Counters
 from ..ops.step.job import StepJob
 from ..ops.step.scales import largest
 from . import capturable, loss_scaling, parameters, shards
@@ -170,14 +171,14 @@ class Optimizer(SavedGroups):
 
     def _pending(self, bucket: Bucket) -> Pending:
         arguments = self._arguments(bucket)
-        steps = arguments["steps"]
+        counters = None
         if bucket.group["capturable"]:
             # On the device, by the step itself.
             arguments["held"] = self._graphs
         else:
-            # In one piece: of two hundred tensors, one by one takes longer than their step.
-            arguments["steps"] = torch.stack(steps) + 1.0
-        return Pending(self._op, bucket, self._make_job(**arguments), steps)
+            counters = Counters(arguments["steps"], bucket.params[0].device)
+            arguments["steps"] = counters.after
+        return Pending(self._op, bucket, self._make_job(**arguments), counters)
 
     def begin_step(self) -> None:
         """Tell the observers that a step begins."""

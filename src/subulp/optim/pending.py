@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..ops import backend
+from ..ops.step.counters import Counters
 from ..ops.step.job import StepJob
 from .parameters import Bucket
-
-# A number instead would be made a tensor again for each counter.
-_ONE = torch.ones((), dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -23,13 +20,13 @@ class Pending:
         op: Name of the fused op.
         bucket: The parameters, updated in place.
         job: The op's job.
-        steps: The step counters, each a tensor ().
+        counters: The step counters, ``None`` where the device counts, or nothing is counted.
     """
 
     op: str
     bucket: Bucket
     job: StepJob
-    steps: list[Tensor]
+    counters: Counters | None
 
     def check_memory(self) -> None:
         """Raise unless the tensors have the memory that they say they have.
@@ -48,7 +45,7 @@ class Pending:
         """
         with torch.no_grad():
             backend.run(self.op, self.job)
-        if self.job.counts is None:
-            torch._foreach_add_(self.steps, [_ONE] * len(self.steps))
+            if self.counters is not None:
+                self.counters.count()
         # A backward pass that still needs an old value must notice.
         torch.autograd.graph.increment_version(self.bucket.params)
