@@ -195,14 +195,17 @@ def test_many_features_are_merged_as_they_come(tmp_path, monkeypatch):
 
 
 def test_known_features_and_their_settings_come_back(tmp_path):
-    preprocessor = FeaturePreprocessor(KnownFeatures(np.array([2, 9]), 30), 8, 2, 0.25)
+    preprocessor = FeaturePreprocessor(KnownFeatures(np.array([2, 9]), 30), 8, 2, 0.25, "plain")
     preprocessor.save(tmp_path)
     again = FeaturePreprocessor.load(tmp_path, preprocessor.settings())
     features = Features(np.array([9, 3, 2]), np.array([0, 3]), np.float32([3, 1, 4]))
     for a, b in zip(preprocessor.read(features), again.read(features), strict=True):
         assert torch.equal(a, b)
     assert again.encoder(CPU).terms.weight.shape == (2, 8)
-    assert again.settings() == {"width": 8, "layers": 2, "dropout": 0.25}
+    sizes = {"width": 8, "layers": 2, "dropout": 0.25}
+    assert again.settings() == {**sizes, "output_layer": "plain"}
+    # Earlier versions had one output layer.
+    assert FeaturePreprocessor.load(tmp_path, sizes).output_layer == "normalized"
 
 
 def test_feature_lines_of_a_file_are_read_in_any_order(tmp_path):

@@ -77,6 +77,7 @@ def test_a_description_names_every_setting():
         "label-texts": "False",
         "propensity": "amazon",
         "linear": "torchao-fp8",
+        "output-layer": "plain",
     }
 
 
@@ -94,6 +95,7 @@ def test_every_preset_resolves_to_its_row(name):
             assert getattr(config, field.name) == getattr(row, field.name)
     assert config.precision == (row.precision,)
     assert config.linear == ("torchao-fp8" if row.precision == "fp8" else "bf16",)
+    assert config.output_layer == "plain"
     assert config.encoder == "some/folder"
     assert config.warmup is None
     assert config.rising_steps(10**6) == row.warmup_steps
@@ -111,7 +113,14 @@ def test_what_is_given_comes_before_the_preset():
     )
     assert (config.epochs, config.label_texts, config.precision) == (5, True, ("fp8", "bf16"))
     assert config.linear == ("bf16",)
-    given = XMCConfig(preset="amazon-3m-fp8", encoder="some/folder", linear=("bf16", "e4m3"))
+    assert config.output_layer == "normalized"
+    given = XMCConfig(
+        preset="amazon-3m-fp8",
+        encoder="some/folder",
+        linear=("bf16", "e4m3"),
+        output_layer="normalized",
+    )
+    assert given.output_layer == "normalized"
     assert given.linear == ("bf16", "e4m3")
     assert config.batch_size == 128
 

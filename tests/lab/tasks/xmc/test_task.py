@@ -117,6 +117,27 @@ def test_storages_start_from_the_same_weights(config):
         assert torch.equal(a.bfloat16(), b)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp8", "renee", "sampled", "shortlist"])
+def test_the_plain_output_layer_has_no_constants(config, precision):
+    config = dataclasses.replace(config, precision=(precision,))
+    plain = dataclasses.replace(config, output_layer="plain")
+    data = load(plain)
+    encoder = build_encoder(plain, data, precision, 0, CPU)
+    assert encoder.dim == data.preprocessor.sizes()[0] == config.width
+    assert sum(p.numel() for p in encoder.parameters()) == data.preprocessor.sizes()[1]
+    storage = parse_precision(precision)
+    if storage is None:
+        head = build_baseline(plain, data, precision, encoder, 0)
+        rows = head.weight
+    else:
+        head = build_head(plain, data, storage, encoder.dim, 0)
+        rows = head.weight(torch.arange(9))
+    assert rows.shape[1] == config.width
+    assert rows.std(0).min() > 0, "no column is a constant"
+    result = run(plain, data, precision, 0)
+    assert result.metrics != run(config, load(config), precision, 0).metrics
+
+
 @pytest.mark.parametrize("precision", ["fp32", "renee", "fp8", "fp16", "int8"])
 def test_every_label_begins_as_rare_as_labels_are(config, precision):
     data = load(config)

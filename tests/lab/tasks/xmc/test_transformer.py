@@ -72,6 +72,28 @@ def test_padding_changes_nothing_and_the_output_is_the_bags(bert, pooling):
         )
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_plain_output_is_the_pooled_vector(bert, pooling):
+    options = {**OPTIONS, "pooling": pooling, "dropout": 0.5, "output_layer": "plain"}
+    preprocessor = TransformerPreprocessor.open(bert, **options)
+    encoder = preprocessor.encoder(CPU)
+    texts = ["red things", "old big small round thing"]
+    assert preprocessor.sizes()[0] == encoder.dim == HIDDEN
+    assert preprocessor.settings()["output_layer"] == "plain"
+    assert not any(name.startswith("output.") for name in encoder.state_dict())
+    with torch.no_grad():
+        encoder.transformer.eval()
+        x = encoder.eval()(preprocessor.read(texts))
+        encoder.output.train()
+        dropped = encoder(preprocessor.read(texts))
+    for text, row in zip(texts, x, strict=True):
+        torch.testing.assert_close(row, pooled_by_hand(bert, text, pooling), rtol=1e-4, atol=1e-5)
+    # What is dropped is zero, the rest grows as much.
+    kept = dropped != 0
+    assert 0 < kept.sum() < kept.numel()
+    torch.testing.assert_close(dropped[kept], 2 * x[kept])
+
+
 def test_long_texts_are_cut(bert):
     preprocessor = TransformerPreprocessor.open(bert, **OPTIONS)
     tokens = preprocessor.read(["red " * 100])

@@ -17,6 +17,7 @@ from ...engine.config import (
     overridable,
 )
 from ...engine.linear_operands import PLAIN, TORCHAO, Linear, LinearConfig
+from .encoder import OutputLayer
 from .presets import PropensityName, preset
 
 BASELINES = ("renee", "sampled", "shortlist")
@@ -50,6 +51,7 @@ class XMCConfig(LinearConfig):
     decides: ClassVar[tuple[str, ...]] = ("preset", "encoder")
     earlier: ClassVar[dict[str, Any]] = {
         "generated_labels": None,
+        "output_layer": "normalized",
         "refine_epochs": 0,
         "refine_lr": 0.05,
     }
@@ -109,6 +111,11 @@ class XMCConfig(LinearConfig):
 
     dropout: Annotated[float, MODEL] = overridable(0.5)
     """Share of a text's vector that is dropped while training."""
+
+    output_layer: Annotated[OutputLayer, MODEL] = overridable("normalized")  # noqa: RUF009
+    """What the classifier takes of a text. normalized: its vector at a length of 4, dropped out,
+    and constants, in whose weights each label begins as rare as all are; plain: its vector, dropped
+    out, and nothing else, as the authors of ELMO have it, and presets with a transformer."""
 
     weight_dropout: Annotated[float, MODEL] = 0.0
     """Dropout of the classifier's weights: the share that each step drops."""
@@ -249,7 +256,8 @@ class XMCConfig(LinearConfig):
         )
         if bag:
             # Of a transformer: the bag encoder has its own.
-            settings.pop("linear", None)
+            for name in ("linear", "output_layer"):
+                settings.pop(name, None)
         else:
             settings.setdefault("encoder_lr", _TRANSFORMER_LR)
         settings |= dict.fromkeys(others)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ....nn import Embedding, LayerNorm, Linear
+
+OutputLayer = Literal["normalized", "plain"]
+"""See :class:`ClassifierInput`."""
 
 # The classifier's weights move with the size of its inputs.
 OUTPUT_NORM = 4.0
@@ -39,7 +42,7 @@ class Bags(NamedTuple):
 
 
 class BagEncoder(torch.nn.Module):
-    """Bags of ``batch`` instances to FP32 ``(batch, width + CONSTANTS)``.
+    """Bags of ``batch`` instances to FP32 ``(batch, dim)``.
 
     An instance's terms are summed up with their weights, divided by the length that the sum of as
     many independent vectors has: a factor on all of its weights changes nothing. What a term counts
@@ -53,9 +56,18 @@ class BagEncoder(torch.nn.Module):
         width: Size of the vector.
         layers: Residual layers.
         dropout: Share of the vector that is dropped while training.
+        output_layer: See :class:`ClassifierInput` (default: ``"normalized"``).
     """
 
-    def __init__(self, terms: int, places: int, width: int, layers: int, dropout: float) -> None:
+    def __init__(
+        self,
+        terms: int,
+        places: int,
+        width: int,
+        layers: int,
+        dropout: float,
+        output_layer: OutputLayer = "normalized",
+    ) -> None:
         super().__init__()
         self.width = width
         self.terms = Embedding(terms, width)
@@ -64,15 +76,19 @@ class BagEncoder(torch.nn.Module):
         self.place_gate = torch.nn.Parameter(torch.zeros(places))
         self.place_factor = torch.nn.Parameter(torch.zeros(places, width))
         self.layers = torch.nn.ModuleList(Residual(width) for _ in range(layers))
-        self.output = ClassifierInput(width, dropout)
+        self.output = ClassifierInput(width, dropout, output_layer)
 
     @staticmethod
-    def sizes(terms: int, places: int, width: int, layers: int) -> tuple[int, int]:
+    def sizes(
+        terms: int, places: int, width: int, layers: int, output_layer: OutputLayer = "normalized"
+    ) -> tuple[int, int]:
         """Size of the output, and how many numbers the parameters are."""
-        # Two matrices, their biases and a norm, and the norm of the output.
+        # Two matrices, their biases and a norm.
         layer = width * (2 * _HIDDEN * width + _HIDDEN + 1 + 2)
         gates = width + places + places * width
-        return width + CONSTANTS, terms * width + gates + layers * layer + 2 * width
+        norm = 2 * width if output_layer == "normalized" else 0
+        dim = width + constants_of(output_layer)
+        return dim, terms * width + gates + layers * layer + norm
 
     @property
     def dim(self) -> int:
@@ -122,29 +138,39 @@ def prior_weight(share: float) -> float:
     return math.log(share / (1 - share)) / (CONSTANTS * _CONSTANT)
 
 
-class ClassifierInput(torch.nn.Module):
-    """Vectors ``(batch, width)`` to FP32 ``(batch, width + CONSTANTS)``.
+def constants_of(output_layer: OutputLayer) -> int:
+    """How many constants an output layer puts after a vector."""
+    return CONSTANTS if output_layer == "normalized" else 0
 
-    A vector is normalised to norm 4, then dropped out. The constants after it have norm 4 too: the
-    classifier has no bias, and learns there how rare each label is.
+
+class ClassifierInput(torch.nn.Module):
+    """Vectors ``(batch, width)`` to FP32 ``(batch, width + constants)``.
+
+    ``"normalized"``: a vector is normalised to norm 4, then dropped out. The constants after it
+    have norm 4 too: the classifier has no bias, and learns there how rare each label is.
+    ``"plain"``: a vector is dropped out, and nothing else, as the authors of ELMO have it.
 
     Args:
         width: Size of a vector.
         dropout: Share of it that is dropped while training.
+        output_layer: One of the two.
     """
 
-    def __init__(self, width: int, dropout: float) -> None:
+    def __init__(self, width: int, dropout: float, output_layer: OutputLayer) -> None:
         super().__init__()
         self.width, self.dropout = width, dropout
-        self.norm = LayerNorm(width)
+        self.constants = constants_of(output_layer)
+        self.norm = LayerNorm(width) if self.constants else None
 
     @property
     def dim(self) -> int:
         """Size of the output."""
-        return self.width + CONSTANTS
+        return self.width + self.constants
 
     def forward(self, x: Tensor) -> Tensor:
         """The classifier's input for each vector."""
+        if self.norm is None:
+            return F.dropout(x, self.dropout, self.training)
         x = self.norm(x) * (OUTPUT_NORM / math.sqrt(self.width))
         x = F.dropout(x, self.dropout, self.training)
         return torch.cat([x, torch.full((len(x), CONSTANTS), _CONSTANT, device=x.device)], 1)

@@ -16,7 +16,7 @@ from ...data.lines import Indices, TextLines
 from ...engine.files import write_text
 from ...engine.typed_files import read_json
 from .config import XMCConfig
-from .encoder import BagEncoder, Bags
+from .encoder import BagEncoder, Bags, OutputLayer
 from .readers.bags import BagLines, Features, read_feature_file
 from .readers.dataset import BagSplit, TextSplit
 from .transformer import Tokens, TransformerEncoder, TransformerPreprocessor
@@ -94,12 +94,14 @@ class _KnownPreprocessor(Generic[Known]):
         width: See :class:`BagEncoder`, like the other two.
         layers: Residual layers.
         dropout: Share of the vector that is dropped while training.
+        output_layer: See :class:`.encoder.ClassifierInput` (default: ``"normalized"``).
     """
 
     known: Known
     width: int
     layers: int
     dropout: float
+    output_layer: OutputLayer = "normalized"
 
     places: ClassVar[int]
     known_type: ClassVar[type[Vocabulary | KnownFeatures]]
@@ -107,16 +109,23 @@ class _KnownPreprocessor(Generic[Known]):
 
     def sizes(self) -> tuple[int, int]:
         """Those of :class:`BagEncoder`."""
-        return BagEncoder.sizes(len(self.known), self.places, self.width, self.layers)
+        return BagEncoder.sizes(*self._shape(), self.output_layer)
 
     def encoder(self, device: torch.device) -> BagEncoder:
         """A new :class:`BagEncoder`."""
-        encoder = BagEncoder(len(self.known), self.places, self.width, self.layers, self.dropout)
-        return encoder.to(device)
+        return BagEncoder(*self._shape(), self.dropout, self.output_layer).to(device)
+
+    def _shape(self) -> tuple[int, int, int, int]:
+        return len(self.known), self.places, self.width, self.layers
 
     def settings(self) -> dict[str, Any]:
         """Sizes of the encoder."""
-        return {"width": self.width, "layers": self.layers, "dropout": self.dropout}
+        return {
+            "width": self.width,
+            "layers": self.layers,
+            "dropout": self.dropout,
+            "output_layer": self.output_layer,
+        }
 
     def save(self, folder: Path) -> None:
         """Write what is known."""
@@ -202,6 +211,7 @@ def make_preprocessor(config: XMCConfig, train: TextSplit | BagSplit) -> Preproc
         max_length=config.max_length,
         pooling=config.pooling,
         dropout=config.dropout,
+        output_layer=config.output_layer,
     )
 
 
@@ -209,11 +219,12 @@ def _bag_preprocessor(config: XMCConfig, train: TextSplit | BagSplit) -> Preproc
     assert config.width is not None
     assert config.layers is not None
     assert config.max_terms is not None
+    settings = config.width, config.layers, config.dropout, config.output_layer
     if isinstance(train, BagSplit):
         known = KnownFeatures.build(train.source, config.max_terms)
-        return FeaturePreprocessor(known, config.width, config.layers, config.dropout)
+        return FeaturePreprocessor(known, *settings)
     vocabulary = Vocabulary.build(train.source, max_terms=config.max_terms)
-    return BagPreprocessor(vocabulary, config.width, config.layers, config.dropout)
+    return BagPreprocessor(vocabulary, *settings)
 
 
 def save_preprocessor(preprocessor: Preprocessor[Any], folder: Path) -> None:

@@ -62,7 +62,12 @@ class Preset:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         # Names of the data set and of the transformer, which are nowhere but in local folders.
         del values["data_set"], values["encoder"]
-        return {**values, "precision": (self.precision,), "linear": (self.linear,)}
+        return {
+            **values,
+            "precision": (self.precision,),
+            "linear": (self.linear,),
+            "output_layer": "plain",
+        }
 
     @property
     def linear(self) -> Linear:
@@ -113,7 +118,7 @@ def describe(name: str) -> str:
     """
     chosen = preset(name)
     settings = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
-    settings["linear"] = chosen.linear
+    settings |= {"linear": chosen.linear, "output_layer": "plain"}
     width = max(map(len, settings))
     lines = (f"  {key.replace('_', '-'):{width}}  {value}" for key, value in settings.items())
     return "\n".join((name, *lines))

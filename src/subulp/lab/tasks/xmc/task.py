@@ -24,7 +24,7 @@ from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import bytes_of_parameters, decay_groups, rise_and_fall, steps_of
 from ...engine.task import Workload
 from .config import XMCConfig
-from .encoder import CONSTANTS, prior_weight
+from .encoder import constants_of, prior_weight
 from .linear_layers import change_layers, check_torchao
 from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
 from .preprocessing import Batch, Encoder, Preprocessor, make_preprocessor, to_device
@@ -201,8 +201,8 @@ def build_head(
     seed: int,
     ranks: Ranks = ALONE,
 ) -> ExtremeClassifier:
-    """The classifier of a storage; every label starts equally rare."""
-    count = data.data.num_labels
+    """The classifier of a storage; where it has constants, every label starts equally rare."""
+    count, constants = data.data.num_labels, constants_of(config.output_layer)
     takes = ExtremeClassifier.has_products(storage.storage, config.products)
     head = ExtremeClassifier(
         dim,
@@ -219,7 +219,8 @@ def build_head(
         seed=seed,
         mesh=ranks.mesh,
     )
-    head.table.fill_columns(dim - CONSTANTS, prior_weight(_share(data, count)))
+    if constants:
+        head.table.fill_columns(dim - constants, prior_weight(_share(data, count)))
     return head
 
 
@@ -231,22 +232,26 @@ def build_baseline(
     seed: int,
     ranks: Ranks = ALONE,
 ) -> Baseline:
-    """The classifier of a baseline; every label that an instance meets starts equally rare."""
+    """The classifier of a baseline.
+
+    Where it has constants, every label that an instance meets starts equally rare.
+    """
     count, dim = data.data.num_labels, encoder.dim
+    constants = slice(dim - constants_of(config.output_layer), None)
     if precision == RENEE:
         renee = ReneeClassifier(dim, count, seed, ranks.mesh)
-        renee.own_weight[:, -CONSTANTS:] = prior_weight(_share(data, count))
+        renee.own_weight[:, constants] = prior_weight(_share(data, count))
         return renee
     if precision == SAMPLED:
         sampled = SampledClassifier(dim, count, seed)
         met = sampled.negatives + config.batch_size
-        sampled.weight[:, -CONSTANTS:] = prior_weight(_share(data, met))
+        sampled.weight[:, constants] = prior_weight(_share(data, met))
         return sampled
     members = clusters(_label_vectors(data, encoder))
     shortlist = ShortlistClassifier(dim, count, seed, members)
     met = min(len(members), SHORTLISTED) * members.shape[1]
-    shortlist.weight[:, -CONSTANTS:] = prior_weight(_share(data, met))
-    shortlist.cluster_weight[:, -CONSTANTS:] = prior_weight(_share(data, len(members)))
+    shortlist.weight[:, constants] = prior_weight(_share(data, met))
+    shortlist.cluster_weight[:, constants] = prior_weight(_share(data, len(members)))
     return shortlist
 
 
@@ -263,12 +268,13 @@ def _label_vectors(data: XMCText, encoder: Encoder) -> Tensor:
     A bag encoder's are random projections of what the instances have in common.
     """
     device = next(encoder.parameters()).device
-    found = torch.zeros(data.data.num_labels, encoder.dim - CONSTANTS)
+    width = encoder.output.width
+    found = torch.zeros(data.data.num_labels, width)
     training = encoder.training
     encoder.eval()
     for start in range(0, len(data.train), EVALUATION_BATCH):
         chosen = np.arange(start, min(start + EVALUATION_BATCH, len(data.train)))
-        vectors = encoder(data.batch(data.train, chosen, device))[:, :-CONSTANTS].float().cpu()
+        vectors = encoder(data.batch(data.train, chosen, device))[:, :width].float().cpu()
         rows, cols = map(torch.from_numpy, data.train.pairs(chosen))
         found.index_add_(0, cols, vectors[rows])
     encoder.train(training)

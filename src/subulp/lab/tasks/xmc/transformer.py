@@ -14,7 +14,7 @@ from torch import Tensor
 from ....nn import Embedding, LayerNorm, Linear
 from ...data.lines import TextLines
 from ...engine.files import replacing
-from .encoder import CONSTANTS, ClassifierInput
+from .encoder import ClassifierInput, OutputLayer, constants_of
 
 if TYPE_CHECKING:
     from ....integrations.transformers import MoRConfig
@@ -41,22 +41,28 @@ class Tokens(NamedTuple):
 
 
 class TransformerEncoder(torch.nn.Module):
-    """Tokens of ``batch`` texts to FP32 ``(batch, hidden size + CONSTANTS)``.
+    """Tokens of ``batch`` texts to FP32 ``(batch, dim)``.
 
     Args:
         transformer: Gives ``last_hidden_state`` for ``input_ids`` and ``attention_mask``.
         width: Hidden size of the transformer.
         pooling: ``"mean"`` of a text's tokens, or ``"cls"``, its first one.
         dropout: Share of the vector that is dropped while training.
+        output_layer: See :class:`.encoder.ClassifierInput` (default: ``"normalized"``).
     """
 
     def __init__(
-        self, transformer: torch.nn.Module, width: int, pooling: Pooling, dropout: float
+        self,
+        transformer: torch.nn.Module,
+        width: int,
+        pooling: Pooling,
+        dropout: float,
+        output_layer: OutputLayer = "normalized",
     ) -> None:
         super().__init__()
         self.transformer = transformer
         self.pooling = pooling
-        self.output = ClassifierInput(width, dropout)
+        self.output = ClassifierInput(width, dropout, output_layer)
 
     @property
     def dim(self) -> int:
@@ -98,6 +104,7 @@ class TransformerPreprocessor:
         dropout: Share of the vector that is dropped while training.
         pretrained: Whether the folder has weights; a run directory keeps each run's own instead
             (default: ``True``).
+        output_layer: See :class:`.encoder.ClassifierInput` (default: ``"normalized"``).
     """
 
     folder: Path
@@ -106,6 +113,7 @@ class TransformerPreprocessor:
     pooling: Pooling
     dropout: float
     pretrained: bool = True
+    output_layer: OutputLayer = "normalized"
 
     kind: ClassVar[str] = "transformer"
     reads_features: ClassVar[bool] = False
@@ -119,6 +127,7 @@ class TransformerPreprocessor:
         pooling: Pooling,
         dropout: float,
         pretrained: bool = True,
+        output_layer: OutputLayer = "normalized",
     ) -> Self:
         """Read the tokenizer of a folder.
 
@@ -140,7 +149,7 @@ class TransformerPreprocessor:
                 f"max_length={max_length} is above the {most} tokens that encoder={folder} reads: "
                 "give at most as many"
             )
-        return cls(folder, tokenizer, max_length, pooling, dropout, pretrained)
+        return cls(folder, tokenizer, max_length, pooling, dropout, pretrained, output_layer)
 
     def lines(self, path: Path) -> TextLines:
         """A text a line."""
@@ -159,7 +168,7 @@ class TransformerPreprocessor:
 
     def sizes(self) -> tuple[int, int]:
         """Size of the output; the transformer's own parameters are not counted."""
-        return _config(self.folder).hidden_size + CONSTANTS, 0
+        return _config(self.folder).hidden_size + constants_of(self.output_layer), 0
 
     def encoder(self, device: torch.device) -> TransformerEncoder:
         """A new :class:`TransformerEncoder` in FP32, in ``train()``."""
@@ -182,12 +191,19 @@ class TransformerPreprocessor:
             model.pooler = None
         if device.type == "cpu":
             _widen_activations(model)
-        encoder = TransformerEncoder(model.float(), config.hidden_size, self.pooling, self.dropout)
+        encoder = TransformerEncoder(
+            model.float(), config.hidden_size, self.pooling, self.dropout, self.output_layer
+        )
         return encoder.train().to(device)
 
     def settings(self) -> dict[str, Any]:
         """How texts are read."""
-        return {"max_length": self.max_length, "pooling": self.pooling, "dropout": self.dropout}
+        return {
+            "max_length": self.max_length,
+            "pooling": self.pooling,
+            "dropout": self.dropout,
+            "output_layer": self.output_layer,
+        }
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer and both configurations."""
