@@ -157,7 +157,7 @@ def _addresses(name: str, tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _check_storage(name: str, tensors: Sequence[Tensor], sizes: list[int]) -> None:
-    held = [tensor.untyped_storage().nbytes() for tensor in tensors]
+    held = list(map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)))
     if held == sizes:
         return
     for tensor, size, room in zip(tensors, sizes, held, strict=True):

@@ -320,7 +320,9 @@ class Optimizer(SavedGroups):
         names = {"step", *(name for name, _ in self._states_of(group))}
         if not names <= columns.keys():
             return False
-        return all(map(Tensor.is_contiguous, chain(params, grads, *columns.values())))
+        # A counter is one number, which has one layout.
+        laid_out = (column for name, column in columns.items() if name != "step")
+        return all(map(Tensor.is_contiguous, chain(params, grads, *laid_out)))
 
     @property
     def skipped_steps(self) -> int:

@@ -27,6 +27,8 @@ _KIND: tuple[Callable[[Tensor], Hashable], ...] = (
     *map(attrgetter, ("dtype", "device", "layout")),
 )
 
+_NBYTES = attrgetter("nbytes")
+
 # What torch.compile and activation checkpointing put into names.
 _WRAPPERS = frozenset(("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"))
 
@@ -228,7 +230,7 @@ class Buckets:
         bucket.params.extend(params[1:])
         bucket.grads.extend(grads[1:])
         bucket.streams.extend(streams[i] for i in indices[1:])
-        self.nbytes += sum(grad.nbytes for grad in grads[1:])
+        self.nbytes += sum(map(_NBYTES, grads[1:]))
 
     def pop_largest(self) -> Bucket:
         """Remove and return the bucket with the most bytes of gradients."""
