@@ -177,24 +177,24 @@ CLAIMS: Sequence[Claim] = (
         "With 16 bits beside BF16 and 13 beside FP16 all of FP32 is kept, also when the float is "
         "rounded stochastically and a further bit says how.",
         EXACT,
-        checks=tuple(
-            check
-            for name, k, coding in RESTORED
-            for case in (exact.case_of(name, k, coding),)
-            for check in (
-                Check(f"{case}: every number", exact.LOST, case, low=0, high=0)
-                if (name, k) in (("BF16", 16), ("FP16", 13))
-                else Check(f"{case}: not every number", exact.LOST, case, low=1),
-                Check(
-                    f"{case}: bits that are stored",
-                    exact.TAIL,
-                    case,
-                    low=k + (coding == "stochastic"),
-                    high=k + (coding == "stochastic"),
-                ),
-            )
-        )
-        + (
+        checks=(
+            *(
+                check
+                for name, k, coding in RESTORED
+                for case in (exact.case_of(name, k, coding),)
+                for check in (
+                    Check(f"{case}: every number", exact.LOST, case, low=0, high=0)
+                    if (name, k) in (("BF16", 16), ("FP16", 13))
+                    else Check(f"{case}: not every number", exact.LOST, case, low=1),
+                    Check(
+                        f"{case}: bits that are stored",
+                        exact.TAIL,
+                        case,
+                        low=k + (coding == "stochastic"),
+                        high=k + (coding == "stochastic"),
+                    ),
+                )
+            ),
             Check(
                 "the float is FP32's first half",
                 exact.CUT,

@@ -1,4 +1,4 @@
-"""How many FP32 numbers a 16-bit float and extra bits restore, and what they take in an optimizer."""
+"""FP32 numbers that a 16-bit float and extra bits restore, and what these take in an optimizer."""
 
 from __future__ import annotations
 
