@@ -10,15 +10,16 @@ from ....numerics.formats import BF16
 from ..found import Found, Observation
 from .rational_adamw import bf16, fractions
 
-CHANGED = "sums that are not the first number"
+CHANGED = "share of the sums that are not a"
 WRONG = "sums that are not the nearest number"
 
-BELOW = "less than half an ulp, away from zero"
-INSIDE = "less than half an ulp, toward zero from another number"
-EDGE = "less than half an ulp, toward zero from a power of two"
-EVEN = "half an ulp, the last bit is 0"
-ODD = "half an ulp, the last bit is 1"
-EDGE_HALF = "half an ulp, toward zero from a power of two"
+# Of b below half an ulp of a, or half of it; from a power of two it leads toward zero.
+BELOW = "below, away from zero"
+INSIDE = "below, toward zero"
+EDGE = "below, from a power of two"
+EVEN = "half, the last bit is 0"
+ODD = "half, the last bit is 1"
+EDGE_HALF = "half, from a power of two"
 
 
 def additions(compared: int) -> Found:
@@ -51,7 +52,7 @@ def additions(compared: int) -> Found:
         for case, chosen in cases.items()
         for observation in (
             Observation(case, "sums", int(chosen.sum())),
-            Observation(case, CHANGED, int((sums != a)[chosen].sum())),
+            Observation(case, CHANGED, float((sums != a)[chosen].double().mean())),
         )
     ]
     drawn = torch.randperm(len(a), generator=torch.Generator().manual_seed(0))[:compared]

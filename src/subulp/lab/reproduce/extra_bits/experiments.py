@@ -88,7 +88,7 @@ EXACT = Experiment(
 
 def _hooks(options: Options) -> tuple[Part, ...]:
     width, steps = {"smallest": (16, 3), "small": (128, 40), "paper": (1024, 200)}[options.size]
-    settings = {"precision": EIGHT, "width": width, "steps": steps, "clip": 0.02}
+    settings = {"precision": EIGHT, "width": width, "steps": steps, "clip": 0.005}
     settings |= {"seeds": list(_seeds(options))}
     return (Measurement("adamw", clipping.hooks, {"optimizer": "AdamW", **settings}),)
 
@@ -98,7 +98,7 @@ HOOKS = Experiment(
     {
         "smallest": "three steps of AdamW with 8 extra bits, a network of width 16 in BF16",
         "small": "40 steps of AdamW with 8 extra bits, a network of three layers of width 128 in "
-        "BF16, gradients clipped at 0.02",
+        "BF16, gradients clipped at 0.005",
         "paper": "200 steps of AdamW with 8 extra bits, a network of three layers of width 1,024",
     },
     _hooks,
