@@ -153,16 +153,15 @@ def grown(count: int) -> Found:
         for kind, added in _addends(of, fmt).items():
             assert bool((added.abs() <= of.a.abs()).all())
             rows = _rows(*mcf.grow(of.a, of.a_low, added, fmt), of.a, of.a_low, added)
-            errors = [(hi + lo - sum(terms)) / terms[0] for hi, lo, *terms in rows]
+            worst = max(abs((hi + lo - _sum(terms)) / terms[0]) for hi, lo, *terms in rows)
             case = f"{kind}, {name}"
-            worst = float(max(map(abs, errors)) * 2 ** (2 * fmt.precision))
-            found.append(Observation(case, OF_FIRST, worst))
-            cancelled = sum(2 * abs(sum(terms)) < abs(terms[0]) for _, _, *terms in rows)
+            found.append(Observation(case, OF_FIRST, float(worst * 2 ** (2 * fmt.precision))))
+            cancelled = sum(2 * abs(_sum(terms)) < abs(terms[0]) for _, _, *terms in rows)
             found.append(Observation(case, "sums below half of the first component", cancelled))
     return Found(tuple(found))
 
 
-def _sum(terms: tuple[Fraction, ...]) -> Fraction:
+def _sum(terms: Iterable[Fraction]) -> Fraction:
     return sum(terms, Fraction())
 
 

@@ -41,7 +41,7 @@ def stored(labels: int, dim: int, head_fraction: float) -> Found:
         head = nn.ExtremeClassifier(
             dim,
             labels,
-            storage=storage,  # type: ignore[arg-type]
+            storage=storage,
             head_fraction=share,
             label_counts=torch.arange(labels) if share else None,
             seed=0,
@@ -106,7 +106,7 @@ def encoders(shape: dict[str, int], layers: int) -> Found:
 
 
 def _kept(shape: dict[str, int], layers: int, dtype: torch.dtype, precision: str) -> int:
-    sizes = Shape(**shape, layers=layers, tie_head=True, model="bert")  # type: ignore[arg-type]
+    sizes = Shape(**shape, layers=layers, tie_head=True, model="bert")
     model = BERT(sizes).to(dtype)
     optimizer = optim.AdamW(model.parameters(), precision=precision)
     for p in model.parameters():
