@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..check import Check, Role
 from ..claim import Claim, published
 from ..found import Observation
-from . import classifier_memory, exponents, initial, linear_tree, overflow, transients
+from . import (
+    classifier_memory,
+    exponents,
+    initial,
+    linear_tree,
+    model_trace,
+    overflow,
+    transients,
+)
 from .experiments import (
     ACTIVATIONS,
     BAGS,
@@ -26,6 +34,7 @@ from .experiments import (
     INITIAL,
     MANY,
     MEMORY,
+    MODEL_TRACE,
     NEGATIVES,
     OVERFLOW,
     PARTS,
@@ -196,6 +205,7 @@ _TABLE_10 = {1: (14.74, 802), 2: (14.4, 740), 4: (12.22, 732), 8: (11.13, 669)}
 _TABLE_10 |= {16: (10.59, 683), 32: (10.32, 759), 64: (10.2, 859), 128: (10.2, 1184)}
 
 _GIB = "GiB with an encoder"
+_CLASSIFIER_GIB = "GiB of the classifier by a line"
 _PRINTED_GIB = {
     f"{RENEE}, 2,812,281 labels": 39.7,
     f"{BF16}, 2,812,281 labels": 10.39,
@@ -228,15 +238,38 @@ def _saves(rows: str, labels: int) -> Check:
     )
 
 
-def _of_memory(place: str, says: str, pairs: Iterable[tuple[str, int]], differs: str = "") -> Claim:
+def _saves_alone(rows: str, labels: int) -> Check:
+    """Without the encoder, which the paper does not print."""
+    times = _SAVED[rows, labels]
+    case = f"{labels:,} labels"
+    return _beside(
+        f"without the encoder, {RENEE} needs at least {times:g} times the memory of {rows}, {case}",
+        _CLASSIFIER_GIB,
+        f"{RENEE}, {case}",
+        f"{rows}, {case}",
+        low=times,
+        role="aside",
+    )
+
+
+def _of_memory(
+    place: str,
+    says: str,
+    pairs: Sequence[tuple[str, int]],
+    differs: str = "",
+    *,
+    alone: bool = False,
+) -> Claim:
+    """Memory by number of labels; with ``alone`` also without the encoder."""
+    without = tuple(_saves_alone(rows, labels) for rows, labels in pairs if alone)
     return Claim(
         PAPER,
         place,
         says,
         MEMORY,
         published=published(_GIB, _PRINTED_GIB),
-        checks=tuple(_saves(rows, labels) for rows, labels in pairs),
-        shows=(_GIB, "GiB of the classifier by a line", "bytes of a weight at the peak"),
+        checks=(*(_saves(rows, labels) for rows, labels in pairs), *without),
+        shows=(_GIB, _CLASSIFIER_GIB, "bytes of a weight at the peak"),
         curves=(classifier_memory.PEAK,),
         along="number of labels",
         differs=f"{_LINES} {differs}".strip(),
@@ -257,6 +290,12 @@ _ALONE = (
     "The classifier alone: the encoder is the same beside all. Moments are percent of a step's "
     "allocations; scratch memory inside of native kernels is no tensor."
 )
+_WITH_ENCODER = (
+    "One encoder beside all: BF16 with Kahan summation, where Renee's is in mixed precision and "
+    "the paper's FP8 one is torchao's. Moments are percent of a step's allocations; scratch memory "
+    "inside of native kernels is no tensor."
+)
+_OF_MODEL = (model_trace.BEFORE, model_trace.ACTIVATIONS, model_trace.PEAK)
 _BYTES = "bytes of a weight at the peak"
 _BEFORE = "bytes of a weight before the step"
 
@@ -398,11 +437,46 @@ CLAIMS: Sequence[Claim] = (
         along="percent of a step",
         differs=_ALONE,
     ),
+    Claim(
+        PAPER,
+        "Figure 1, encoder",
+        "Over a whole step of encoder and classifier Renee's peak is in the classifier, where an "
+        "FP16 copy, an FP16 gradient and an FP32 gradient come on top of the activations.",
+        MODEL_TRACE,
+        # 4, 4 and 8 GiB, where weights in FP32 are 8.
+        published=published(model_trace.ON_TOP, {RENEE: 8.0}),
+        checks=(
+            Check("the peak is the classifier's", model_trace.SHARE, RENEE, low=1, high=1),
+            Check("8 bytes on top, and logits", model_trace.ON_TOP, RENEE, low=8, high=9),
+        ),
+        shows=(*_OF_MODEL, model_trace.ON_TOP, model_trace.SHARE),
+        curves=(model_trace.LIVE,),
+        along="percent of a step",
+        cases=(RENEE,),
+        differs=_WITH_ENCODER,
+    ),
+    Claim(
+        PAPER,
+        "Figure 3, encoder",
+        "Over a whole step of encoder and classifier ELMO needs next to nothing on top of what is "
+        "there before and of the encoder's activations.",
+        MODEL_TRACE,
+        published=published(model_trace.ON_TOP, {RENEE: 8.0}),
+        checks=tuple(
+            Check(f"{rows}: neither copy nor gradient", model_trace.ON_TOP, rows, low=0, high=0.5)
+            for rows in (BF16, FP8)
+        ),
+        shows=(*_OF_MODEL, model_trace.ON_TOP),
+        curves=(model_trace.LIVE,),
+        along="percent of a step",
+        differs=_WITH_ENCODER,
+    ),
     _of_memory(
         "Figure 4",
         "Peak memory by number of labels: FP8 needs a 6th of Renee's at 3 million labels, an 11th "
         "at 8.6, a 15th at 18.",
         ((FP8, 2_812_281), (FP8, 8_623_847), (FP8, 18_000_000), (BF16, 8_623_847)),
+        alone=True,
     ),
     Claim(
         PAPER,

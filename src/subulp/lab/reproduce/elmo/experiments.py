@@ -20,6 +20,7 @@ from . import (
     exponents,
     initial,
     linear_tree,
+    model_trace,
     narrow_sums,
     overflow,
     transients,
@@ -361,6 +362,36 @@ TRACE = Experiment(
         "paper": "2,812,281 labels of 768 numbers, a batch of 128, live tensors",
     },
     _trace,
+)
+
+
+def _model_trace(options: Options) -> tuple[Part, ...]:
+    """Figures 1 and 3, at the paper's proportions of classifier and encoder as far as they fit."""
+    small = {"vocabulary": 8192, "width": 256, "layers": 4, "heads": 4}
+    settings = {
+        "smallest": {
+            "shape": {**small, "width": 64, "layers": 1, "vocabulary": 512},
+            "labels": 8192,
+            "tokens": 8,
+            "batch": 4,
+        },
+        "small": {"shape": small, "labels": 131_072, "tokens": 32, "batch": 32},
+        "paper": {"shape": _BERT, "labels": _AT[0], "tokens": 128, "batch": 128},
+    }[options.size]
+    settings |= {"storages": [RENEE, BF16, FP8], "chunks": 8}
+    return (Measurement("model trace", model_trace.trace, settings),)
+
+
+MODEL_TRACE = Experiment(
+    "elmo-model-trace",
+    {
+        "smallest": "8,192 labels of 64 numbers, a BERT of one layer",
+        "small": "131,072 labels of 256 numbers, a BERT of four layers, 32 texts of 32 tokens, "
+        "live tensors",
+        "paper": "2,812,281 labels of 768 numbers, BERT-base, 128 texts of 128 tokens, live "
+        "tensors",
+    },
+    _model_trace,
 )
 
 
