@@ -100,3 +100,18 @@ def test_all_that_the_paper_prints_has_a_case():
     assert len(claims._PRINTED) == storages
     assert claims._PRINTED["32-way, int8 stochastic lfu 5%"] == -0.014
     assert claims._PRINTED["direct, fp16 nearest lru 5%"] == 0.005
+
+
+def test_bytes_by_the_width_of_a_row():
+    found = rows.widths([8, 4], 0.01, [128, 512], 3200)
+    for bits in (8, 4):
+        for dim in (128, 512):
+            lru, lfu = (rows.width_case(bits, policy, dim) for policy in ("lru", "lfu"))
+            # Codes and cache; a scale and a bias; a tag and a stamp of a cached row, or a count.
+            alone = bits / 32 + 0.01
+            assert found.values(lru, rows.ALONE)[None] == pytest.approx(alone)
+            expected = alone + (2 + 0.01 * 2) / dim
+            assert found.values(lru, "compression")[None] == pytest.approx(expected)
+            more = found.values(lfu, "compression")[None] - found.values(lru, "compression")[None]
+            # LFU counts every row, and has a lower bound of each of its sets.
+            assert more == pytest.approx((1 - 0.01) / dim, rel=0.01)

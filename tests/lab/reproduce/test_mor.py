@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from subulp.lab.reproduce.claim import Options, Watch
-from subulp.lab.reproduce.mor import claims, experiments, mixtures
+from subulp.lab.reproduce.mor import claims, experiments, mixtures, rules
 from subulp.lab.reproduce.training import Training
 from subulp.lab.tasks.lm.config import LMConfig
-from subulp.numerics import mixture
+from subulp.numerics import E4M3, E5M2, mixture, round_to
 from subulp.numerics.scaling import BlockScales
 
 PARTITIONS = ["tensor", "channel", "subchannel-32", "block-128x128"]
@@ -58,6 +58,26 @@ def test_a_choice_by_another_threshold_is_found_out(monkeypatch):
     )
     found = mixtures.choices(70, 40, "tensor", ["channel"], 0.001)
     assert min(numbers(found, "blocks that are decided otherwise")) > 0
+
+
+@pytest.mark.parametrize("recipe", ["subtensor-2way", "subtensor-3way"])
+def test_a_recipe_that_is_another_is_found_out(recipe, monkeypatch):
+    """The rules are not read from the recipe."""
+    always = mixture.Recipe(recipe, (mixture.Entry(E4M3, mixture.always),))
+    monkeypatch.setitem(mixtures.RECIPES, recipe, always)
+    found = mixtures.choices(70, 40, recipe, ["subchannel-32"], 0.045)
+    assert min(numbers(found, "blocks that are decided otherwise")) > 0
+
+
+@pytest.mark.parametrize("fmt", [E4M3, E5M2])
+def test_the_rules_round_as_all_codes_have_it(fmt):
+    codes = torch.arange(256, dtype=torch.uint8).view(fmt.dtype).double()
+    grid = codes[codes.isfinite()].unique()
+    x = torch.cat([grid, (grid[1:] + grid[:-1]) / 2, grid * 1.1]).float()
+    x = torch.cat([x, torch.nextafter(x, x * 0), torch.nextafter(x, x * 2)])
+    x = x[(x != 0) & (x.abs() <= fmt.max)]
+    wanted = round_to(x, fmt).double()
+    assert torch.equal(torch.from_numpy(rules._rounded(x.double().numpy(), fmt.name)), wanted)
 
 
 def test_matrices_span_more_than_a_format():

@@ -70,6 +70,17 @@ FACTORS = _same(
     _FACTORS_PART,
 )
 
+DIMS = (128, 512, 2048, 8192)
+WIDTHS = _same(
+    "cached-widths",
+    "bytes of tables of 3,200 rows of 128 to 8,192 numbers, 32 of them cached, as they are kept",
+    Measurement(
+        "widths",
+        rows.widths,
+        {"bits": [8, 4], "fraction": 0.01, "dims": list(DIMS), "rows": 3200},
+    ),
+)
+
 SIZES = _same(
     "cached-sizes",
     "the tables of --preset criteo-kaggle",

@@ -164,6 +164,39 @@ def factors(tables: list[tuple[int, float]], rows: int, dim: int) -> Found:
     return Found(tuple(found))
 
 
+ALONE = "codes and cached rows over FP32"
+"""Without what each row has on top, which depends on its width."""
+
+
+def widths(bits: list[int], fraction: float, dims: list[int], rows: int) -> Found:
+    """Bytes of tables with a cache of either policy over those of FP32, by the width of a row.
+
+    Args:
+        bits: Of an integer.
+        fraction: Of the rows that are cached.
+        dims: Numbers of a row.
+        rows: Of a table.
+    """
+    found = []
+    for width in bits:
+        for policy in ("lru", "lfu"):
+            for dim in dims:
+                table = nn.CachedEmbeddingBag(
+                    rows, dim, f"int{width}", fraction, policy, 32, seed=0
+                )
+                memory = table.memory()
+                case = width_case(width, policy, dim)
+                alone = (memory.codes + memory.cache) / memory.fp32
+                found.append(Observation(case, "compression", memory.compression))
+                found.append(Observation(case, ALONE, alone))
+    return Found(tuple(found))
+
+
+def width_case(bits: int, policy: str, dim: int) -> str:
+    """What a case of :func:`widths` is called."""
+    return f"{bits} bits, {policy}, {dim} numbers"
+
+
 def factor_case(bits: int, fraction: float) -> str:
     """What a case of :func:`factors` is called."""
     return f"{bits} bits, {100 * fraction:g} % cached"

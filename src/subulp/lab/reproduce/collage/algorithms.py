@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ....numerics import expansion as mcf
+from ....numerics import round_to
 from ....numerics.formats import BF16, FP16, Format
 from ..found import Found, Observation
 
@@ -75,12 +76,6 @@ def _two_prod_fma(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterab
     return mcf.two_prod_fma(of.a, of.b, fmt), (a * b for a, b in _rows(of.a, of.b))
 
 
-def _grow(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterable[Fraction]]:
-    # As in a step: the addend has the sign of the number, and is a small part of it.
-    added = mcf.mult(of.a, torch.full_like(of.a, 2.0**-6), fmt)
-    return mcf.grow(of.a, of.a_low, added, fmt), map(_sum, _rows(of.a, of.a_low, added))
-
-
 def _scaling(of: Operands, fmt: Format) -> tuple[tuple[Tensor, ...], Iterable[Fraction]]:
     exact = ((hi + lo) * b for hi, lo, b in _rows(of.a, of.a_low, of.b))
     return mcf.scaling(of.a, of.a_low, of.b, fmt), exact
@@ -98,7 +93,6 @@ ALGORITHMS: dict[str, Run] = {
     "Split": _split,
     "TwoProd": _two_prod,
     "TwoProdFMA": _two_prod_fma,
-    "Grow": _grow,
     "Scaling": _scaling,
     "Mul": _mul,
 }
@@ -124,7 +118,50 @@ def errors(count: int) -> Found:
     return Found(tuple(found))
 
 
-def _sum(terms: tuple[Fraction, ...]) -> Fraction:
+OF_FIRST = "largest error in units of 2^-2p of the first component"
+ADDENDS = ("a 64th", "less a 64th", "as large", "nearly cancelling", "of all magnitudes")
+"""What :func:`grown` adds to an expansion."""
+
+
+def _addends(of: Operands, fmt: Format) -> dict[str, Tensor]:
+    """Addends of each kind, none larger than the first component."""
+    generator = torch.Generator().manual_seed(1)
+    count = len(of.a)
+
+    def part(low: int, high: int) -> Tensor:
+        exponents = torch.randint(low, high + 1, (count,), generator=generator)
+        wide = torch.ldexp(0.5 + torch.rand(count, generator=generator) / 2, exponents)
+        signs = 1 - 2 * torch.randint(2, (count,), generator=generator)
+        return mcf.mult(of.a, round_to(signs * wide, fmt), fmt)
+
+    small = mcf.mult(of.a, torch.full_like(of.a, 2.0**-6), fmt)
+    # From none to a few units of the last place are left.
+    left = torch.randint(0, 4, (count,), generator=generator) * 2.0 ** (1 - fmt.precision)
+    cancelling = -mcf.mult(of.a, round_to(1 - left, fmt), fmt)
+    return dict(zip(ADDENDS, (small, -small, part(0, 0), cancelling, part(-24, 0)), strict=True))
+
+
+def grown(count: int) -> Found:
+    """Algorithm 1 on addends of both signs and of all magnitudes that it allows.
+
+    Args:
+        count: Random expansions of each addend and format.
+    """
+    found = []
+    for name, fmt in _FORMATS.items():
+        of = Operands.draw(name, count)
+        for kind, added in _addends(of, fmt).items():
+            assert bool((added.abs() <= of.a.abs()).all())
+            rows = _rows(*mcf.grow(of.a, of.a_low, added, fmt), of.a, of.a_low, added)
+            worst = max(abs((hi + lo - _sum(terms)) / terms[0]) for hi, lo, *terms in rows)
+            case = f"{kind}, {name}"
+            found.append(Observation(case, OF_FIRST, float(worst * 2 ** (2 * fmt.precision))))
+            cancelled = sum(2 * abs(_sum(terms)) < abs(terms[0]) for _, _, *terms in rows)
+            found.append(Observation(case, "sums below half of the first component", cancelled))
+    return Found(tuple(found))
+
+
+def _sum(terms: Iterable[Fraction]) -> Fraction:
     return sum(terms, Fraction())
 
 

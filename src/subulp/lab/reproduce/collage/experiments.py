@@ -11,7 +11,18 @@ from ..claim import Experiment, Options, Part
 from ..found import Found, Observation
 from ..measurement import Measurement, measured
 from ..training import Training
-from . import algorithms, fine_tuning, formats, memory, rational_adamw, speed
+from . import (
+    algorithms,
+    descent_quality,
+    fast2sum,
+    fine_tuning,
+    formats,
+    lost_arithmetic,
+    memory,
+    rational_adamw,
+    second_moment,
+    speed,
+)
 
 A, B, C, D = "nearest", "collage-light", "collage-plus", "master"
 """The paper's options, as the command line calls them."""
@@ -57,6 +68,80 @@ ALGORITHMS = measured(
     "10,000 random operands on the grids of BF16 and FP16, whose errors are numbers of the format, "
     "against rationals",
     Measurement("algorithms", algorithms.errors, {"count": 10_000}),
+)
+
+GROW = measured(
+    "collage-grow",
+    "10,000 random expansions in BF16 and FP16 and addends of five kinds, against rationals",
+    Measurement("grow", algorithms.grown, {"count": 10_000}),
+)
+
+FAST2SUM = measured(
+    "collage-fast2sum",
+    "all BF16 significands with all others of 24 binades and both signs, against integers",
+    Measurement("pairs", fast2sum.pairs, {"binades": 24}),
+)
+
+LOST = measured(
+    "collage-lost-additions",
+    "all sums in BF16 of a number from 1 to 2 and at most half its ulp; of all other numbers with "
+    "half their ulp, a quarter and just less than a half; 20,000 of them against rationals",
+    Measurement("additions", lost_arithmetic.additions, {"compared": 20_000}),
+)
+
+
+def _seeds(options: Options) -> list[int]:
+    return list(options.seeds or ((0,) if options.size == "smallest" else SEEDS))
+
+
+WATCHED = ("nearest", "collage-light", "fp32")
+
+
+def _qualities(options: Options) -> tuple[Part, ...]:
+    elements, steps = {"smallest": (64, 2), "small": (2048, 8), "paper": (32_768, 32)}[options.size]
+    settings = {"strategies": list(WATCHED), "elements": elements, "steps": steps}
+    own = {**settings, "seeds": _seeds(options)}
+    return (Measurement("steps", descent_quality.steps, own),)
+
+
+QUALITIES = Experiment(
+    "collage-descent-quality",
+    {
+        "smallest": "two steps of SGD of 64 parameters, against rationals",
+        "small": "eight steps of SGD of 2,048 parameters, against rationals",
+        "paper": "32 steps of SGD of 32,768 parameters, against rationals",
+    },
+    _qualities,
+)
+
+ONE_OF = {"0.9": 0.9, "0.95": 0.95, "0.98": 0.98, "0.99": 0.99, "0.995": 0.995, "0.998": 0.998}
+"""Usual decays that BF16 has below 1."""
+NONE_OF = {"0.998046875": 1 - 2.0**-9, "0.999": 0.999, "0.9999": 0.9999}
+"""Decays that it has not, from the smallest on."""
+MOMENT_DECAYS = (0.95, 0.99, 0.999)
+
+
+def _moments(options: Options) -> tuple[Part, ...]:
+    elements, steps = {"smallest": (8, 8), "small": (32, 400), "paper": (256, 4000)}[options.size]
+    settings = {"strategies": [B, C], "betas": list(MOMENT_DECAYS), "elements": elements}
+    settings |= {"steps": steps, "seeds": _seeds(options)}
+    return (
+        Measurement(
+            "decays", second_moment.decays, {"betas": [*ONE_OF.values(), *NONE_OF.values()]}
+        ),
+        Measurement("moments", second_moment.moments, settings),
+    )
+
+
+MOMENTS = Experiment(
+    "collage-second-moment",
+    {
+        "smallest": "eight steps of AdamW in strict BF16 of 8 parameters",
+        "small": "400 steps of AdamW in strict BF16 of 32 parameters, whose gradients become 16 "
+        "times as small after half of them, against the same moments in FP64",
+        "paper": "4,000 steps of AdamW in strict BF16 of 256 parameters, likewise",
+    },
+    _moments,
 )
 
 # ------------------------------------------------------------------------ language models

@@ -167,11 +167,11 @@ def _run(strategy: str, beta2: float, elements: int, steps: int) -> tuple[int, i
         precision=strategy,
         arithmetic="strict",
     )
-    rows = [Element(x) for x in _fractions(start)]
+    rows = [Element(x) for x in fractions(start)]
     different = compared = 0
     for t in range(1, steps + 1):
         p.grad = draw(-16, 0)
-        for e, gradient in zip(rows, _fractions(p.grad), strict=True):
+        for e, gradient in zip(rows, fractions(p.grad), strict=True):
             options.step(e, gradient, t)
         optimizer.step()
         kept = optimizer.state[p]
@@ -181,11 +181,12 @@ def _run(strategy: str, beta2: float, elements: int, steps: int) -> tuple[int, i
             if tensor is None:
                 different += any(numbers)
                 continue
-            got = list(_fractions(tensor))
+            got = list(fractions(tensor))
             different += sum(a != b for a, b in zip(got, numbers, strict=True))
             compared += len(got)
     return different, compared
 
 
-def _fractions(tensor: torch.Tensor) -> Iterable[Fraction]:
+def fractions(tensor: torch.Tensor) -> Iterable[Fraction]:
+    """The numbers of a tensor, exactly."""
     return map(Fraction, tensor.tolist())

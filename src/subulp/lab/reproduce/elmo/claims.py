@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..check import Check, Role
 from ..claim import Claim, published
 from ..found import Observation
-from . import classifier_memory, exponents, linear_tree
+from . import (
+    classifier_memory,
+    exponents,
+    initial,
+    linear_tree,
+    model_trace,
+    overflow,
+    transients,
+)
 from .experiments import (
+    ACTIVATIONS,
     BAGS,
     BF16,
     CHUNKS,
     DROPOUT,
     ENCODERS,
     EXPONENTS,
+    FEW,
     FP8,
     FP8_ENCODER,
     GRADIENTS,
     GRID,
     HEAD,
+    INITIAL,
+    MANY,
     MEMORY,
+    MODEL_TRACE,
     NEGATIVES,
+    OVERFLOW,
+    PARTS,
     POST_HOC,
     QUALITY,
     RATES,
@@ -36,6 +51,7 @@ from .experiments import (
     SUMS,
     TEXTS,
     TRACE,
+    TRANSIENTS,
     WIDE,
 )
 
@@ -189,6 +205,7 @@ _TABLE_10 = {1: (14.74, 802), 2: (14.4, 740), 4: (12.22, 732), 8: (11.13, 669)}
 _TABLE_10 |= {16: (10.59, 683), 32: (10.32, 759), 64: (10.2, 859), 128: (10.2, 1184)}
 
 _GIB = "GiB with an encoder"
+_CLASSIFIER_GIB = "GiB of the classifier by a line"
 _PRINTED_GIB = {
     f"{RENEE}, 2,812,281 labels": 39.7,
     f"{BF16}, 2,812,281 labels": 10.39,
@@ -221,15 +238,38 @@ def _saves(rows: str, labels: int) -> Check:
     )
 
 
-def _of_memory(place: str, says: str, pairs: Iterable[tuple[str, int]], differs: str = "") -> Claim:
+def _saves_alone(rows: str, labels: int) -> Check:
+    """Without the encoder, which the paper does not print."""
+    times = _SAVED[rows, labels]
+    case = f"{labels:,} labels"
+    return _beside(
+        f"without the encoder, {RENEE} needs at least {times:g} times the memory of {rows}, {case}",
+        _CLASSIFIER_GIB,
+        f"{RENEE}, {case}",
+        f"{rows}, {case}",
+        low=times,
+        role="aside",
+    )
+
+
+def _of_memory(
+    place: str,
+    says: str,
+    pairs: Sequence[tuple[str, int]],
+    differs: str = "",
+    *,
+    alone: bool = False,
+) -> Claim:
+    """Memory by number of labels; with ``alone`` also without the encoder."""
+    without = tuple(_saves_alone(rows, labels) for rows, labels in pairs if alone)
     return Claim(
         PAPER,
         place,
         says,
         MEMORY,
         published=published(_GIB, _PRINTED_GIB),
-        checks=tuple(_saves(rows, labels) for rows, labels in pairs),
-        shows=(_GIB, "GiB of the classifier by a line", "bytes of a weight at the peak"),
+        checks=(*(_saves(rows, labels) for rows, labels in pairs), *without),
+        shows=(_GIB, _CLASSIFIER_GIB, "bytes of a weight at the peak"),
         curves=(classifier_memory.PEAK,),
         along="number of labels",
         differs=f"{_LINES} {differs}".strip(),
@@ -250,6 +290,12 @@ _ALONE = (
     "The classifier alone: the encoder is the same beside all. Moments are percent of a step's "
     "allocations; scratch memory inside of native kernels is no tensor."
 )
+_WITH_ENCODER = (
+    "One encoder beside all: BF16 with Kahan summation, where Renee's is in mixed precision and "
+    "the paper's FP8 one is torchao's. Moments are percent of a step's allocations; scratch memory "
+    "inside of native kernels is no tensor."
+)
+_OF_MODEL = (model_trace.BEFORE, model_trace.ACTIVATIONS, model_trace.PEAK)
 _BYTES = "bytes of a weight at the peak"
 _BEFORE = "bytes of a weight before the step"
 
@@ -391,11 +437,46 @@ CLAIMS: Sequence[Claim] = (
         along="percent of a step",
         differs=_ALONE,
     ),
+    Claim(
+        PAPER,
+        "Figure 1, encoder",
+        "Over a whole step of encoder and classifier Renee's peak is in the classifier, where an "
+        "FP16 copy, an FP16 gradient and an FP32 gradient come on top of the activations.",
+        MODEL_TRACE,
+        # 4, 4 and 8 GiB, where weights in FP32 are 8.
+        published=published(model_trace.ON_TOP, {RENEE: 8.0}),
+        checks=(
+            Check("the peak is the classifier's", model_trace.SHARE, RENEE, low=1, high=1),
+            Check("8 bytes on top, and logits", model_trace.ON_TOP, RENEE, low=8, high=9),
+        ),
+        shows=(*_OF_MODEL, model_trace.ON_TOP, model_trace.SHARE),
+        curves=(model_trace.LIVE,),
+        along="percent of a step",
+        cases=(RENEE,),
+        differs=_WITH_ENCODER,
+    ),
+    Claim(
+        PAPER,
+        "Figure 3, encoder",
+        "Over a whole step of encoder and classifier ELMO needs next to nothing on top of what is "
+        "there before and of the encoder's activations.",
+        MODEL_TRACE,
+        published=published(model_trace.ON_TOP, {RENEE: 8.0}),
+        checks=tuple(
+            Check(f"{rows}: neither copy nor gradient", model_trace.ON_TOP, rows, low=0, high=0.5)
+            for rows in (BF16, FP8)
+        ),
+        shows=(*_OF_MODEL, model_trace.ON_TOP),
+        curves=(model_trace.LIVE,),
+        along="percent of a step",
+        differs=_WITH_ENCODER,
+    ),
     _of_memory(
         "Figure 4",
         "Peak memory by number of labels: FP8 needs a 6th of Renee's at 3 million labels, an 11th "
         "at 8.6, a 15th at 18.",
         ((FP8, 2_812_281), (FP8, 8_623_847), (FP8, 18_000_000), (BF16, 8_623_847)),
+        alone=True,
     ),
     Claim(
         PAPER,
@@ -409,6 +490,180 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=(_BEFORE,),
         differs="Bytes of a weight: of 768 numbers and 2,812,281 labels four are 8 GiB.",
+    ),
+    Claim(
+        PAPER,
+        "Section 1, parameters",
+        "BF16 and FP8 reduce the memory of the parameters by 50 and 75 %.",
+        INITIAL,
+        checks=tuple(
+            _beside(
+                f"{rows}: {round(100 * (1 - share))} % less",
+                initial.CLASSIFIER,
+                rows,
+                WIDE,
+                share - 1e-4,
+                share + 1e-4,
+            )
+            for rows, share in ((BF16, 0.5), (FP8, 0.25))
+        ),
+        shows=(initial.CLASSIFIER,),
+        cases=(WIDE, BF16, FP8),
+        differs="Of the classifier, which has nearly all parameters.",
+    ),
+    Claim(
+        PAPER,
+        "Section 4.1, bytes",
+        "In BF16 the weights take a third of what Renee's take with their copy.",
+        INITIAL,
+        checks=(
+            _beside("a third", initial.WEIGHTS, BF16, RENEE, high=1 / 3 + 1e-9),
+            Check("6 bytes of Renee's", initial.WEIGHTS, RENEE, low=6, high=6),
+        ),
+        shows=(initial.WEIGHTS,),
+    ),
+    Claim(
+        PAPER,
+        "Section 4.1, overflow",
+        "The gradient of the inputs grows with the labels, until FP16 overflows; that of the "
+        "weights does not grow; BF16 does not overflow.",
+        OVERFLOW,
+        checks=(
+            _beside(
+                "64 times the labels: the gradient of the inputs is at least 32 times as large",
+                overflow.INPUTS,
+                f"{WIDE}, {MANY:,} labels",
+                f"{WIDE}, {FEW:,} labels",
+                32.0,
+            ),
+            _beside(
+                "the gradient of the weights does not grow",
+                overflow.ROWS,
+                f"{WIDE}, {MANY:,} labels",
+                f"{WIDE}, {FEW:,} labels",
+                high=1.1,
+            ),
+            Check(
+                f"{RENEE} overflows with many labels",
+                overflow.SKIPPED,
+                f"{RENEE}, {MANY:,} labels",
+                low=1,
+            ),
+            Check(
+                f"{RENEE} does not with few",
+                overflow.SKIPPED,
+                f"{RENEE}, {FEW:,} labels",
+                low=0,
+                high=0,
+            ),
+            Check(
+                f"{BF16} does not with many",
+                overflow.SKIPPED,
+                f"{BF16}, {MANY:,} labels",
+                low=0,
+                high=0,
+            ),
+        ),
+        differs="Random inputs with a mean in common, which stands for an encoder's; the factor on "
+        "Renee's loss begins at 1,024.",
+    ),
+    Claim(
+        PAPER,
+        "Section 4.2, chunks",
+        "k chunks reduce what the classifier needs beside its weights by a factor of k.",
+        TRANSIENTS,
+        checks=tuple(
+            _beside(
+                f"{rows}: one chunk needs {k} times as much as {k}",
+                transients.TRANSIENT,
+                transients.case_of(rows, 1),
+                transients.case_of(rows, k),
+                0.98 * k,
+                1.02 * k,
+            )
+            for rows in (BF16, FP8)
+            for k in PARTS[1:]
+        ),
+        differs="In plain PyTorch, where a chunk's decoded weights and gradients are tensors too. "
+        "A CPU's kernel needs a tile however many chunks there are, see Table 10.",
+    ),
+    Claim(
+        PAPER,
+        "Section 4.4, initial memory",
+        "Before the first step there are 17.9 GiB of Renee's, 5.2 with BF16 rows and 3.2 with FP8 "
+        "rows, 70 to 80 % less: logits are 687 and, in 8 chunks, 86 MiB. Activations come on top, "
+        "4.6 GiB in BF16.",
+        INITIAL,
+        published=published(
+            initial.ALL,
+            {RENEE: 17.9, BF16: 5.2, FP8: 3.2},
+            more={
+                initial.LOGITS: {RENEE: 687.0, BF16: 86.0, FP8: 86.0},
+                ACTIVATIONS: {"encoder": 4.6},
+                # The paper's own shares are these, see the sums.
+                initial.ENCODER: {RENEE: 1.2, BF16: 1.2, FP8: 1.2},
+            },
+        ),
+        checks=(
+            Check(f"{RENEE}: 17.9 GiB", initial.ALL, RENEE, low=17.5, high=18.3),
+            Check(f"{BF16}: no more than 5.2 GiB", initial.ALL, BF16, high=5.25),
+            Check(f"{FP8}: no more than 3.2 GiB", initial.ALL, FP8, high=3.25),
+            _beside(f"{BF16}: 70 % less", initial.ALL, BF16, RENEE, high=0.3),
+            _beside(f"{FP8}: 80 % less", initial.ALL, FP8, RENEE, high=0.2),
+            Check(f"{RENEE}: logits of 687 MiB", initial.LOGITS, RENEE, low=686.5, high=687.5),
+            *(
+                Check(f"{rows}: logits of 86 MiB", initial.LOGITS, rows, high=86.5)
+                for rows in (BF16, FP8)
+            ),
+            Check("activations of 4.6 GiB", ACTIVATIONS, "encoder", low=4.14, high=5.06),
+        ),
+        shows=(
+            initial.ALL,
+            initial.CLASSIFIER,
+            initial.ENCODER,
+            initial.LOGITS,
+            ACTIVATIONS,
+        ),
+        cases=(RENEE, BF16, FP8, "encoder"),
+        differs="Logits are FP32 here, in plain PyTorch, and no tensor at all in a CPU's kernel. "
+        "BERT-base with Kahan summation keeps 8 bytes of a parameter, where the paper counts 1.2 "
+        "GiB as with FP32. Activations of torchao's FP8 layers, 3 GiB, are not measured.",
+    ),
+    Claim(
+        PAPER,
+        "Appendix D, bytes",
+        "Kahan summation of a fifth of the labels takes 2 x 20 % more than FP8 rows alone, and "
+        "less than BF16.",
+        INITIAL,
+        checks=(
+            # Where each label's row is comes on top: 16 bytes of a row of 768.
+            _beside(
+                "2 x 20 % more, and a row's place",
+                initial.CLASSIFIER,
+                initial.HEAD,
+                FP8,
+                1.4,
+                1.4 + 16 / 768 + 1e-3,
+            ),
+            _beside("less than BF16", initial.CLASSIFIER, initial.HEAD, BF16, high=1 - 1e-9),
+        ),
+        shows=(initial.CLASSIFIER,),
+        cases=(BF16, FP8),
+        differs="Of the classifier; the paper's 4.99 and 6.61 are of the whole training, the first "
+        "in GB, which is the 4.65 GiB of its Table 6, the other in GiB.",
+    ),
+    Claim(
+        PAPER,
+        "Section 6, 13 times",
+        "FP8 takes a 6th of Renee's memory, and a 13th of that of a sampling-based method.",
+        not_run="the other one is CascadeXML with a transformer and 3 million labels, 87 GiB; "
+        "section 1 has Renee's, and Table 2's sampling classifiers of ours",
+    ),
+    Claim(
+        PAPER,
+        "Table 4, memory",
+        "An encoder in FP8 takes less memory than one in BF16, and an epoch takes longer.",
+        not_run="both are torchao's FP8 layers' on a GPU",
     ),
     Claim(
         PAPER,

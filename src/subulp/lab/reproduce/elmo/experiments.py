@@ -14,7 +14,17 @@ from ..claim import Experiment, Options, Part
 from ..found import Found, Observation
 from ..measurement import Measurement, measured
 from ..training import Training
-from . import classifier_memory, classifier_step, exponents, linear_tree, narrow_sums
+from . import (
+    classifier_memory,
+    classifier_step,
+    exponents,
+    initial,
+    linear_tree,
+    model_trace,
+    narrow_sums,
+    overflow,
+    transients,
+)
 
 SEEDS = (0, 1, 2)
 WIDE, RENEE, BF16, FP8 = "fp32", "renee", "bf16", "fp8"
@@ -352,6 +362,126 @@ TRACE = Experiment(
         "paper": "2,812,281 labels of 768 numbers, a batch of 128, live tensors",
     },
     _trace,
+)
+
+
+def _model_trace(options: Options) -> tuple[Part, ...]:
+    """Figures 1 and 3, at the paper's proportions of classifier and encoder as far as they fit."""
+    small = {"vocabulary": 8192, "width": 256, "layers": 4, "heads": 4}
+    settings = {
+        "smallest": {
+            "shape": {**small, "width": 64, "layers": 1, "vocabulary": 512},
+            "labels": 8192,
+            "tokens": 8,
+            "batch": 4,
+        },
+        "small": {"shape": small, "labels": 131_072, "tokens": 32, "batch": 32},
+        "paper": {"shape": _BERT, "labels": _AT[0], "tokens": 128, "batch": 128},
+    }[options.size]
+    settings |= {"storages": [RENEE, BF16, FP8], "chunks": 8}
+    return (Measurement("model trace", model_trace.trace, settings),)
+
+
+MODEL_TRACE = Experiment(
+    "elmo-model-trace",
+    {
+        "smallest": "8,192 labels of 64 numbers, a BERT of one layer",
+        "small": "131,072 labels of 256 numbers, a BERT of four layers, 32 texts of 32 tokens, "
+        "live tensors",
+        "paper": "2,812,281 labels of 768 numbers, BERT-base, 128 texts of 128 tokens, live "
+        "tensors",
+    },
+    _model_trace,
+)
+
+
+def _initial(options: Options) -> tuple[Part, ...]:
+    """Section 4.4, at the paper's number of labels."""
+    labels = {"smallest": 1024, "small": 16_384, "paper": _AT[0]}[options.size]
+    shape = {name: size for name, size in _BERT.items() if name != "layers"}
+    layers = _BERT["layers"]
+    if options.size == "smallest":
+        shape |= {"width": 64, "heads": 2}
+        texts = {**_BERT, "layers": 1, "width": 64, "heads": 2}
+    else:
+        texts = _BERT
+    settings = {"labels": labels, "at": _AT[0], "dim": 768, "batch": 128, "chunks": 8}
+    return (
+        Measurement("stored", initial.stored, {"labels": _AT[0], "dim": 768, "head_fraction": 0.2}),
+        Measurement("step", initial.steps, settings),
+        Measurement(
+            "encoders", initial.encoders, {"shape": {**shape, "context": 128}, "layers": layers}
+        ),
+        Measurement(
+            "activations",
+            classifier_memory.encoder,
+            {"shape": texts, "tokens": 128, "batches": [1, 2], "at": 128},
+        ),
+    )
+
+
+def _at_first(found: Found) -> tuple[Observation, ...]:
+    (text,) = found.values("encoder", "GiB of a text").values()
+    return (*initial.together(found), Observation("encoder", ACTIVATIONS, 128 * text))
+
+
+ACTIVATIONS = "GiB of activations of 128 texts"
+
+INITIAL = Experiment(
+    "elmo-initial",
+    {
+        "smallest": "a step with 1,024 labels, an encoder of width 64",
+        "small": "classifiers of 2,812,281 labels of 768 numbers without data; a step with 16,384 "
+        "labels, a batch of 128 and 8 chunks, scaled by the labels; BERT-base's states after a "
+        "step of one and two layers, and its activations of one and two texts of 128 tokens, by "
+        "straight lines",
+        "paper": "classifiers, a step and BERT-base likewise, all with 2,812,281 labels",
+    },
+    _initial,
+    _at_first,
+)
+
+PARTS = (1, 2, 4, 8)
+
+
+def _transients(options: Options) -> tuple[Part, ...]:
+    labels, dim, batch = {
+        "smallest": (512, 16, 4),
+        "small": (32_768, 64, 16),
+        "paper": (2_812_288, 768, 128),
+    }[options.size]
+    settings = {"storages": [BF16, FP8], "chunks": list(PARTS), "labels": labels}
+    return (Measurement("chunks", transients.by_chunks, {**settings, "dim": dim, "batch": batch}),)
+
+
+TRANSIENTS = Experiment(
+    "elmo-transients",
+    {
+        "smallest": "512 labels of 16 numbers",
+        "small": "32,768 labels of 64 numbers, a batch of 16, live tensors of a step in plain "
+        "PyTorch",
+        "paper": "2,812,288 labels of 768 numbers, a batch of 128, likewise",
+    },
+    _transients,
+)
+
+FEW, MANY = 1024, 65_536
+
+
+def _overflow(options: Options) -> tuple[Part, ...]:
+    labels, steps = ([256, FEW], 3) if options.size == "smallest" else ([FEW, MANY], 12)
+    settings = {"labels": labels, "dim": 64, "batch": 32, "steps": steps}
+    return (Measurement("growth", overflow.growth, {**settings, "seeds": list(_seeds(options))}),)
+
+
+OVERFLOW = Experiment(
+    "elmo-overflow",
+    {
+        "smallest": "three steps of classifiers of 256 and 1,024 labels",
+        "small": "twelve steps of classifiers of 1,024 and 65,536 labels of 64 numbers, batches of "
+        "32 random inputs that have their mean in common",
+    },
+    _overflow,
 )
 
 _CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -8,7 +8,16 @@ from ..claim import Experiment, Options, Part
 from ..found import Found, Observation
 from ..measurement import Measurement
 from ..training import Training
-from . import adversarial, forward_error, memory_loops, seq2seq, storage, throughput
+from . import (
+    adversarial,
+    clipping,
+    exact,
+    forward_error,
+    memory_loops,
+    seq2seq,
+    storage,
+    throughput,
+)
 
 SEEDS, MANY = (0, 1, 2), tuple(range(10))
 """Where trainings take minutes, and where they take seconds and differ much."""
@@ -38,6 +47,61 @@ STORAGE = Experiment(
             {"strategies": [f"extra-bits-{k}" for k in range(1, 17)], "elements": 4096},
         ),
     ),
+)
+
+RESTORED = (
+    ("BF16", 16, "truncate"),
+    ("BF16", 15, "truncate"),
+    ("BF16", 16, "stochastic"),
+    ("FP16", 13, "truncate"),
+    ("FP16", 12, "truncate"),
+    ("FP16", 13, "stochastic"),
+)
+COPIED = (("bfloat16", "master"), ("float16", "master"))
+"""A parameter and its FP32 copy."""
+KEPT = (("bfloat16", "extra-bits-16-truncate"), ("float16", "extra-bits-13-truncate"))
+
+
+def _exact(options: Options) -> tuple[Part, ...]:
+    binades, drawn = {"smallest": (0, 64), "small": (2, 4096), "paper": (8, 1 << 16)}[options.size]
+    cases = [list(case) for case in RESTORED]
+    strategies = [list(pair) for pair in (*COPIED, *KEPT)]
+    return (
+        Measurement(
+            "restored", exact.restored, {"cases": cases, "binades": binades, "drawn": drawn}
+        ),
+        Measurement("kept", exact.kept, {"strategies": strategies, "elements": 4096}),
+    )
+
+
+EXACT = Experiment(
+    "extra-bits-exact",
+    {
+        "smallest": "64 FP32 numbers of each binade",
+        "small": "all FP32 numbers of the smallest and the largest binade of each format and "
+        "4,096 of every other one, of both signs; SGD with 4,096 parameters",
+        "paper": "all FP32 numbers of eight binades of each format and 65,536 of every other one",
+    },
+    _exact,
+)
+
+
+def _hooks(options: Options) -> tuple[Part, ...]:
+    width, steps = {"smallest": (16, 3), "small": (128, 40), "paper": (1024, 200)}[options.size]
+    settings = {"precision": EIGHT, "width": width, "steps": steps, "clip": 0.005}
+    settings |= {"seeds": list(_seeds(options))}
+    return (Measurement("adamw", clipping.hooks, {"optimizer": "AdamW", **settings}),)
+
+
+HOOKS = Experiment(
+    "extra-bits-hooks",
+    {
+        "smallest": "three steps of AdamW with 8 extra bits, a network of width 16 in BF16",
+        "small": "40 steps of AdamW with 8 extra bits, a network of three layers of width 128 in "
+        "BF16, gradients clipped at 0.005",
+        "paper": "200 steps of AdamW with 8 extra bits, a network of three layers of width 1,024",
+    },
+    _hooks,
 )
 
 # ------------------------------------------------------------------------ errors

@@ -36,7 +36,7 @@ def _choices(recipe: str) -> Experiment:
     return measured(
         name,
         "three matrices of 300 x 200 numbers, of one size, and of sizes that differ by more than "
-        "FP8 spans; each block decided again in FP64",
+        "FP8 spans; each block decided again by rules that share nothing with the library",
         Measurement("choices", mixtures.choices, settings),
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ....numerics import E4M3, E5M2, Format
-from ....numerics.mixture import RECIPES, Entry, Recipe, encode
+from ....numerics.mixture import RECIPES, encode
 from ....numerics.partition import block_of, to_blocks
 from ....numerics.rounding import round_to
 from ....numerics.scaling import (
@@ -19,6 +19,7 @@ from ....numerics.scaling import (
     power_of_two_scaling,
 )
 from ..found import Found, Observation
+from . import rules
 
 _FORMATS = (E4M3, E5M2)
 
@@ -71,7 +72,7 @@ def scales(rows: int, columns: int, partitions: list[str]) -> Found:
 
 
 def choices(rows: int, columns: int, recipe: str, partitions: list[str], threshold: float) -> Found:
-    """What a recipe chooses for the blocks of a matrix, against its own tests in FP64.
+    """What a recipe chooses for the blocks of a matrix, against :mod:`.rules`.
 
     Args:
         rows: Of the matrix.
@@ -86,10 +87,9 @@ def choices(rows: int, columns: int, recipe: str, partitions: list[str], thresho
         wrong, names = 0, set()
         for x in _matrices(rows, columns):
             mixture, _ = encode(x, chosen, partition, threshold=threshold)
-            blocks = to_blocks(x, block_of(partition, x.shape)).double()
             types = mixture.block_types()
-            expected = _expected(x, blocks, chosen, partition, threshold)
-            wrong += int((types != expected).sum())
+            expected = rules.choices(x.double().numpy(), recipe, partition, threshold)
+            wrong += sum(a != b for a, b in zip(types.flatten().tolist(), expected, strict=True))
             names |= set(types.flatten().tolist())
         found.append(Observation(partition, "blocks that are decided otherwise", wrong))
         found.append(Observation(partition, "representations in use", len(names)))
@@ -132,48 +132,3 @@ def _largest_error(x: Tensor, blocks: Tensor, own: BlockScales) -> float:
     largest = x.abs().max().double()
     back = round_to((largest * scale).float(), E4M3).double() / scale
     return float((back - largest).abs() / largest)
-
-
-def _expected(
-    x: Tensor, blocks: Tensor, recipe: Recipe, partition: str, threshold: float
-) -> Tensor:
-    """The first entry whose tests a block, or the tensor, passes; the last place is BF16."""
-    errors: dict[Format, Tensor] = {}
-    counted = blocks != 0
-    for fmt in recipe.candidates:
-        per_block = group_amax_mantissa(x, fmt, partition).per_block().double()
-        scaled = blocks * per_block[..., None, None]
-        off = (round_to(scaled.float(), fmt).double() - scaled).abs() / scaled.abs()
-        errors[fmt] = torch.where(counted, off, 0.0).sum((-2, -1))
-    counts = counted.sum((-2, -1)).double()
-    magnitude = blocks.abs()
-    amax = magnitude.amax((-2, -1))
-    smallest = torch.where(counted, magnitude, torch.inf).amin((-2, -1))
-    types = torch.full(amax.shape, len(recipe.formats), dtype=torch.uint8)
-    whole = recipe.granularity == "tensor"
-    mean = {
-        fmt: (sums.sum() / counts.sum()).expand_as(sums) if whole else sums / counts
-        for fmt, sums in errors.items()
-    }
-    spans = amax / smallest
-    for i in reversed(range(len(recipe.entries))):
-        accepted = _accepts(recipe.entries[i], mean, spans, threshold)
-        types = torch.where(accepted, torch.tensor(i, dtype=torch.uint8), types)
-    return types
-
-
-def _accepts(entry: Entry, mean: dict[Format, Tensor], spans: Tensor, threshold: float) -> Tensor:
-    found = torch.ones_like(spans, dtype=torch.bool)
-    for test in entry.tests:
-        fmt, other = test.format, test.other
-        if fmt is None:
-            continue
-        if test.kind == "below-threshold":
-            found &= mean[fmt] < threshold
-        elif test.kind == "fits-range":
-            found &= spans <= fmt.max / fmt.smallest_normal
-        else:
-            assert other is not None
-            below = mean[fmt] < mean[other]
-            found &= below | (mean[fmt] == mean[other]) if test.kind == "no-worse-than" else below
-    return found
