@@ -272,6 +272,20 @@ def compile_kept_mixture(kernel: str, dtype: torch.dtype, target: Target) -> Com
     return Compiled.of(mixture_triton.compile_for(target, kernel, job))
 
 
+BOTH_KERNELS = "measure_both", "candidates_both", "write_both"
+
+
+def compile_mixture_both(
+    kernel: str,
+    side: int,
+    dtype: torch.dtype,
+    target: Target,
+    size: str = "square",
+) -> Compiled:
+    job = mixture_triton.encode_both_job(MATRICES[size], side, dtype)
+    return Compiled.of(mixture_triton.compile_for(target, kernel, job))
+
+
 def product_job(
     target: Target,
     dtype: torch.dtype,

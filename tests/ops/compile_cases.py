@@ -87,6 +87,11 @@ def _kept(kernel: str) -> Case:
     return Case(partial(aot_worker.compile_kept_mixture, kernel, BF16), _MIXTURE_ELEMENTS)
 
 
+def _both(kernel: str) -> Case:
+    compiled = partial(aot_worker.compile_mixture_both, kernel, 128, BF16)
+    return Case(compiled, _MIXTURE_ELEMENTS)
+
+
 def _product(
     dtype: Any = BF16,
     rows: int = 512,
@@ -170,6 +175,10 @@ CASES = {
     **{f"tables, update, {name}": _table("update", *t) for name, t in _TABLES.items()},
     **{f"mixture, {kernel}": _mixture(kernel) for kernel in aot_worker.MIXTURE_KERNELS},
     **{f"mixture, {kernel}, kept": _kept(kernel) for kernel in ("measure", "candidates", "write")},
+    **{
+        f"mixture, {kernel.removesuffix('_both')}, along both": _both(kernel)
+        for kernel in aot_worker.BOTH_KERNELS
+    },
     "mixture, product": _product(),
     "mixture, product, by tensor": _product(constant=True),
     "mixture, product, both transposed": _product(transposed=(True, True)),

@@ -23,7 +23,7 @@ from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head import triton_logistic, triton_sum
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH, new_parts
-from subulp.ops.mixture import DecodeJob, KeptEncoding, triton_encode
+from subulp.ops.mixture import DecodeJob, EncodeBothJob, KeptEncoding, triton_encode
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.mixture.operand import Operand, ProductJob
 from subulp.ops.sgd import triton as sgd_triton
@@ -164,6 +164,17 @@ def mixture(
             partial(mixture_triton.compile_for, 90, name, each)
             for name, each in zip(names, jobs, strict=True)
         )
+    )
+
+
+def mixture_both(side: int, shape: tuple[int, int]) -> tuple[list[Source], list[Source]]:
+    """Encoding along rows and columns."""
+    made = mixture_triton.encode_both_job(shape, side, torch.bfloat16)
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    job = EncodeBothJob(replace(made.along_rows, x=x), replace(made.along_columns, x=x.t()))
+    names = [each.name for each in mixture_triton.launches_of(made)]
+    return of_launches(partial(mixture_triton.run, job)), of_compiles(
+        *(partial(mixture_triton.compile_for, 90, name, made) for name in names)
     )
 
 

@@ -287,6 +287,28 @@ def test_mixture_that_is_kept(compiler, kernel, capability):
     check(compiler.submit(aot_worker.compile_kept_mixture, kernel, BF16, capability).result())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "side", "size", "capability"),
+    [
+        pytest.param(
+            *(dtype, side, size, capability),
+            id=f"{short(dtype)}-{side}-{size}-{capability}",
+            marks=[] if capability == 90 or (side, size) == (128, "square") else NIGHTLY,
+        )
+        for dtype, side, size in (
+            (BF16, 128, "square"),
+            (FP32, 32, "square"),
+            (FP16, 128, "ragged"),
+        )
+        for capability in CAPABILITIES
+    ],
+)
+@pytest.mark.parametrize("kernel", aot_worker.BOTH_KERNELS)
+def test_mixture_along_both(compiler, kernel, dtype, side, size, capability):
+    arguments = kernel, side, dtype, capability, size
+    check(compiler.submit(aot_worker.compile_mixture_both, *arguments).result())
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
 @pytest.mark.parametrize("kernel", ["measure", "candidates", "write", "decode"])
 def test_mixture_of_narrow_input(compiler, kernel, dtype):

@@ -106,6 +106,12 @@ def test_mixtures(compiler, block, kernels, shape, kept):
     check(call.result(), 5 if of_one else kernels)
 
 
+@pytest.mark.parametrize("shape", [(256, 384), (100, 60), (1, 32)])
+@pytest.mark.parametrize("side", [32, 128])
+def test_mixtures_along_both(compiler, side, shape):
+    check(compiler.submit(launched.mixture_both, side, shape).result(), 3)
+
+
 def check(sources: tuple[list[launched.Source], list[launched.Source]], kernels: int) -> None:
     launches, compiles = sources
     assert len(launches) == kernels

@@ -22,7 +22,7 @@ from ..numerics.mixture import (
 )
 from ..numerics.partition import Partition
 from ..numerics.scaling import Scaling
-from ..ops.mixture import KeptEncoding, encode, numbers_like, stored_like
+from ..ops.mixture import KeptEncoding, encode, encode_both, numbers_like, stored_like
 
 
 @dataclass(frozen=True)
@@ -182,16 +182,30 @@ class MoR:
             The mixture, and a summary of the decisions.
         """
         with torch.no_grad():
-            return encode(
-                x,
-                self.recipe,
-                self.partition,
-                scaling=self.scaling,
-                group=self.group,
-                threshold=self.threshold,
-                metric=self.metric,
-                kept=kept,
-            )
+            return encode(x, self.recipe, **self._options, kept=kept)
+
+    def encode_both(self, x: Tensor) -> tuple[tuple[Mixture, Summary], tuple[Mixture, Summary]]:
+        """:meth:`encode` of ``x`` and of ``x.t()``, on GPUs from one read of ``x`` where blocks
+        allow.
+
+        Args:
+            x: FP32, BF16 or FP16.
+
+        Returns:
+            The mixture of each, and a summary of its decisions.
+        """
+        with torch.no_grad():
+            return encode_both(x, self.recipe, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
+            "partition": self.partition,
+            "scaling": self.scaling,
+            "group": self.group,
+            "threshold": self.threshold,
+            "metric": self.metric,
+        }
 
 
 @functools.lru_cache(maxsize=256)

@@ -350,7 +350,8 @@ def forward_product(
     rows = x.reshape(-1, x.shape[-1])
     with without_autocast(x):
         quantise = _Quantiser(mor, note)
-        q, of_weight = quantise(rows, "input"), quantise(weight, "weight", kept)
+        q = quantise.first(rows, "input", both=save)
+        of_weight = quantise(weight, "weight", kept)
         y = product(q, of_weight, x.dtype, bias)
         saved = quantise.transposed(rows, "input", q) if save else None
     return y.view(*x.shape[:-1], weight.shape[0]).to(x.dtype), saved, of_weight
@@ -377,7 +378,7 @@ def backward_products(
         quantise = _Quantiser(mor, note)
         q: Operand | None = None
         if needs_x or (saved is not None and mor.is_symmetric):
-            q = quantise(rows, "output gradient")
+            q = quantise.first(rows, "output gradient", both=saved is not None)
         if needs_x:
             assert q is not None
             if of_weight is not None and not (kept and kept.is_latest(of_weight)):
@@ -396,10 +397,25 @@ class _Quantiser:
 
     def __init__(self, mor: MoR, note: Note | None) -> None:
         self.mor, self.note = mor, note
+        # Of a matrix whose other direction has been quantised.
+        self._ahead: tuple[Tensor, tuple[Operand, Summary]] | None = None
 
     def __call__(self, matrix: Tensor, role: str, kept: KeptWeight | None = None) -> Operand:
         """A matrix, quantised along its last dimension, or ``kept`` from an earlier call."""
-        operand, summary = self._kept(matrix, role, kept)
+        return self._noted(role, *self._kept(matrix, role, kept))
+
+    def first(self, matrix: Tensor, role: str, *, both: bool) -> Operand:
+        """A matrix, quantised along its last dimension; ``both`` if it will be transposed too."""
+        if not both or self.mor.is_symmetric:
+            return self(matrix, role)
+        given = matrix.detach()
+        along_rows, along_columns = (
+            (Operand(mixture, summary), summary) for mixture, summary in self.mor.encode_both(given)
+        )
+        self._ahead = matrix, along_columns
+        return self._noted(role, *along_rows)
+
+    def _noted(self, role: str, operand: Operand, summary: Summary) -> Operand:
         if self.note is not None:
             self.note(role, summary)
         return operand
@@ -422,7 +438,10 @@ class _Quantiser:
             # No note: the decision is the one already noted.
             known = known or self._kept(matrix, role, kept)[0]
             return Operand(known.mixture, known.summary, transposed=True)
-        return self(matrix.t(), f"{role} transposed", kept)
+        role = f"{role} transposed"
+        if self._ahead is not None and self._ahead[0] is matrix:
+            return self._noted(role, *self._ahead[1])
+        return self(matrix.t(), role, kept)
 
     def _kept(self, matrix: Tensor, role: str, kept: KeptWeight | None) -> tuple[Operand, Summary]:
         if kept is None:

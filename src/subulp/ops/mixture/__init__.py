@@ -38,15 +38,17 @@ from ...numerics.partition import (
 )
 from ...numerics.scaling import Scaling, check_matrix
 from .. import backend
-from .job import DecodeJob, EncodeJob, part_of
+from .job import DecodeJob, EncodeBothJob, EncodeJob, part_of
 from .kept import KeptEncoding
 
 __all__ = [
     "DecodeJob",
+    "EncodeBothJob",
     "EncodeJob",
     "KeptEncoding",
     "decode",
     "encode",
+    "encode_both",
     "mixture_decode",
     "mixture_encode",
     "stored_like",
@@ -79,14 +81,7 @@ def encode(
         RuntimeError: The same where ``SUBULP_BACKEND`` asks for kernels.
         ValueError: ``x`` is a DTensor, or has no values.
     """
-    check_matrix(x)
-    if hasattr(x, "device_mesh"):
-        raise ValueError(
-            "x is a DTensor, whose blocks may lie on several devices: pass x.full_tensor(), or "
-            "x.to_local() where blocks of a shard are meant"
-        )
-    if x.is_meta:
-        raise ValueError("x is on the meta device and has no values: move it to a real one")
+    _check_values(x)
     block = block_of(partition, x.shape)
     groups = (1, 1) if scaling == "amax" else blocks_of_group(group, block, x.shape)
     if metric not in KNOWN:
@@ -101,9 +96,7 @@ def encode(
             threshold=threshold,
             metric=metric,
         )
-    if recipe.rules == ALWAYS_E4M3.rules and metric == RELATIVE_ERROR:
-        # For which there is a fused pass.
-        recipe, threshold = TENSOR, math.inf
+    recipe, threshold = _with_fused_pass(recipe, threshold, metric)
     dense = x if _takes_any_strides(x.device) else x.contiguous()
     arguments = dense, to_text(recipe), block, groups, scaling, threshold, metric
     # A graph has the operator.
@@ -113,6 +106,74 @@ def encode(
         *stored, numbers = _encode_stored(*arguments, kept)
     found = _mixture(stored, recipe, block, groups, scaling, wide_format_of(x.dtype))
     return found, definition.summarise(recipe, numbers, found.wide_format)
+
+
+def encode_both(
+    x: Tensor,
+    recipe: Recipe,
+    partition: Partition = "tensor",
+    *,
+    scaling: Scaling = "gam",
+    group: Partition = "tensor",
+    threshold: float = DEFAULT_THRESHOLD,
+    metric: str = RELATIVE_ERROR,
+) -> tuple[tuple[Mixture, Summary], tuple[Mixture, Summary]]:
+    """:func:`encode` of ``x``, and of ``x.t()``.
+
+    Triton's kernels read ``x`` once for both where blocks are a row of at most 128 numbers; all
+    else is encoded one after the other. Arguments and errors are those of :func:`encode`.
+    """
+    _check_values(x)
+    matrices = x, x.t()
+    if _leaves_places(x.device) and metric in KNOWN and not torch.compiler.is_compiling():
+        known, bound = _with_fused_pass(recipe, threshold, metric)
+        parts = []
+        for matrix in matrices:
+            block = block_of(partition, matrix.shape)
+            groups = (1, 1) if scaling == "amax" else blocks_of_group(group, block, matrix.shape)
+            parts.append(
+                _encode_job(matrix, to_text(known), block, groups, scaling, bound, metric, None)
+            )
+        job = EncodeBothJob(*parts)
+        if job.side is not None:
+            found: tuple[Tensor, ...] = backend.run("mixture", job)
+            wide = wide_format_of(x.dtype)
+            mixtures = []
+            for part, (*stored, numbers) in zip(parts, (found[:6], found[6:]), strict=True):
+                mixture = _mixture(stored, known, part.block, part.groups, scaling, wide)
+                mixtures.append((mixture, definition.summarise(known, numbers, wide)))
+            return mixtures[0], mixtures[1]
+    first, second = (
+        encode(
+            matrix,
+            recipe,
+            partition,
+            scaling=scaling,
+            group=group,
+            threshold=threshold,
+            metric=metric,
+        )
+        for matrix in matrices
+    )
+    return first, second
+
+
+def _check_values(x: Tensor) -> None:
+    check_matrix(x)
+    if hasattr(x, "device_mesh"):
+        raise ValueError(
+            "x is a DTensor, whose blocks may lie on several devices: pass x.full_tensor(), or "
+            "x.to_local() where blocks of a shard are meant"
+        )
+    if x.is_meta:
+        raise ValueError("x is on the meta device and has no values: move it to a real one")
+
+
+def _with_fused_pass(recipe: Recipe, threshold: float, metric: str) -> tuple[Recipe, float]:
+    """What decides the same, and has a fused pass in C++ if anything does."""
+    if recipe.rules == ALWAYS_E4M3.rules and metric == RELATIVE_ERROR:
+        return TENSOR, math.inf
+    return recipe, threshold
 
 
 def decode(mixture: Mixture) -> Tensor:
@@ -308,6 +369,21 @@ def _encode_stored(
     metric: str,
     kept: KeptEncoding | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    job = _encode_job(x, recipe, block, groups, scaling, threshold, metric, kept)
+    result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = backend.run("mixture", job)
+    return result
+
+
+def _encode_job(
+    x: Tensor,
+    recipe: str,
+    block: Sequence[int],
+    groups: Sequence[int],
+    scaling: str,
+    threshold: float,
+    metric: str,
+    kept: KeptEncoding | None,
+) -> EncodeJob:
     check_matrix(x)
     if not (x.is_contiguous() or _takes_any_strides(x.device)):
         raise ValueError(f"x has strides {x.stride()}: the kernels read rows; call x.contiguous()")
@@ -317,9 +393,7 @@ def _encode_stored(
     if metric not in KNOWN:
         raise ValueError(f"metric={metric!r} is unknown: use one of {', '.join(KNOWN)}")
     sizes = _sizes(x.shape, block, groups)
-    job = EncodeJob(x, found, *sizes, _scaling(scaling), threshold, metric, kept)
-    result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = backend.run("mixture", job)
-    return result
+    return EncodeJob(x, found, *sizes, _scaling(scaling), threshold, metric, kept)
 
 
 def _mixture(

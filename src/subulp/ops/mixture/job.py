@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...numerics.metrics import RELATIVE_ERROR, TILE_COLUMNS, TILE_ROWS
+from ...numerics.metrics import LANES, RELATIVE_ERROR, TILE_COLUMNS, TILE_ROWS
 from ...numerics.mixture import RECIPES, Mixture, Recipe
 from ...numerics.scaling import Scaling
 from .kept import KeptEncoding
@@ -50,6 +50,42 @@ class EncodeJob:
     def device(self) -> torch.device:
         """Device of the matrix."""
         return self.x.device
+
+
+@dataclass(frozen=True)
+class EncodeBothJob:
+    """A matrix to encode along its rows and along its columns.
+
+    Attributes:
+        along_rows: The matrix.
+        along_columns: Its transpose, with the same recipe, scaling, threshold and metric.
+    """
+
+    along_rows: EncodeJob
+    along_columns: EncodeJob
+
+    @property
+    def side(self) -> int | None:
+        """Rows and columns of the blocks of both, those that end earlier at the matrix's end
+        included; ``None`` where no tile of Triton's holds whole blocks of both.
+        """
+        blocks = [job.block for job in (self.along_rows, self.along_columns)]
+        longest = max(columns for _rows, columns in blocks)
+        side = max(_LEAST_SIDE, 1 << (longest - 1).bit_length())
+        fit = all(
+            job.block[0] == 1 and job.block[1] in (side, job.x.shape[1])
+            for job in (self.along_rows, self.along_columns)
+        )
+        return side if fit and side <= _MOST_SIDE else None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the matrix."""
+        return self.along_rows.device
+
+
+# Lanes whose sums are apart, and columns of a tile.
+_LEAST_SIDE, _MOST_SIDE = LANES, 128
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +13,14 @@ from ...numerics.mixture import DEFAULT_THRESHOLD, THREE_WAY, Mixture, Recipe, w
 from ...numerics.partition import grid_of
 from ..triton import launch
 from ..triton.choices import Configuration
-from . import triton_decode, triton_encode, triton_product
-from .job import DecodeJob, EncodeJob, Job
+from . import triton_both, triton_decode, triton_encode, triton_product
+from .job import DecodeJob, EncodeBothJob, EncodeJob, Job
 from .kept import KeptEncoding
 from .operand import ProductJob
 from .triton_tiles import Launch
 
 
-def run(job: Job | ProductJob) -> tuple[Tensor, ...] | Tensor:
+def run(job: Job | EncodeBothJob | ProductJob) -> tuple[Tensor, ...] | Tensor:
     """Run ``job``: return the stored tensors and the numbers of a summary, the decoded matrix, or
     the product.
 
@@ -31,6 +32,8 @@ def run(job: Job | ProductJob) -> tuple[Tensor, ...] | Tensor:
         return triton_product.multiply(job)
     if isinstance(job, DecodeJob):
         return triton_decode.decode(job)
+    if isinstance(job, EncodeBothJob):
+        return triton_both.encode(job)
     return triton_encode.encode(job)
 
 
@@ -59,6 +62,23 @@ def encode_job(
     )
 
 
+def encode_both_job(
+    shape: tuple[int, int], side: int, dtype: torch.dtype, recipe: Recipe = THREE_WAY
+) -> EncodeBothJob:
+    """A matrix without numbers, to encode along rows and columns, of which compilers are told.
+
+    Args:
+        shape: Rows and columns.
+        side: Columns of a block, and rows of one of the transpose.
+        dtype: FP32, BF16 or FP16.
+        recipe: What decides (default: in three ways).
+    """
+    job = encode_job(shape, (1, side), dtype, recipe)
+    return EncodeBothJob(
+        job, replace(encode_job(shape[::-1], (1, side), dtype, recipe), x=job.x.t())
+    )
+
+
 def encoded(job: EncodeJob) -> Mixture:
     """What becomes of a matrix without numbers."""
     stored, _numbers, _launches = triton_encode.planned(job)
@@ -72,19 +92,23 @@ def encoded(job: EncodeJob) -> Mixture:
     )
 
 
-def launches_of(job: Job | ProductJob, configuration: Configuration | None = None) -> list[Launch]:
+def launches_of(
+    job: Job | EncodeBothJob | ProductJob, configuration: Configuration | None = None
+) -> list[Launch]:
     """All launches of a job; of a product, in its first configuration or another."""
     if isinstance(job, ProductJob):
         return [triton_product.planned(job, job.result(), configuration)]
     if isinstance(job, DecodeJob):
         return [triton_decode.planned(job, job.result())]
+    if isinstance(job, EncodeBothJob):
+        return triton_both.planned(job)[1]
     return triton_encode.planned(job)[2]
 
 
 def compile_for(
     target: launch.Target,
     kernel: str,
-    job: Job | ProductJob,
+    job: Job | EncodeBothJob | ProductJob,
     configuration: Configuration | None = None,
 ) -> Any:
     """Compile a kernel ahead of time, see :func:`subulp.ops.triton.launch.compile_for`.
@@ -92,7 +116,8 @@ def compile_for(
     Args:
         target: Which GPU.
         kernel: ``"measure"``, ``"blocks"``, ``"candidates"``, ``"chunks"``, ``"write"``,
-            ``"decode"`` or ``"product"``.
+            ``"decode"``, ``"measure_both"``, ``"candidates_both"``, ``"write_both"`` or
+            ``"product"``.
         job: What launches it; its tensors need no numbers.
         configuration: One of :func:`.triton_product.configurations` (default: the first).
 

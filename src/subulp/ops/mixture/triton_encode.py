@@ -36,8 +36,9 @@ from .triton_measure import blocks_kernel, measure_kernel
 from .triton_tiles import Launch, Tiles, load, place, steps, sums_of_tiles, warps_of
 from .zeros import zeros
 
-# Programs that look for tiles of other types: enough to fill a device several times.
-_WRITERS = 2048
+WRITERS = 2048
+"""Programs that look for tiles of other types: enough to fill a device several times."""
+
 # Numbers of tiles that a program reads at once, all of a block if there are no more.
 _READ = 128
 TILES = 16
@@ -55,100 +56,115 @@ def encode(job: EncodeJob) -> tuple[Tensor, ...]:
 
 def planned(job: EncodeJob) -> tuple[tuple[Tensor, ...], Tensor, list[Launch]]:
     """The stored tensors, the numbers of a summary, and the launches that write them."""
-    tiles = Tiles(job.x.shape, job.block)
-    parts = triton.cdiv(tiles.blocks, part_of(job.block))
-    fields = 2 * len(job.recipe.formats) + 8
-    numbers = torch.empty(parts, fields, dtype=torch.float64, device=job.device)
+    plan = Plan(job)
     before = None if job.kept is None else job.kept.stored
-    stored = _stored(job, tiles) if before is None else before
-    return stored, numbers, _Work(job, tiles).launches(stored, numbers)
+    stored, numbers = plan.stored() if before is None else before, plan.numbers()
+    return stored, numbers, plan.launches(stored, numbers)
 
 
-def _stored(job: EncodeJob, tiles: Tiles) -> tuple[Tensor, ...]:
-    """Room for codes, types, mantissas, exponents and lower bytes."""
+class Plan:
+    """The launches over one matrix, and the numbers that they leave to each other.
 
-    def empty(dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=job.device)
+    Args:
+        job: The matrix and what decides.
 
-    whole = job.recipe.granularity == "tensor"
-    groups = (1, 1) if job.scaling == "e8m0" else grid_of(tiles.grid, job.groups)
-    return (
-        empty(torch.uint8, *job.x.shape),
-        empty(torch.uint8, *((1, 1) if whole else tiles.grid)),
-        empty(torch.float32, 1 + max(mantissa_rows(job.recipe.formats)), *groups),
-        empty(torch.int8, *tiles.grid),
-        empty(torch.uint8, *job.x.shape),
-    )
+    Attributes:
+        job: The same.
+        tiles: Those of the matrix.
+        recipe: Name of the recipe.
+        of_tensor: Whether the tensor decides.
+        of_blocks: Largest and smallest magnitudes of blocks, and counts of their non-zero values.
+        whole: The same of the tensor, if it decides.
+        groups: Largest magnitudes of groups.
+        group_sizes: Rows and columns of blocks in a group, and groups beside each other.
+        asked: How many groups there are: ``"one"``, ``"many"`` or ``"none"``.
+        sums: Of the errors of tiles in each candidate.
+        converts: Whether the GPU converts to FP8.
+    """
 
-
-class _Work:
-    """The launches over one matrix."""
-
-    def __init__(self, job: EncodeJob, tiles: Tiles) -> None:
-        self._job, self._tiles = job, tiles
+    def __init__(self, job: EncodeJob) -> None:
+        self.job, self.converts = job, converts_at(job.device)
+        self.tiles = tiles = Tiles(job.x.shape, job.block)
         self._x = job.x.view(codec.WORDS[job.x.dtype.itemsize])
-        self._recipe = recipes.name_of(job.recipe)
-        self._of_tensor = job.recipe.granularity == "tensor"
-        self._of_blocks = [
+        self.recipe = recipes.name_of(job.recipe)
+        self.of_tensor = job.recipe.granularity == "tensor"
+        self.of_blocks = [
             self._empty(dtype, tiles.blocks)
             for dtype in (torch.float32, torch.float32, torch.int64)
         ]
         # Largest and smallest magnitudes, and counts of non-zero values.
-        self._of_tiles = self._of_blocks
+        self._of_tiles = self.of_blocks
         if not tiles.is_block:
             self._of_tiles = [self._empty(torch.int32, tiles.count) for _ in range(3)]
         groups = grid_of(tiles.grid, job.groups)
-        self._group_sizes = (*job.groups, groups[1])
+        self.group_sizes = (*job.groups, groups[1])
         self._begin(groups)
         formats = len(job.recipe.candidates)
-        self._sums = self._empty(torch.float32, formats, tiles.count)
-        self._marks = (self._whole,) * 3 if job.kept is None else job.kept.places(job.device)
+        self.sums = self._empty(torch.float32, formats, tiles.count)
+        self._marks = (self.whole,) * 3 if job.kept is None else job.kept.places(job.device)
+
+    def stored(self) -> tuple[Tensor, ...]:
+        """Room for codes, types, mantissas, exponents and lower bytes."""
+        job, grid = self.job, self.tiles.grid
+        groups = (1, 1) if job.scaling == "e8m0" else grid_of(grid, job.groups)
+        return (
+            self._empty(torch.uint8, *job.x.shape),
+            self._empty(torch.uint8, *((1, 1) if self.of_tensor else grid)),
+            self._empty(torch.float32, 1 + max(mantissa_rows(job.recipe.formats)), *groups),
+            self._empty(torch.int8, *grid),
+            self._empty(torch.uint8, *job.x.shape),
+        )
+
+    def numbers(self) -> Tensor:
+        """Room for those of the summary, of each part of the blocks."""
+        parts = triton.cdiv(self.tiles.blocks, part_of(self.job.block))
+        return self._empty(torch.float64, parts, 2 * len(self.job.recipe.formats) + 8)
 
     def launches(self, stored: tuple[Tensor, ...], numbers: Tensor) -> list[Launch]:
         """All of them, in their order."""
         launches = [self._measure(), self._candidates(stored[0]), *self._write(stored, numbers)]
-        if not self._tiles.is_block:
+        if not self.tiles.is_block:
             launches.insert(1, self._add_blocks())
         return launches
 
     def _begin(self, groups: tuple[int, int]) -> None:
         """Numbers of the tensor and of groups, which begin at 0."""
-        is_gam, room = self._job.scaling == "gam", zeros(self._job.device)
-        self._whole, self._groups = room[:3], room[4:].view(torch.int32)[:1]
-        self._asked = "one" if is_gam else "none"
+        is_gam, room = self.job.scaling == "gam", zeros(self.job.device)
+        self.whole, self.groups = room[:3], room[4:].view(torch.int32)[:1]
+        self.asked = "one" if is_gam else "none"
         if is_gam and groups != (1, 1):
-            self._asked = "many"
+            self.asked = "many"
             # Where blocks are added up later, the first launch writes the zeros.
-            make = torch.zeros if self._tiles.is_block else torch.empty
-            self._groups = make(groups, dtype=torch.int32, device=self._job.device)
+            make = torch.zeros if self.tiles.is_block else torch.empty
+            self.groups = make(groups, dtype=torch.int32, device=self.job.device)
 
     def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self._job.device)
+        return torch.empty(shape, dtype=dtype, device=self.job.device)
 
     @property
     def _of_x(self) -> dict[str, Any]:
         """Options of kernels that read the matrix."""
-        layout = self._tiles.layout
+        layout = self.tiles.layout
         return {
-            "FORMAT": format_of(self._job.x.dtype).name,
-            "KEPT": self._job.kept is not None,
+            "FORMAT": format_of(self.job.x.dtype).name,
+            "KEPT": self.job.kept is not None,
             **layout,
             "num_warps": warps_of(layout),
         }
 
     def _measure(self) -> Launch:
         """Magnitudes of tiles."""
-        job, tiles = self._job, self._tiles
+        job, tiles = self.job, self.tiles
         now, _before, after = self._marks
-        many = self._asked == "many" and not tiles.is_block
+        many = self.asked == "many" and not tiles.is_block
         arguments = (
-            *(self._x, *self._of_tiles, *self._of_blocks, self._groups, self._whole, now, after),
-            *(self._groups.numel() if many else 0, *job.x.stride(), *tiles.sizes),
-            *self._group_sizes,
+            *(self._x, *self._of_tiles, *self.of_blocks, self.groups, self.whole, now, after),
+            *(self.groups.numel() if many else 0, *job.x.stride(), *tiles.sizes),
+            *self.group_sizes,
         )
         options = {
-            "GROUPS": self._asked,
-            "OF_TENSOR": self._of_tensor,
+            "GROUPS": self.asked,
+            "OF_TENSOR": self.of_tensor,
             "IS_BLOCK": tiles.is_block,
             **self._of_x,
         }
@@ -156,73 +172,80 @@ class _Work:
 
     def _add_blocks(self) -> Launch:
         """Magnitudes of blocks, groups and the tensor."""
-        tiles, blocks = self._tiles, _READ // TILES
+        tiles, blocks = self.tiles, _READ // TILES
         arguments = (
-            *(*self._of_tiles, *self._of_blocks, self._groups, self._whole),
-            *(tiles.blocks, tiles.grid[1], *tiles.per_block, *self._group_sizes),
+            *(*self._of_tiles, *self.of_blocks, self.groups, self.whole),
+            *(tiles.blocks, tiles.grid[1], *tiles.per_block, *self.group_sizes),
         )
         options = {
             "TILES": TILES,
             "BLOCKS": blocks,
-            "GROUPS": self._asked,
-            "OF_TENSOR": self._of_tensor,
+            "GROUPS": self.asked,
+            "OF_TENSOR": self.of_tensor,
         }
         return Launch(blocks_kernel, (triton.cdiv(tiles.blocks, blocks),), arguments, options)
 
     def _candidates(self, codes: Tensor) -> Launch:
         """Errors of tiles in every candidate, and codes of the first."""
-        job, tiles = self._job, self._tiles
+        job, tiles = self.job, self.tiles
         now, before, _after = self._marks
         arguments = (
-            *(self._x, self._of_blocks[0], self._groups, codes, self._sums, now, before),
-            *(tiles.count, *job.x.stride(), *tiles.sizes, *self._group_sizes),
+            *(self._x, self.of_blocks[0], self.groups, codes, self.sums, now, before),
+            *(tiles.count, *job.x.stride(), *tiles.sizes, *self.group_sizes),
         )
         options = {
-            "RECIPE": self._recipe,
+            "RECIPE": self.recipe,
             "METRIC": job.metric,
             "SCALING": job.scaling,
-            "CONVERTS": converts_at(job.device),
+            "CONVERTS": self.converts,
             **self._of_x,
         }
-        pairs = triton.cdiv(self._sums.shape[0], 2)
+        pairs = triton.cdiv(self.sums.shape[0], 2)
         return Launch(candidates_kernel, (tiles.programs, pairs), arguments, options)
+
+    def chunks(self) -> tuple[str, int, Tensor, list[Launch]]:
+        """How a tensor's errors are added up, how many chunks there are, their sums, and the
+        launches that write them.
+        """
+        tiles, sums = self.tiles, self.sums
+        chunks = triton.cdiv(tiles.blocks, recipes.CHUNK)
+        asked = "one" if chunks == 1 else "few" if chunks <= recipes.FEW else "many"
+        if not (self.of_tensor and asked == "many"):
+            return asked, chunks, sums, []
+        of_chunks = self._empty(torch.float32, sums.shape[0], chunks)
+        of_each = triton.cdiv(chunks, recipes.FEW), sums.shape[0]
+        sizes = tiles.count, chunks, tiles.blocks, tiles.grid[1], *tiles.per_block
+        options = {"IS_BLOCK": tiles.is_block}
+        launch = Launch(chunks_kernel, of_each, (sums, of_chunks, *sizes), options)
+        return asked, chunks, of_chunks, [launch]
 
     def _write(self, stored: tuple[Tensor, ...], numbers: Tensor) -> list[Launch]:
         """Types, and all that follows from them."""
         codes, types, mantissa, exponents, low = stored
-        job, tiles = self._job, self._tiles
-        chunks = triton.cdiv(tiles.blocks, recipes.CHUNK)
-        asked = "one" if chunks == 1 else "few" if chunks <= recipes.FEW else "many"
-        sizes = tiles.count, chunks, tiles.blocks, tiles.grid[1], *tiles.per_block
-        of_chunks, launches = self._sums, []
-        if self._of_tensor and asked == "many":
-            candidates = self._sums.shape[0]
-            of_chunks = self._empty(torch.float32, candidates, chunks)
-            of_each = triton.cdiv(chunks, recipes.FEW), candidates
-            given = (self._sums, of_chunks, *sizes)
-            launches = [Launch(chunks_kernel, of_each, given, {"IS_BLOCK": tiles.is_block})]
+        job, tiles = self.job, self.tiles
+        asked, chunks, of_chunks, launches = self.chunks()
         parts = numbers.shape[0]
         now, before, _after = self._marks
         numbers_before = None if job.kept is None else job.kept.numbers
         arguments = (
-            *(self._x, *self._of_blocks, self._whole, self._sums, of_chunks, self._groups),
+            *(self._x, *self.of_blocks, self.whole, self.sums, of_chunks, self.groups),
             *(codes, low, types, mantissa, exponents, numbers),
             *(numbers if numbers_before is None else numbers_before, now, before),
             *(job.threshold, parts, tiles.programs, tiles.count, chunks, tiles.blocks),
             *(mantissa.shape[1] * mantissa.shape[2], *job.x.stride(), *tiles.sizes),
-            *self._group_sizes,
+            *self.group_sizes,
         )
         options = {
-            "RECIPE": self._recipe,
+            "RECIPE": self.recipe,
             "SCALING": job.scaling,
-            "CONVERTS": converts_at(job.device),
+            "CONVERTS": self.converts,
             "WIDE": wide_format_of(job.x.dtype).name,
             "PART": part_of(job.block),
             "IS_BLOCK": tiles.is_block,
             "CHUNKS": asked,
             **self._of_x,
         }
-        grid = (parts + min(_WRITERS, tiles.programs),)
+        grid = (parts + min(WRITERS, tiles.programs),)
         return [*launches, Launch(write_kernel, grid, arguments, options)]
 
 
@@ -551,6 +574,67 @@ def write_numbers(
 
 
 @triton.jit
+def write_blocks(
+    part,
+    amax,
+    least,
+    counted,
+    whole,
+    sums,
+    of_chunks,
+    groups,
+    types,
+    mantissa,
+    exponents,
+    numbers,
+    threshold,
+    tiles,
+    chunks,
+    blocks,
+    group_count,
+    rows,
+    columns,
+    block_rows,
+    block_columns,
+    across,
+    tiles_down,
+    tiles_across,
+    group_rows,
+    group_columns,
+    groups_across,
+    RECIPE: tl.constexpr,
+    SCALING: tl.constexpr,
+    PART: tl.constexpr,
+    IS_BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """Decide about a part of the blocks, and write what is known of them."""
+    of_tensor: tl.constexpr = recipes.is_of_tensor(RECIPE)
+    fields: tl.constexpr = recipes.fields(RECIPE)
+    each = part * PART + tl.arange(0, PART)
+    here = each < blocks
+    decided = recipes.types_of(
+        each, here, amax, least, counted, whole, sums, of_chunks, threshold, tiles, chunks,
+        blocks, across, tiles_down, tiles_across, RECIPE, IS_BLOCK, CHUNKS,
+    )  # fmt: skip
+    if of_tensor:
+        one = tl.arange(0, 1)
+        tl.store(types + one, decided.to(tl.uint8), mask=part + one == 0)
+        decided = tl.broadcast_to(decided, (PART,))
+    else:
+        tl.store(types + each, decided.to(tl.uint8), mask=here)
+    write_scales(
+        mantissa, exponents, decided, here, amax, groups, each, group_count, across, group_rows,
+        group_columns, groups_across, RECIPE, SCALING,
+    )  # fmt: skip
+    write_numbers(
+        numbers + part * fields, decided, here, amax, least, counted, sums, each, tiles,
+        rows, columns, block_rows, block_columns, across, tiles_down, tiles_across, RECIPE,
+        IS_BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
 def write_kernel(
     x,
     amax,
@@ -612,26 +696,11 @@ def write_kernel(
         copied = tl.load(numbers_before + program * fields + field, mask=mine)
         tl.store(numbers + program * fields + field, copied, mask=mine)
     elif program < parts:
-        each = program * PART + tl.arange(0, PART)
-        here = each < blocks
-        decided = recipes.types_of(
-            each, here, amax, least, counted, whole, sums, of_chunks, threshold, tiles, chunks,
-            blocks, across, tiles_down, tiles_across, RECIPE, IS_BLOCK, CHUNKS,
-        )  # fmt: skip
-        if of_tensor:
-            one = tl.arange(0, 1)
-            tl.store(types + one, decided.to(tl.uint8), mask=program + one == 0)
-            decided = tl.broadcast_to(decided, (PART,))
-        else:
-            tl.store(types + each, decided.to(tl.uint8), mask=here)
-        write_scales(
-            mantissa, exponents, decided, here, amax, groups, each, group_count, across, group_rows,
-            group_columns, groups_across, RECIPE, SCALING,
-        )  # fmt: skip
-        write_numbers(
-            numbers + program * fields, decided, here, amax, least, counted, sums, each, tiles,
-            rows, columns, block_rows, block_columns, across, tiles_down, tiles_across, RECIPE,
-            IS_BLOCK,
+        write_blocks(
+            program, amax, least, counted, whole, sums, of_chunks, groups, types, mantissa,
+            exponents, numbers, threshold, tiles, chunks, blocks, group_count, rows, columns,
+            block_rows, block_columns, across, tiles_down, tiles_across, group_rows, group_columns,
+            groups_across, RECIPE, SCALING, PART, IS_BLOCK, CHUNKS,
         )  # fmt: skip
     else:
         of_all = tl.zeros((1,), tl.int32)

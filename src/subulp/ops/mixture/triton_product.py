@@ -173,13 +173,19 @@ def blocks_at(
     group_k,
     RECIPE: tl.constexpr,
     OF_TENSOR: tl.constexpr,
+    UNITS: tl.constexpr,
 ):
     """Types of the blocks of some rows at one place of the contraction, and inverse scales."""
     i = row // height
     j = k // width
     block = i * block_row + j * block_k
     group = i // group_height * group_row + j // group_width * group_k
-    kind = tl.load(types + block * (not OF_TENSOR), mask=here, other=0).to(tl.int32)
+    if OF_TENSOR and not UNITS:
+        # Fewer registers, which run short on sm_80; beside the code for units assemblers spill some
+        # for it.
+        kind = tl.broadcast_to(tl.load(types).to(tl.int32), row.shape)
+    else:
+        kind = tl.load(types + block * (not OF_TENSOR), mask=here, other=0).to(tl.int32)
     shared = tl.load(mantissa + group, mask=here, other=1.0)
     for other in tl.static_range(1, recipes.narrow_formats(RECIPE)):
         if recipes.mantissa_row(RECIPE, other) > 0:
@@ -250,6 +256,8 @@ def decoded(
     LOW: tl.constexpr,
     TO: tl.constexpr,
     PART: tl.constexpr,
+    UNITS: tl.constexpr,
+    CONSTANT: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Values of some rows, rounded."""
@@ -257,9 +265,11 @@ def decoded(
     k = begin + tl.arange(0, PART)
     here = of_rows[:, None] & (k < length)[None, :]
     at = row[:, None].to(tl.int64) * stride_row + k[None, :] * stride_k
+    # The first block is the only one.
+    of_block = 0 if CONSTANT and not UNITS else begin
     kind, inverse = blocks_at(
-        types, mantissa, exponents, group_count, row, of_rows, begin, height, width, block_row,
-        block_k, group_height, group_width, group_row, group_k, RECIPE, OF_TENSOR,
+        types, mantissa, exponents, group_count, row, of_rows, of_block, height, width, block_row,
+        block_k, group_height, group_width, group_row, group_k, RECIPE, OF_TENSOR, UNITS,
     )  # fmt: skip
     code = tl.load(codes + at, mask=here, other=0).to(tl.uint32)
     value = codec.value(code, recipes.candidate(RECIPE, 0))
@@ -392,24 +402,24 @@ def product_kernel(
                 _kind, a_inverse = blocks_at(
                     a_types, a_mantissa, a_exponents, a_group_count, row, of_a, begin, a_height,
                     a_width, a_block_row, a_block_k, a_group_height, a_group_width, a_group_row,
-                    a_group_k, A_RECIPE, A_OF_TENSOR,
+                    a_group_k, A_RECIPE, A_OF_TENSOR, UNITS,
                 )  # fmt: skip
                 _kind, b_inverse = blocks_at(
                     b_types, b_mantissa, b_exponents, b_group_count, column, of_b, begin, b_height,
                     b_width, b_block_row, b_block_k, b_group_height, b_group_width, b_group_row,
-                    b_group_k, B_RECIPE, B_OF_TENSOR,
+                    b_group_k, B_RECIPE, B_OF_TENSOR, UNITS,
                 )  # fmt: skip
                 total += tl.dot(a, tl.trans(b)) * a_inverse[:, None] * b_inverse[None, :]
         if CONSTANT:
             _kind, a_inverse = blocks_at(
                 a_types, a_mantissa, a_exponents, a_group_count, row, of_a, 0, a_height, a_width,
                 a_block_row, a_block_k, a_group_height, a_group_width, a_group_row, a_group_k,
-                A_RECIPE, A_OF_TENSOR,
+                A_RECIPE, A_OF_TENSOR, UNITS,
             )  # fmt: skip
             _kind, b_inverse = blocks_at(
                 b_types, b_mantissa, b_exponents, b_group_count, column, of_b, 0, b_height, b_width,
                 b_block_row, b_block_k, b_group_height, b_group_width, b_group_row, b_group_k,
-                B_RECIPE, B_OF_TENSOR,
+                B_RECIPE, B_OF_TENSOR, UNITS,
             )  # fmt: skip
             total *= a_inverse[:, None] * b_inverse[None, :]
     else:
@@ -418,13 +428,13 @@ def product_kernel(
                 a_codes, a_low, a_types, a_mantissa, a_exponents, a_group_count, row, of_a, begin,
                 length, a_stride_row, a_stride_k, a_height, a_width, a_block_row, a_block_k,
                 a_group_height, a_group_width, a_group_row, a_group_k, A_RECIPE, A_OF_TENSOR,
-                A_WIDE, A_LOW, TO, PART, INTERPRETED,
+                A_WIDE, A_LOW, TO, PART, UNITS, CONSTANT, INTERPRETED,
             )  # fmt: skip
             right = decoded(
                 b_codes, b_low, b_types, b_mantissa, b_exponents, b_group_count, column, of_b,
                 begin, length, b_stride_row, b_stride_k, b_height, b_width, b_block_row, b_block_k,
                 b_group_height, b_group_width, b_group_row, b_group_k, B_RECIPE, B_OF_TENSOR,
-                B_WIDE, B_LOW, TO, PART, INTERPRETED,
+                B_WIDE, B_LOW, TO, PART, UNITS, CONSTANT, INTERPRETED,
             )  # fmt: skip
             # FP32 is not cut to TF32.
             total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
