@@ -191,16 +191,15 @@ def test_updates_of_tables():
 
 
 BAGS: tuning.Table = tuple(
-    {"BAGS": bags, "AHEAD": ahead, "num_warps": 1}
-    for bags, ahead in ((1, 1), (1, 2), (4, 1), (8, 2), (16, 1), (2, 4))
+    {"BAGS": bags, "AHEAD": ahead, "num_warps": 1} for bags, ahead in ((1, 2), (4, 1), (16, 2))
 )
 
 
 def looked_up(backend: str, dims: tuple[int, int], *, weighted: bool) -> list[torch.Tensor]:
-    """What lookups of bags of none to nine rows compute: output, statistics, weights' gradient.
+    """What lookups of bags of none to five rows compute: output, statistics, weights' gradient.
 
-    Eleven bags of a feature are divided by no program; tables of many formats share a launch, and
-    the second feature looks up the first one's table, whose sets many of its lookups share.
+    Five bags of a feature fill no program; tables of three formats share a launch, and the second
+    feature looks up the first one's table, whose sets many of its lookups share.
     """
     configs = [
         EmbeddingTable(40, dims[0], "int8", 0.2, "lfu", 4),
@@ -210,22 +209,22 @@ def looked_up(backend: str, dims: tuple[int, int], *, weighted: bool) -> list[to
     generator = torch.Generator().manual_seed(3)
     with environment(SUBULP_BACKEND=backend), np.errstate(all="ignore"):
         tables = embedding_jobs.of(configs, "sgd", [0, 0, 1, 2])
-        lengths = torch.randint(0, 10, (4, 11), generator=generator)
-        lengths[0, :] = torch.tensor([0, 9, 0, 1, 1, 0, 7, 2, 0, 0, 3])
+        lengths = torch.randint(0, 4, (4, 5), generator=generator)
+        lengths[0] = torch.tensor([0, 5, 1, 0, 3])
         rows = torch.tensor([40, 40, 33, 9]).repeat_interleave(lengths.sum(1))
         values = (torch.rand(len(rows), generator=generator) * rows).long()
         offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)))
         weights = torch.randn(len(rows), generator=generator) if weighted else None
         width = 2 * dims[0] + dims[1] + dims[0]
-        grad = torch.randn(11, width, generator=generator)
-        # Rows that the caches hold, and that they do not.
-        embedding_update(*tables.update(values, offsets, None, grad, 1))
+        grad = torch.randn(5, width, generator=generator)
+        # Caches hold some of the rows.
+        with environment(SUBULP_BACKEND="reference"):
+            embedding_update(*tables.update(values, offsets, None, grad, 1))
         out, statistics = embedding_pool(*tables.pool(values, offsets, weights))
         return [out, statistics, embedding_weight_grad(*tables.weight_grad(values, offsets, grad))]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dims", [(16, 32), (17, 3)], ids=str)
+@pytest.mark.parametrize(("dims", "weighted"), [((16, 32), False), ((17, 3), True)], ids=str)
 def test_lookups(dims, weighted):
     """Whatever bags are beside a bag, its rows are added in the order of its lookups."""
     expected = looked_up("reference", dims, weighted=weighted)
@@ -236,7 +235,7 @@ def test_lookups(dims, weighted):
             assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-@pytest.mark.parametrize("bags", [1, 4, 16])
+@pytest.mark.parametrize("bags", [1, 4])
 def test_the_first_lookup_that_is_wrong_is_named(bags):
     """Programs take a bag's second lookup after the first one of its neighbours."""
     tables = embedding_jobs.of([EmbeddingTable(20, 8, "int8", 0.2)], "sgd", [0])
