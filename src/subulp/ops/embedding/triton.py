@@ -295,10 +295,12 @@ NARROW: tuning.Table = ({"num_warps": 1}, {"num_warps": 2}, {"num_warps": 4})
 WIDE: tuning.Table = ({"num_warps": 4}, {"num_warps": 8})
 
 NARROW_LOOKUPS = ((8, 1, 1), (4, 2, 1), (16, 1, 1), (8, 2, 1), (16, 1, 4))
+# A row of 128 numbers is a load of four by each lane of a warp.
+ROW_OF_A_WARP_LOOKUPS = ((4, 1, 1), (4, 2, 1), (8, 1, 1), (16, 1, 1), (16, 1, 4))
 WIDE_LOOKUPS = ((8, 1, 4), (8, 2, 4), (16, 1, 4), (8, 1, 8))
 """Of lookups: elements that a thread has of each bag's row, lookups of a bag that are under way
-together, and warps. With sixteen elements under way some assemblers run out of registers on sm_80:
-those are there to be measured, and are no default."""
+together, and warps. With more elements than the defaults have some assemblers run out of registers:
+those are there to be measured."""
 
 
 def configurations(job: Job) -> tuning.Table:
@@ -313,7 +315,9 @@ def lookup_configurations(block: int, *, is_long: bool) -> tuning.Table:
         block: Elements of a row, as :func:`sizes_of` has them.
         is_long: Whether the default is for bags of more than one lookup.
     """
-    shapes = NARROW_LOOKUPS if block <= 128 else WIDE_LOOKUPS
+    shapes = NARROW_LOOKUPS if block < 128 else WIDE_LOOKUPS
+    if block == 128:
+        shapes = ROW_OF_A_WARP_LOOKUPS
     table: list[Configuration] = []
     for elements, ahead, warps in sorted(shapes, key=lambda shape: (shape[1] > 1) != is_long):
         lanes = 32 * warps
