@@ -11,6 +11,7 @@ from typing import Any
 from subulp.numerics.int_rows import INT8
 from subulp.numerics.metrics import LANES, TILE_ROWS
 from subulp.ops.all_finite import triton as all_finite_triton
+from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.embedding import triton_update
 from subulp.ops.head import (
     triton_batch,
@@ -39,8 +40,9 @@ class Case:
 
     Attributes:
         compiled: The code for a ``target``.
-        elements: Of a block, where a program takes blocks of elements: of a table's row, of a tile
-            that a mixture is read by, of the part of a product.
+        elements: Of a block, where a program takes blocks of elements: of the rows of a table that
+            are looked up side by side or of the one that is updated, of a tile that a mixture is
+            read by, of the part of a product.
     """
 
     compiled: Callable[..., Compiled]
@@ -66,7 +68,14 @@ def _head(dtype: Any, **options: Any) -> Case:
 
 def _table(kernel: str, *table: Any) -> Case:
     compiled = partial(aot_worker.compile_embedding, kernel=kernel, table=table)
-    return Case(compiled, triton_update.POSITIONS if kernel == "order" else table[-1])
+    if kernel == "order":
+        return Case(compiled, triton_update.POSITIONS)
+    dim = table[-1]
+    if kernel in ("pool", "weight-grad"):
+        # One lookup of each bag, as the job's are.
+        part = embedding_triton.lookup_configurations(dim, is_long=False)[0]
+        return Case(compiled, part["BAGS"] * dim)
+    return Case(compiled, dim)
 
 
 def _logits(**options: Any) -> Case:

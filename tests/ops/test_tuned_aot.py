@@ -8,6 +8,9 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import triton
+
+from subulp.numerics.metrics import LANES
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.mixture import triton_product
@@ -118,8 +121,29 @@ def test_steps(compiler, setup, capability):
 @pytest.mark.parametrize(
     "table", [("int4", "rowwise", "lfu", 128), ("bf16", "adagrad", "lru", 300)], ids=str
 )
-@pytest.mark.parametrize("kernel", ["pool", "weight-grad", "spans", "update"])
-def test_tables(compiler, kernel, table, capability):
+@pytest.mark.parametrize("kernel", ["spans", "update"])
+def test_updates_of_tables(compiler, kernel, table, capability):
     call = partial(aot_worker.compile_embedding, capability, kernel, table)
     narrow = table[-1] <= 128
     check(compiler, call, embedding_triton.NARROW if narrow else embedding_triton.WIDE)
+
+
+@on_all
+@pytest.mark.parametrize(
+    "table",
+    [
+        ("int4", "rowwise", "lfu", 128),
+        ("bf16", "adagrad", "lru", 300),
+        # Not read by four elements.
+        ("e4m3", "rowwise", "lru", 13),
+        pytest.param(("int8", "rowwise", "lfu", 127), marks=NIGHTLY),
+        pytest.param(("fp32", "sgd", "lfu", 1000), marks=NIGHTLY),
+        pytest.param(("fp32", "sgd", "lfu", 61), marks=NIGHTLY),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kernel", ["pool", "weight-grad"])
+def test_lookups(compiler, kernel, table, capability):
+    call = partial(aot_worker.compile_embedding, capability, kernel, table)
+    block = max(LANES, triton.next_power_of_2(table[-1]))
+    check(compiler, call, embedding_triton.lookup_configurations(block, is_long=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from subulp.nn.cached_table import EmbeddingTable
 from subulp.numerics import mixture
 from subulp.numerics.mixture import THREE_WAY
+from subulp.ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
 from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import triton as head_triton
 from subulp.ops.mixture import triton_product
@@ -49,6 +51,11 @@ TABLES = [
     step_triton.CONFIGURATIONS,
     embedding_triton.NARROW,
     embedding_triton.WIDE,
+    *(
+        embedding_triton.lookup_configurations(block, is_long=is_long)
+        for block in (16, 64, 128, 256, 512, 4096)
+        for is_long in (False, True)
+    ),
     *head_tables(),
     *(
         triton_product.configurations(n, BF16, constant=c)
@@ -169,7 +176,7 @@ def test_products(rows, partition, is_mixed, units):
         assert {bool(part) for part in apart} == {False, True}
 
 
-def test_tables():
+def test_updates_of_tables():
     """Warps are not interpreted: what is seen is that any may be asked for."""
 
     def compute():
@@ -177,8 +184,67 @@ def test_tables():
         with environment(SUBULP_BACKEND="triton"), np.errstate(all="ignore"):
             return embedding_jobs.train(tables, 1, 2, False, 3)
 
-    for kernel in ("lookup_kernel", "update_kernel of tables"):
-        first, *others = each(kernel, embedding_triton.NARROW, compute)
-        for other in others:
-            assert first.keys() == other.keys()
-            assert all(torch.equal(first[name], other[name]) for name in first)
+    first, *others = each("update_kernel of tables", embedding_triton.NARROW, compute)
+    for other in others:
+        assert first.keys() == other.keys()
+        assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+BAGS: tuning.Table = tuple(
+    {"BAGS": bags, "AHEAD": ahead, "num_warps": 1} for bags, ahead in ((1, 2), (4, 1), (16, 2))
+)
+
+
+def looked_up(backend: str, dims: tuple[int, int], *, weighted: bool) -> list[torch.Tensor]:
+    """What lookups of bags of none to five rows compute: output, statistics, weights' gradient.
+
+    Five bags of a feature fill no program; tables of three formats share a launch, and the second
+    feature looks up the first one's table, whose sets many of its lookups share.
+    """
+    configs = [
+        EmbeddingTable(40, dims[0], "int8", 0.2, "lfu", 4),
+        EmbeddingTable(33, dims[1], "bf16", 0.2, "lru", 2, hash="mixed"),
+        EmbeddingTable(9, dims[0], "int4", 0.0),
+    ]
+    generator = torch.Generator().manual_seed(3)
+    with environment(SUBULP_BACKEND=backend), np.errstate(all="ignore"):
+        tables = embedding_jobs.of(configs, "sgd", [0, 0, 1, 2])
+        lengths = torch.randint(0, 4, (4, 5), generator=generator)
+        lengths[0] = torch.tensor([0, 5, 1, 0, 3])
+        rows = torch.tensor([40, 40, 33, 9]).repeat_interleave(lengths.sum(1))
+        values = (torch.rand(len(rows), generator=generator) * rows).long()
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)))
+        weights = torch.randn(len(rows), generator=generator) if weighted else None
+        width = 2 * dims[0] + dims[1] + dims[0]
+        grad = torch.randn(5, width, generator=generator)
+        # Caches hold some of the rows.
+        with environment(SUBULP_BACKEND="reference"):
+            embedding_update(*tables.update(values, offsets, None, grad, 1))
+        out, statistics = embedding_pool(*tables.pool(values, offsets, weights))
+        return [out, statistics, embedding_weight_grad(*tables.weight_grad(values, offsets, grad))]
+
+
+@pytest.mark.parametrize(("dims", "weighted"), [((16, 32), False), ((17, 3), True)], ids=str)
+def test_lookups(dims, weighted):
+    """Whatever bags are beside a bag, its rows are added in the order of its lookups."""
+    expected = looked_up("reference", dims, weighted=weighted)
+    assert 0 < int(expected[1][:, 1].sum()) < int(expected[1][:, 0].sum())
+    compute = partial(looked_up, "triton", dims, weighted=weighted)
+    for found in each("lookup_kernel", BAGS, compute):
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("bags", [1, 4])
+def test_the_first_lookup_that_is_wrong_is_named(bags):
+    """Programs take a bag's second lookup after the first one of its neighbours."""
+    tables = embedding_jobs.of([EmbeddingTable(20, 8, "int8", 0.2)], "sgd", [0])
+    values, offsets = torch.arange(9), torch.tensor([0, 3, 6, 9])
+    values[[2, 3]] = torch.tensor([77, 99])
+    configuration = {"BAGS": bags, "AHEAD": 1, "num_warps": 1}
+    with environment(SUBULP_BACKEND="triton"), tuning.fixed("lookup_kernel", configuration):
+        with pytest.raises(IndexError, match="row number 77 at position 2"):
+            embedding_pool(*tables.pool(values, offsets, None))
+        offsets[2] = 1
+        with pytest.raises(ValueError, match="decrease from 3 to 1 at position 2"):
+            embedding_pool(*tables.pool(values % 20, offsets, None))

@@ -91,6 +91,8 @@ class _Call:
                 update = job.updates[i]
                 tensors += (update.counts, update.stamps, update.accumulator)
         found = np.array(run_ptrs("a table", tensors), dtype=np.int64).reshape(len(job.tables), -1)
+        # Of what has no elements it is 0.
+        self.is_aligned = is_aligned(job) and not (found[:, :2] % launch.ALIGNMENT).any()
         missing = np.zeros((len(job.tables), 6 - found.shape[1]), dtype=np.int64)
         return triton_rows.numbers(job, np.concatenate((found, missing), axis=1), self.formats)
 
@@ -110,12 +112,15 @@ class _Call:
         bags = batch * len(job.lookups.features)
         if not bags:
             return out
-        options = lookup_options(job, self.formats, pool=pools, weighted=self.weighted)
+        options = lookup_options(
+            job, self.formats, pool=pools, weighted=self.weighted, aligned=self.is_aligned
+        )
 
         def run(
             configuration: Configuration, out: Tensor, statistics: Tensor, faults: Record
         ) -> None:
-            lookup_kernel[(bags,)](
+            parts = triton.cdiv(batch, configuration["BAGS"])
+            lookup_kernel[(parts * len(job.lookups.features),)](
                 *(self.tables, self.features, self.values, self.offsets, self.weights),
                 *(grad, out, statistics, faults.words, faults.found),
                 *(self.values.numel(), batch, self.width),
@@ -131,7 +136,10 @@ class _Call:
             others = torch.zeros_like(out), statistics.clone(), Record(device)
             return lambda configuration: run(configuration, *others)
 
-        run(self._chosen("lookup_kernel", options, scratch), out, statistics, self.faults)
+        table = lookup_configurations_of(job)
+        sizes = {"bags": tuning.rounded(bags, MOST)}
+        configuration = self._chosen("lookup_kernel", table, options | sizes, scratch)
+        run(configuration, out, statistics, self.faults)
         return out
 
     def update(self) -> None:
@@ -167,7 +175,8 @@ class _Call:
             call.faults.found.copy_(self.faults.found)
             return lambda configuration: call.update_rows(configuration, lookups, options)
 
-        configuration = self._chosen("update_kernel of tables", options["update"], scratch)
+        table = configurations(job)
+        configuration = self._chosen("update_kernel of tables", table, options["update"], scratch)
         self.update_rows(configuration, lookups, options)
 
     def update_rows(
@@ -194,11 +203,15 @@ class _Call:
         )
 
     def _chosen(
-        self, kernel: str, options: dict[str, Any], scratch: Callable[[], tuning.Run]
+        self,
+        kernel: str,
+        table: tuning.Table,
+        options: dict[str, Any],
+        scratch: Callable[[], tuning.Run],
     ) -> Configuration:
         flags = {name: value for name, value in options.items() if name != "LAYOUT"}
         flags["lookups"] = tuning.rounded(self.values.numel(), MOST)
-        return tuning.choose(kernel, configurations(self.job), flags, self.job.device, scratch)
+        return tuning.choose(kernel, table, flags, self.job.device, scratch)
 
     def _grad(self) -> Tensor:
         assert self.job.grad is not None
@@ -232,10 +245,12 @@ def _as_it_is(table: np.ndarray) -> tuple[np.ndarray, ...]:
 # --------------------------------------------------------------------- what kernels are compiled fo
 
 
-def lookup_options(job: Job, formats: list[str], *, pool: bool, weighted: bool) -> dict[str, Any]:
+def lookup_options(
+    job: Job, formats: list[str], *, pool: bool, weighted: bool, aligned: bool
+) -> dict[str, Any]:
     """Constexpr arguments of lookups, but for their configuration."""
     names = {"LAYOUT": triton_rows.LAYOUT, "FORMATS": ",".join(formats)}
-    return names | {"POOL": pool, "WEIGHTED": weighted} | sizes_of(job)
+    return names | {"POOL": pool, "WEIGHTED": weighted, "ALIGNED": aligned} | sizes_of(job)
 
 
 def update_options(job: Job, formats: list[str], *, weighted: bool) -> dict[str, dict[str, Any]]:
@@ -259,6 +274,11 @@ def update_options(job: Job, formats: list[str], *, weighted: bool) -> dict[str,
     }
 
 
+def is_aligned(job: Job) -> bool:
+    """Whether four elements of any row, cached or stored, are one load, if its tensors' are."""
+    return all(t.dim % 4 == 0 and (not t.bits or t.codes.shape[1] % 4 == 0) for t in job.tables)
+
+
 def sizes_of(job: Job) -> dict[str, int]:
     """Elements and ways of the widest table."""
     dim, ways = max(t.dim for t in job.tables), max(t.ways for t in job.tables)
@@ -274,10 +294,48 @@ MOST = 1 << 22
 NARROW: tuning.Table = ({"num_warps": 1}, {"num_warps": 2}, {"num_warps": 4})
 WIDE: tuning.Table = ({"num_warps": 4}, {"num_warps": 8})
 
+NARROW_LOOKUPS = ((8, 1, 1), (4, 2, 1), (16, 1, 1), (8, 2, 1), (16, 1, 4))
+# A row of 128 numbers is a load of four by each lane of a warp.
+ROW_OF_A_WARP_LOOKUPS = ((4, 1, 1), (4, 2, 1), (8, 1, 1), (16, 1, 1), (16, 1, 4))
+WIDE_LOOKUPS = ((8, 1, 4), (8, 2, 4), (16, 1, 4), (8, 1, 8))
+"""Of lookups: elements that a thread has of each bag's row, lookups of a bag that are under way
+together, and warps. With more elements than the defaults have some assemblers run out of registers:
+those are there to be measured."""
+
 
 def configurations(job: Job) -> tuning.Table:
     """Warps of a program, which sum up nothing between them but in an order that is given."""
     return NARROW if max(t.dim for t in job.tables) <= 128 else WIDE
+
+
+def lookup_configurations(block: int, *, is_long: bool) -> tuning.Table:
+    """Bags of a program, lookups of a bag that are under way together, and warps.
+
+    Args:
+        block: Elements of a row, as :func:`sizes_of` has them.
+        is_long: Whether the default is for bags of more than one lookup.
+    """
+    shapes = NARROW_LOOKUPS if block < 128 else WIDE_LOOKUPS
+    if block == 128:
+        shapes = ROW_OF_A_WARP_LOOKUPS
+    table: list[Configuration] = []
+    for elements, ahead, warps in sorted(shapes, key=lambda shape: (shape[1] > 1) != is_long):
+        lanes = 32 * warps
+        found = {"BAGS": max(1, lanes * elements // block), "AHEAD": ahead, "num_warps": warps}
+        # Two of the widest rows would not fit the registers of a thread.
+        if found not in table and (ahead == 1 or block <= 8 * lanes):
+            table.append(found)
+    return tuple(table)
+
+
+def lookup_configurations_of(job: Job) -> tuning.Table:
+    """Those for a job: its bags are long if they have more than one lookup on average.
+
+    Those of click logs are not: most features have one value.
+    """
+    looked = job.lookups
+    is_long = looked.values.numel() > looked.batch * len(looked.features)
+    return lookup_configurations(sizes_of(job)["BLOCK"], is_long=is_long)
 
 
 def compile_lookup(
@@ -290,8 +348,8 @@ def compile_lookup(
     arguments |= {"count": job.lookups.values.numel(), "batch": job.lookups.batch}
     arguments["width"] = job.lookups.columns(job.tables)[-1]
     formats = triton_rows.formats_of(job)
-    options = lookup_options(job, formats, pool=pool, weighted=True)
-    options |= configuration or configurations(job)[0]
+    options = lookup_options(job, formats, pool=pool, weighted=True, aligned=is_aligned(job))
+    options |= configuration or lookup_configurations_of(job)[0]
     return launch.compile_for(lookup_kernel, target, arguments, **options)
 
 

@@ -184,6 +184,12 @@ def column(name):
 
 
 @triton.jit
+def also(found, x):
+    """A tuple, and one more."""
+    return found + (x,)  # noqa: RUF005
+
+
+@triton.jit
 def entry_at(tables, table, NAME: tl.constexpr):
     """Where a number of a table lies, or of each of several."""
     return tables + table * columns() + column(NAME)
@@ -194,7 +200,7 @@ def table_at(tables, table):
     """All numbers of a table, for :func:`entry`."""
     found = ()
     for i in tl.static_range(columns()):
-        found = found + (tl.load(tables + table * columns() + i),)  # type: ignore[assignment] # noqa: RUF005
+        found = also(found, tl.load(tables + table * columns() + i))
     return found
 
 
@@ -211,9 +217,10 @@ def real(table, NAME: tl.constexpr):
 
 
 @triton.jit
-def reals_of(address):
-    """FP32 numbers at an address."""
-    return address.to(tl.pointer_type(tl.float32))
+def reals_of(address, ALIGNED: tl.constexpr = False):
+    """FP32 numbers at an address; ``ALIGNED``: a multiple of 16."""
+    typed = address.to(tl.pointer_type(tl.float32))
+    return tl.multiple_of(typed, 16) if ALIGNED else typed
 
 
 @triton.jit
@@ -227,19 +234,29 @@ def words_of(address):
 
 @triton.jit
 def set_of(row, sets, mixed):
-    """See :func:`.rows.set_of`; 0 for a table without a cache."""
+    """See :func:`.rows.set_of`, in the width of ``row``; 0 for a table without a cache."""
     h = row.to(tl.uint32)
     for i in tl.static_range(mix_rounds()):
         h = (h ^ (h >> mix_shift(i))) * mix_factor(i)
     h = h ^ (h >> mix_shift(mix_rounds()))
-    return tl.where(mixed != 0, h.to(tl.int64), row) % tl.maximum(sets, 1)
+    return tl.where(mixed != 0, h.to(row.dtype), row) % tl.maximum(sets, 1).to(row.dtype)
 
 
 @triton.jit
 def find(table, row, WAYS: tl.constexpr):
-    """Where a row lies in its table's cache, int64, or -1."""
-    place, _, _ = look(table, row, WAYS)
-    return place
+    """Where each of some rows lies in its table's cache, int64, or -1; also of a row of -1.
+
+    The tags of all their sets are one load, rows by ways, and are looked through together.
+    """
+    sets, ways = entry(table, "sets"), entry(table, "ways")
+    # A tag has 31 bits, and so have the rows of a table with a cache: they are divided in 32.
+    first = set_of(row.to(tl.uint32), sets, entry(table, "mixed")).to(tl.int64) * ways
+    way = tl.arange(0, WAYS)[None, :]
+    there = (row >= 0)[:, None] & (way < tl.where(sets > 0, ways, 0))
+    tags = words_of(entry(table, "tags")) + first[:, None] + way
+    tag = tl.load(tags, mask=there, other=constant("EMPTY"))
+    found = tl.min(tl.where(there & (tag == row.to(tl.int32)[:, None]), way, WAYS), axis=1)
+    return tl.where(found < WAYS, first + found, -1)
 
 
 @triton.jit
@@ -282,6 +299,69 @@ def fetch(table, row, place, element, inside, FORMATS: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
+def fetch_each(
+    table,
+    row,
+    place,
+    element,
+    inside,
+    FORMATS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """FP32 rows of several lookups of some bags: zeros beyond a row's end, and for a row of -1.
+
+    Args:
+        table: Their table.
+        row: For each of ``AHEAD`` lookups the bags' rows, int64.
+        place: The same of where they lie, see :func:`find`.
+        element: Places of a row, (1, places).
+        inside: Which of them there are.
+        FORMATS: Of all tables.
+        AHEAD: Lookups of a bag.
+        ALIGNED: Whether four elements are one load, see :func:`.triton.is_aligned`.
+
+    Returns:
+        For each lookup (bags, places).
+    """
+    fmt, cached, x = entry(table, "format"), (), ()
+    cache, dim = reals_of(entry(table, "cache"), ALIGNED), entry(table, "dim")
+    # Masks instead of branches: the loads of all rows are under way before one is waited for.
+    for i in tl.static_range(AHEAD):
+        at = cache + place[i][:, None] * dim
+        there = (place[i] >= 0)[:, None] & inside
+        cached = also(cached, tl.load(at + element, mask=there, other=0.0))
+        x = also(x, tl.zeros(there.shape, tl.float32))
+    for f in tl.static_range(count_of(FORMATS)):
+        if fmt == f:
+            x = stored_each(table, row, place, element, inside, name_at(FORMATS, f), AHEAD, ALIGNED)
+    found = ()
+    for i in tl.static_range(AHEAD):
+        found = also(found, tl.where((place[i] >= 0)[:, None], cached[i], x[i]))
+    return found
+
+
+@triton.jit
+def stored_each(
+    table,
+    row,
+    place,
+    element,
+    inside,
+    FORMAT: tl.constexpr,
+    AHEAD: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """:func:`fetch_each` of rows that are not in the cache, from a table of a format."""
+    found = ()
+    for i in tl.static_range(AHEAD):
+        there = ((row[i] >= 0) & (place[i] < 0))[:, None]
+        x = decode_each(table, row[i][:, None], there, element, inside, FORMAT, ALIGNED)
+        found = also(found, x)
+    return found
+
+
+@triton.jit
 def decode(at, element, inside, FORMAT: tl.constexpr):
     """The FP32 row that is stored at an address."""
     if int_bits(FORMAT):
@@ -294,15 +374,32 @@ def decode(at, element, inside, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def codes_of(address, FORMAT: tl.constexpr):
-    """Codes of a floating-point format at an address."""
+def decode_each(table, row, there, element, inside, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
+    """Some FP32 rows of a table, (rows, 1), and zeros where there is none."""
+    codes = entry(table, "codes")
+    if int_bits(FORMAT):
+        typed = codes.to(tl.pointer_type(tl.uint8))
+        if ALIGNED:
+            typed = tl.multiple_of(typed, 16)
+        at = typed + row * entry(table, "stride")
+        x = int_rows.decode_each(at, there, element, inside, int_bits(FORMAT), ALIGNED)
+    else:
+        at = codes_of(codes, FORMAT, ALIGNED) + row * entry(table, "dim")
+        code = tl.load(at + element, mask=there & inside, other=0)
+        x = codec.value(code.to(tl.uint32), FORMAT)
+    return x
+
+
+@triton.jit
+def codes_of(address, FORMAT: tl.constexpr, ALIGNED: tl.constexpr = False):
+    """Codes of a floating-point format at an address; ``ALIGNED``: a multiple of 16."""
     if codec.width(FORMAT) == 32:
         typed = address.to(tl.pointer_type(tl.uint32))
     elif codec.width(FORMAT) == 16:
         typed = address.to(tl.pointer_type(tl.uint16))
     else:
         typed = address.to(tl.pointer_type(tl.uint8))
-    return typed
+    return tl.multiple_of(typed, 16) if ALIGNED else typed
 
 
 @triton.jit
@@ -385,3 +482,29 @@ def row_sum(x, BLOCK: tl.constexpr):
     four = tl.sum(tl.reshape(eight, (2, 4)), axis=0)
     two = tl.sum(tl.reshape(four, (2, 2)), axis=0)
     return tl.sum(two, axis=0)
+
+
+@triton.jit
+def row_sums(x, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """:func:`row_sum` of each of some rows."""
+    parts: tl.constexpr = BLOCK // constant("LANES")
+    each = split_all(tl.permute(tl.reshape(x, (ROWS, parts, constant("LANES"))), (0, 2, 1)), parts)
+    lanes = tl.zeros((ROWS, constant("LANES")), tl.float32)
+    for i in tl.static_range(parts):
+        lanes += each[i]
+    eight = tl.sum(tl.reshape(lanes, (ROWS, 2, 8)), axis=1)
+    four = tl.sum(tl.reshape(eight, (ROWS, 2, 4)), axis=1)
+    two = tl.sum(tl.reshape(four, (ROWS, 2, 2)), axis=1)
+    return tl.sum(two, axis=1)
+
+
+@triton.jit
+def split_all(x, COUNT: tl.constexpr):
+    """The slices of (rows, lanes, count), in their order."""
+    if COUNT == 1:
+        found = (tl.reshape(x, (x.shape[0], x.shape[1])),)
+    else:
+        halves = tl.reshape(x, (x.shape[0], x.shape[1], 2, COUNT // 2))
+        low, high = tl.split(tl.permute(halves, (0, 1, 3, 2)))
+        found = split_all(low, COUNT // 2) + split_all(high, COUNT // 2)
+    return found

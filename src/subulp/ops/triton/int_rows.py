@@ -37,6 +37,33 @@ def unaligned(at):
 
 
 @triton.jit
+def decode_each(at, there, element, inside, BITS: tl.constexpr, ALIGNED: tl.constexpr):
+    """The FP32 rows that are stored at pointers to bytes, (rows, 1), and zeros where there is none.
+
+    ``element`` are places of each row, (1, places). ``ALIGNED``: rows begin at multiples of four.
+    """
+    if ALIGNED:
+        scale = tl.load(at.to(tl.pointer_type(tl.float32)), mask=there, other=0.0)
+        bias = tl.load(at.to(tl.pointer_type(tl.float32)) + 1, mask=there, other=0.0)
+    else:
+        scale = unaligned_each(at, there)
+        bias = unaligned_each(at + 4, there)
+    per_byte: tl.constexpr = 8 // BITS
+    byte = tl.load(at + parameter_bytes() + element // per_byte, mask=there & inside, other=0)
+    q = (byte.to(tl.int32) >> ((element % per_byte) * BITS)) & ((1 << BITS) - 1)
+    return tl.where(there & inside, q.to(tl.float32) * scale + bias, 0.0)
+
+
+@triton.jit
+def unaligned_each(at, there):
+    """FP32 numbers at any bytes, (rows, 1)."""
+    byte = tl.arange(0, 4)[None, :]
+    part = tl.load(at + byte, mask=there, other=0).to(tl.uint32) << (byte * 8).to(tl.uint32)
+    word = tl.sum(part, axis=1, keep_dims=True)
+    return word.to(tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def quantise(x, bits, inside, BITS: tl.constexpr, RANDOM: tl.constexpr):
     """Integers, scale and bias of an FP32 row; both are NaN where the row has no finite span.
 
