@@ -73,7 +73,7 @@ def _table(kernel: str, *table: Any) -> Case:
     dim = table[-1]
     if kernel in ("pool", "weight-grad"):
         # One lookup of each bag, as the job's are.
-        part = embedding_triton.lookup_configurations(dim, is_long=False)[0]
+        part = embedding_triton.lookup_configurations(dim, is_long=False, aligned=True)[0]
         return Case(compiled, part["BAGS"] * dim)
     return Case(compiled, dim)
 

@@ -52,9 +52,10 @@ TABLES = [
     embedding_triton.NARROW,
     embedding_triton.WIDE,
     *(
-        embedding_triton.lookup_configurations(block, is_long=is_long)
+        embedding_triton.lookup_configurations(block, is_long=is_long, aligned=aligned)
         for block in (16, 64, 128, 256, 512, 4096)
         for is_long in (False, True)
+        for aligned in (False, True)
     ),
     *head_tables(),
     *(

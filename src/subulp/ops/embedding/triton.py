@@ -136,7 +136,7 @@ class _Call:
             others = torch.zeros_like(out), statistics.clone(), Record(device)
             return lambda configuration: run(configuration, *others)
 
-        table = lookup_configurations_of(job)
+        table = lookup_configurations_of(job, aligned=self.is_aligned)
         sizes = {"bags": tuning.rounded(bags, MOST)}
         configuration = self._chosen("lookup_kernel", table, options | sizes, scratch)
         run(configuration, out, statistics, self.faults)
@@ -294,13 +294,13 @@ MOST = 1 << 22
 NARROW: tuning.Table = ({"num_warps": 1}, {"num_warps": 2}, {"num_warps": 4})
 WIDE: tuning.Table = ({"num_warps": 4}, {"num_warps": 8})
 
-NARROW_LOOKUPS = ((8, 1, 1), (4, 2, 1), (16, 1, 1), (8, 2, 1), (16, 1, 4))
-# A row of 128 numbers is a load of four by each lane of a warp.
-ROW_OF_A_WARP_LOOKUPS = ((4, 1, 1), (4, 2, 1), (8, 1, 1), (16, 1, 1), (16, 1, 4))
-WIDE_LOOKUPS = ((8, 1, 4), (8, 2, 4), (16, 1, 4), (8, 1, 8))
+NARROW_LOOKUPS = ((8, 1, 1), (4, 2, 1), (8, 1, 4))
+# A row of 128 numbers is a load of four by each lane of a warp; with more rows some assemblers run
+# out of registers.
+ROW_OF_A_WARP_LOOKUPS = ((4, 1, 1), (4, 2, 1))
+WIDE_LOOKUPS = ((8, 1, 4), (4, 2, 4), (8, 1, 8))
 """Of lookups: elements that a thread has of each bag's row, lookups of a bag that are under way
-together, and warps. With more elements than the defaults have some assemblers run out of registers:
-those are there to be measured."""
+together, and warps."""
 
 
 def configurations(job: Job) -> tuning.Table:
@@ -308,34 +308,37 @@ def configurations(job: Job) -> tuning.Table:
     return NARROW if max(t.dim for t in job.tables) <= 128 else WIDE
 
 
-def lookup_configurations(block: int, *, is_long: bool) -> tuning.Table:
+def lookup_configurations(block: int, *, is_long: bool, aligned: bool) -> tuning.Table:
     """Bags of a program, lookups of a bag that are under way together, and warps.
 
     Args:
         block: Elements of a row, as :func:`sizes_of` has them.
         is_long: Whether the default is for bags of more than one lookup.
+        aligned: Whether four elements of a row are one load. Where they are not, addresses of two
+            rows of a bag do not fit the registers that some assemblers give a thread.
     """
-    shapes = NARROW_LOOKUPS if block < 128 else WIDE_LOOKUPS
-    if block == 128:
-        shapes = ROW_OF_A_WARP_LOOKUPS
+    shapes: tuple[tuple[int, int, int], ...] = ROW_OF_A_WARP_LOOKUPS
+    if block != 128:
+        shapes = NARROW_LOOKUPS if block < 128 else WIDE_LOOKUPS
     table: list[Configuration] = []
     for elements, ahead, warps in sorted(shapes, key=lambda shape: (shape[1] > 1) != is_long):
         lanes = 32 * warps
         found = {"BAGS": max(1, lanes * elements // block), "AHEAD": ahead, "num_warps": warps}
-        # Two of the widest rows would not fit the registers of a thread.
-        if found not in table and (ahead == 1 or block <= 8 * lanes):
+        # Two of the widest rows would not fit either.
+        fits = ahead == 1 or (aligned and block <= 8 * lanes)
+        if fits and found not in table:
             table.append(found)
     return tuple(table)
 
 
-def lookup_configurations_of(job: Job) -> tuning.Table:
+def lookup_configurations_of(job: Job, *, aligned: bool) -> tuning.Table:
     """Those for a job: its bags are long if they have more than one lookup on average.
 
     Those of click logs are not: most features have one value.
     """
     looked = job.lookups
     is_long = looked.values.numel() > looked.batch * len(looked.features)
-    return lookup_configurations(sizes_of(job)["BLOCK"], is_long=is_long)
+    return lookup_configurations(sizes_of(job)["BLOCK"], is_long=is_long, aligned=aligned)
 
 
 def compile_lookup(
@@ -348,8 +351,9 @@ def compile_lookup(
     arguments |= {"count": job.lookups.values.numel(), "batch": job.lookups.batch}
     arguments["width"] = job.lookups.columns(job.tables)[-1]
     formats = triton_rows.formats_of(job)
-    options = lookup_options(job, formats, pool=pool, weighted=True, aligned=is_aligned(job))
-    options |= configuration or lookup_configurations_of(job)[0]
+    aligned = is_aligned(job)
+    options = lookup_options(job, formats, pool=pool, weighted=True, aligned=aligned)
+    options |= configuration or lookup_configurations_of(job, aligned=aligned)[0]
     return launch.compile_for(lookup_kernel, target, arguments, **options)
 
 
