@@ -291,14 +291,14 @@ def sizes_of(job: Job) -> dict[str, int]:
 MOST = 1 << 22
 """Calls with more lookups are measured as one of so many."""
 
-NARROW: tuning.Table = ({"num_warps": 1}, {"num_warps": 2}, {"num_warps": 4})
-WIDE: tuning.Table = ({"num_warps": 4}, {"num_warps": 8})
+NARROW: tuning.Table = ({"num_warps": 1}, {"num_warps": 2})
+WIDE: tuning.Table = ({"num_warps": 8}, {"num_warps": 16})
 
 NARROW_LOOKUPS = ((8, 1, 1), (4, 2, 1), (8, 1, 4))
 # A row of 128 numbers is a load of four by each lane of a warp; with more rows some assemblers run
 # out of registers.
-ROW_OF_A_WARP_LOOKUPS = ((4, 1, 1), (4, 2, 1))
-WIDE_LOOKUPS = ((8, 1, 4), (4, 2, 4), (8, 1, 8))
+ROW_OF_A_WARP_LOOKUPS = ((4, 1, 1), (4, 2, 1), (2, 1, 2))
+WIDE_LOOKUPS = ((4, 1, 8), (4, 1, 4))
 """Of lookups: elements that a thread has of each bag's row, lookups of a bag that are under way
 together, and warps."""
 
@@ -313,7 +313,8 @@ def lookup_configurations(block: int, *, is_long: bool, aligned: bool) -> tuning
 
     Args:
         block: Elements of a row, as :func:`sizes_of` has them.
-        is_long: Whether the default is for bags of more than one lookup.
+        is_long: Whether the default is for bags of more than one lookup; a row of 128 numbers
+            and more is enough for a program.
         aligned: Whether four elements of a row are one load. Where they are not, addresses of two
             rows of a bag do not fit the registers that some assemblers give a thread.
     """
@@ -321,7 +322,8 @@ def lookup_configurations(block: int, *, is_long: bool, aligned: bool) -> tuning
     if block != 128:
         shapes = NARROW_LOOKUPS if block < 128 else WIDE_LOOKUPS
     table: list[Configuration] = []
-    for elements, ahead, warps in sorted(shapes, key=lambda shape: (shape[1] > 1) != is_long):
+    ahead_first = is_long and block < 128
+    for elements, ahead, warps in sorted(shapes, key=lambda shape: (shape[1] > 1) != ahead_first):
         lanes = 32 * warps
         found = {"BAGS": max(1, lanes * elements // block), "AHEAD": ahead, "num_warps": warps}
         # Two of the widest rows would not fit either.

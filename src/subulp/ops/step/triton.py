@@ -22,7 +22,6 @@ from .scales import SCALES
 CONFIGURATIONS: tuning.Table = (
     {"BLOCK": 1024, "num_warps": 4},
     {"BLOCK": 512, "num_warps": 2},
-    {"BLOCK": 2048, "num_warps": 8},
     {"BLOCK": 1024, "num_warps": 8},
     {"BLOCK": 2048, "num_warps": 4},
 )
