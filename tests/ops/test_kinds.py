@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from subulp.ops import kinds as kinds_module
 from subulp.ops.kinds import FEWEST, Kinds, Remembered
 
 
@@ -89,13 +91,32 @@ def test_few_are_not_remembered():
     assert remembered.get("a", few) is None
 
 
-def test_the_latest_are_remembered():
+def test_the_latest_are_remembered(monkeypatch):
+    monkeypatch.setattr(kinds_module, "MOST", 10 * FEWEST)
     remembered: Remembered[int] = Remembered()
     many = [torch.zeros(2) for _ in range(FEWEST)]
-    for key in range(1000):
+    for key in range(100):
         remembered.put(key, many, key)
         assert remembered.get(0, many) == 0
-    kept = [key for key in range(1000) if remembered.get(key, many) is not None]
-    assert len(kept) == 64
-    assert kept[0] == 0, "it was asked for all the time"
-    assert kept[1:] == list(range(1000 - 63, 1000))
+    kept = [key for key in range(100) if remembered.get(key, many) is not None]
+    assert kept == [0, *range(91, 100)], "the first was asked for all the time"
+    # One that is larger than all is remembered alone.
+    more = [torch.zeros(2) for _ in range(11 * FEWEST)]
+    remembered.put("more", more, 7)
+    assert remembered.get("more", more) == 7
+    assert remembered.get(0, many) is None
+
+
+def test_threads_may_share_what_is_remembered(monkeypatch):
+    monkeypatch.setattr(kinds_module, "MOST", 3 * FEWEST)
+    remembered: Remembered[int] = Remembered()
+    many = [torch.zeros(2) for _ in range(FEWEST)]
+
+    def use(number: int) -> None:
+        for turn in range(500):
+            key = (number + turn) % 7
+            assert remembered.get(key, many) in (None, key)
+            remembered.put(key, many, key)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(4)))

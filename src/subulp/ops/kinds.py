@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 FEWEST = 16
 """Tensors that are worth remembering: fewer are checked as fast."""
 
-_MOST = 64
-"""Checks that are remembered, the latest ones."""
+MOST = 1 << 17
+"""Tensors whose kinds are remembered, those of the latest checks: about 20 MB."""
 
 Found = TypeVar("Found")
 
@@ -36,10 +37,13 @@ class Kinds:
 
     Args:
         tensors: The tensors.
+
+    Attributes:
+        count: How many there are.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._count = len(tensors)
+        self.count = len(tensors)
         self._guards = _Guards and _Guards(
             *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
         )
@@ -50,13 +54,16 @@ class Kinds:
         ``False`` also where this PyTorch cannot tell, or a mode in which tensors are others than
         they look (``torch.inference_mode``, ``torch.func``) has begun or ended.
         """
-        if self._guards is None or len(tensors) != self._count:
+        if self._guards is None or len(tensors) != self.count:
             return False
         return bool(self._guards.check(*tensors))
 
 
 class Remembered(Generic[Found]):
-    """What checks have found, which depends on nothing but a key and the kinds of tensors."""
+    """What checks have found, which depends on nothing but a key and the kinds of tensors.
+
+    Threads may share one: what another thread has forgotten meanwhile is checked again.
+    """
 
     def __init__(self) -> None:
         self._found: OrderedDict[Hashable, tuple[Kinds, Found]] = OrderedDict()
@@ -74,14 +81,16 @@ class Remembered(Generic[Found]):
         kinds, found = self._found.get(key, (None, None))
         if kinds is None or not kinds.are_those_of(tensors):
             return None
-        self._found.move_to_end(key)
+        with suppress(KeyError):
+            self._found.move_to_end(key)
         return found
 
     def put(self, key: Hashable, tensors: Sequence[Tensor], found: Found) -> None:
         """Remember what was found of tensors, unless they are few."""
         if len(tensors) < FEWEST:
             return
+        self._found.pop(key, None)
         self._found[key] = Kinds(tensors), found
-        self._found.move_to_end(key)
-        while len(self._found) > _MOST:
-            self._found.popitem(last=False)
+        while len(self._found) > 1 and sum(k.count for k, _ in list(self._found.values())) > MOST:
+            with suppress(KeyError):
+                self._found.popitem(last=False)
