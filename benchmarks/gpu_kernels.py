@@ -68,7 +68,11 @@ def heads(device: str) -> None:
 
 
 def mixtures(device: str) -> None:
-    for recipe, partition in (("tensor", "tensor"), ("subtensor-3way", "block-128x128")):
+    for recipe, partition in (
+        ("tensor", "tensor"),
+        ("subtensor-3way", "block-128x128"),
+        ("subtensor-3way", "subchannel-128"),
+    ):
         layer = nn.MoRLinear(129, 131, mor=nn.MoR(recipe, partition)).to(device, BF16)  # type: ignore[arg-type]
         x = torch.randn(7, 129, device=device, dtype=BF16, requires_grad=True)
         layer(x).sum().backward()

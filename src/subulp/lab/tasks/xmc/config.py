@@ -17,8 +17,7 @@ from ...engine.config import (
     overridable,
 )
 from ...engine.linear_operands import PLAIN, TORCHAO, Linear, LinearConfig
-from .encoder import OutputLayer
-from .presets import PropensityName, preset
+from .presets import OutputLayer, PropensityName, preset
 
 BASELINES = ("renee", "sampled", "shortlist")
 """Classifiers of others, all with FP32 weights and an FP32 encoder."""

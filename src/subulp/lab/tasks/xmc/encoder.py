@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ....nn import Embedding, LayerNorm, Linear
-
-OutputLayer = Literal["normalized", "plain"]
-"""See :class:`ClassifierInput`."""
+from .presets import OutputLayer
 
 # The classifier's weights move with the size of its inputs.
 OUTPUT_NORM = 4.0

@@ -16,7 +16,8 @@ from ...data.lines import Indices, TextLines
 from ...engine.files import write_text
 from ...engine.typed_files import read_json
 from .config import XMCConfig
-from .encoder import BagEncoder, Bags, OutputLayer
+from .encoder import BagEncoder, Bags
+from .presets import OutputLayer
 from .readers.bags import BagLines, Features, read_feature_file
 from .readers.dataset import BagSplit, TextSplit
 from .transformer import Tokens, TransformerEncoder, TransformerPreprocessor

@@ -12,6 +12,8 @@ from ...engine.linear_operands import PLAIN, TORCHAO, Linear
 Precision = Literal["bf16", "fp8"]
 Encoder = Literal["bert-base", "distil-bert", "distil-roberta"]
 PropensityName = Literal["default", "wikipedia", "amazon"]
+OutputLayer = Literal["normalized", "plain"]
+"""What the classifier takes of a text's vector, see :class:`.encoder.ClassifierInput`."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from torch import Tensor
 from ....nn import Embedding, LayerNorm, Linear
 from ...data.lines import TextLines
 from ...engine.files import replacing
-from .encoder import ClassifierInput, OutputLayer, constants_of
+from .encoder import ClassifierInput, constants_of
+from .presets import OutputLayer
 
 if TYPE_CHECKING:
     from ....integrations.transformers import MoRConfig
