@@ -215,7 +215,9 @@ def trace(storages: list[str], labels: int, dim: int, batch: int, chunks: int) -
         kept = sum(t.nbytes for t in (*head.parameters(), *head.buffers()))
         # What stands there at the beginning comes tensor by tensor.
         live = [m.bytes["total"] for m in memory.timeline if m.bytes["total"] >= kept]
-        curves.append(_highest(storage, [value / weights for value in live]))
+        curves.append(
+            highest(storage, "live bytes of a weight", [value / weights for value in live])
+        )
         observations += [
             Observation(storage, "bytes of a weight before the step", kept / weights),
             Observation(storage, "bytes of a weight at the peak", max(live) / weights),
@@ -224,12 +226,12 @@ def trace(storages: list[str], labels: int, dim: int, batch: int, chunks: int) -
     return Found(tuple(observations), tuple(curves))
 
 
-def _highest(case: str, values: list[float]) -> Curve:
+def highest(case: str, quantity: str, values: list[float]) -> Curve:
     """At most as many points as a figure shows, each the highest of those that it stands for."""
     each = -(-len(values) // MOST_POINTS)
     parts = [values[i : i + each] for i in range(0, len(values), each)]
     moments = tuple(100 * (i + 1) / len(parts) for i in range(len(parts)))
-    return Curve(case, "live bytes of a weight", moments, tuple(map(max, parts)))
+    return Curve(case, quantity, moments, tuple(map(max, parts)))
 
 
 def encoder(shape: dict[str, int], tokens: int, batches: list[int], at: int) -> Found:

@@ -7,8 +7,8 @@ import torch
 from .... import optim
 from ....diagnostics.memory import track_memory
 from ...tasks.lm.models import BERT, Shape, use_bf16
-from ..found import MOST_POINTS, Curve, Found, Observation
-from .classifier_memory import POSITIVES, classifier
+from ..found import Found, Observation
+from .classifier_memory import POSITIVES, classifier, highest
 
 FORWARD, CLASSIFIER, BACKWARD = "encoder forward", "classifier", "encoder backward"
 LIVE = "live MiB"
@@ -74,7 +74,8 @@ def trace(
         activations = live[FORWARD][-1] - before
         peak = max(max(values) for values in live.values())
         on_top = max(live[CLASSIFIER]) - before - activations
-        curves.append(_highest(storage, [value / _MIB for each in live.values() for value in each]))
+        total = [value / _MIB for values in live.values() for value in values]
+        curves.append(highest(storage, LIVE, total))
         observations += [
             Observation(storage, BEFORE, before / _MIB),
             Observation(storage, ACTIVATIONS, activations / _MIB),
@@ -84,11 +85,3 @@ def trace(
         ]
         del model, head, encoder, optimizer, memory, moments, live
     return Found(tuple(observations), tuple(curves))
-
-
-def _highest(case: str, values: list[float]) -> Curve:
-    """At most as many points as a figure shows, each the highest of those that it stands for."""
-    each = -(-len(values) // MOST_POINTS)
-    parts = [values[i : i + each] for i in range(0, len(values), each)]
-    moments = tuple(100 * (i + 1) / len(parts) for i in range(len(parts)))
-    return Curve(case, LIVE, moments, tuple(map(max, parts)))
