@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from subulp import optim
+from subulp.ops.kinds import Remembered
 from subulp.ops.step import job
 
 from .support import BF16, E4M3, FP16, FP32, gradient, same_bits
@@ -277,6 +278,8 @@ def test_kinds_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         checks(role, *rest)
 
     monkeypatch.setattr(job, "_check_tensors", spy)
+    # A parameter of a test before, now freed, may have had this one's identity and its kinds.
+    monkeypatch.setattr(job, "_checked", Remembered())
     params = parameters(BF16)
     optimizer = optim.AdamW(params, lr=0.1, seed=1)
     roles = ["params", "grads", "exp_avgs", "exp_avg_sqs", "extras", "exp_avg_sq_lows"]
