@@ -124,9 +124,9 @@ def evaluate(
 
     Args:
         run: The run directory.
-        data: lm: a text file; image: digits or cifar10:DIR; xmc: a folder with the same labels;
-            ctr: files with the columns of the training data, or their names as in training. Without
-            it, the test part that the run has measured on.
+        data: lm: a text file; image: digits, generated or cifar10:DIR; xmc: a folder with the same
+            labels; ctr: files with the columns of the training data, or their names as in training.
+            Without it, the test part that the run has measured on.
         precision: Precision of the models; by default all.
         seed: Seed of the models; by default all.
         weights: stored: the weights as the run stored and measured them; full: in FP32, rebuilt

@@ -241,6 +241,59 @@ PICTURES = Experiment(
     _pictures,
 )
 
+
+def _shaped(options: Options) -> tuple[Part, ...]:
+    own: dict[str, object] = {"steps": 12, "width": 4, "batch_size": 16, "lr": 0.1}
+    pictures = 240
+    if options.size == "small":
+        own = {"epochs": 5, "width": 8, "batch_size": 64, "lr": 0.1}
+        pictures = 6000
+    if options.size == "paper":
+        own = {"epochs": 20, "batch_size": 256, "lr": 0.1}
+        pictures = 60_000
+    own["data"] = options.data or f"generated:pictures={pictures}"
+    config = ImageConfig(precision=_FORMATS, seeds=_seeds(options), dtype="fp16", **own)  # type: ignore[arg-type]
+    return (Training("resnet-18", config, curves=("training loss", "accuracy")),)
+
+
+SHAPED = Experiment(
+    "extra-bits-cifar-shape",
+    {
+        "smallest": "as small, with 240 pictures and 4 channels, 12 steps, one seed",
+        "small": "ResNet-18 of 8 channels on 5,000 generated pictures of 3 x 32 x 32 in ten "
+        "classes, and 1,000 to validate, batches of 64, 5 epochs",
+        "paper": "ResNet-18 of 64 channels on 50,000 generated pictures of 3 x 32 x 32, batches of "
+        "256, 20 epochs",
+    },
+    _shaped,
+)
+
+
+def _peaks(options: Options) -> tuple[Part, ...]:
+    width, batch = {"smallest": (4, 16), "small": (64, 256), "paper": (64, 256)}[options.size]
+    config = ImageConfig(
+        precision=(WIDE, AMP, THIRTEEN, CUT, EIGHT, ALONE),
+        data=options.data or "generated:pictures=600",
+        steps=2,
+        width=width,
+        batch_size=batch,
+        dtype="fp16",
+        seeds=_seeds(options),
+    )
+    return (Training("resnet-18", config),)
+
+
+PEAKS = Experiment(
+    "extra-bits-peaks",
+    {
+        "smallest": "ResNet-18 of 4 channels, two steps of 16 generated pictures of 3 x 32 x 32",
+        "small": "ResNet-18 of 64 channels, two steps of 256 generated pictures of 3 x 32 x 32, "
+        "the paper's size",
+        "paper": "ResNet-18 of 64 channels, two steps of 256 generated pictures of 3 x 32 x 32",
+    },
+    _peaks,
+)
+
 # ------------------------------------------------------------------------ clicks
 
 CLICKS_32, CLICKS_16, CLICKS_8 = "FP32, fp32", "FP16, fp16 nearest", "FP16 and 8 bits, fp16+8"

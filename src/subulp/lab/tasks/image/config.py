@@ -43,14 +43,15 @@ class ImageConfig(RunConfig):
 
     data: Annotated[str, COMPARED] = "digits"
     """digits: 1,797 bundled pictures of handwritten digits, 8 x 8; cifar10:DIR: CIFAR-10's binary
-    version, unpacked or as the archive."""
+    version, unpacked or as the archive; generated: figures of ten kinds in CIFAR-10's shape, with
+    options as in generated:pictures=6000,noise=0.3,seed=0."""
 
     dtype: Annotated[ParameterDtype, MODEL] = "fp16"
     """Storage of parameters and activations, except under fp32; of activations alone under amp."""
 
     width: Annotated[int | None, MODEL] = None
-    """Channels of the first stage; without it 64, as in ResNet-18, for CIFAR-10 and 32 for the
-    digits."""
+    """Channels of the first stage; without it 64, as in ResNet-18, for pictures of 32 x 32 and 32
+    for the digits."""
 
     epochs: Annotated[int | None, OPTIMIZER] = overridable(12)
     """Passes over the training pictures."""
@@ -62,7 +63,7 @@ class ImageConfig(RunConfig):
     """Pictures in a batch."""
 
     augment: Annotated[bool, OPTIMIZER] = True
-    """Shift every picture at random, and mirror CIFAR-10's."""
+    """Shift every picture at random, and mirror all but digits."""
 
     lr: Annotated[float, OPTIMIZER] = 0.1
     """Highest learning rate."""

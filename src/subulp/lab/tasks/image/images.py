@@ -1,4 +1,4 @@
-"""Labelled pictures: data sets, among them the bundled digits, and their training batches."""
+"""Labelled pictures: data sets, bundled, drawn and read, and their training batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...data.batches import ShuffledBatches
+from ...data.drawn import NAME
 from .cifar10 import read_cifar10
+from .generated import Generated
 
 BUNDLED = "digits.csv.gz"
 VALIDATION_SHARE = 0.2
@@ -76,10 +78,11 @@ def load_images(source: str) -> Images:
     """Read a data set.
 
     Args:
-        source: ``"digits"`` or ``"cifar10:DIR"``.
+        source: ``"digits"``, ``"cifar10:DIR"``, or ``"generated"`` with the options of
+            :class:`~.generated.Generated` behind a colon.
 
     Raises:
-        ValueError: The source is unknown, or a file is not what it should be.
+        ValueError: The source or an option is unknown, or a file is not what it should be.
         FileNotFoundError: A file is missing.
     """
     train, validation = read_images(source)
@@ -101,10 +104,12 @@ def read_images(source: str) -> tuple[Part, Part]:
     if source == "digits":
         return read_digits()
     scheme, _, place = source.partition(":")
+    if scheme == NAME:
+        return Generated.parse(place).draw()
     if scheme != "cifar10":
         raise ValueError(
-            f"data={source} is unknown: use digits, or cifar10:DIR with the folder of CIFAR-10's "
-            "binary version"
+            f"data={source} is unknown: use digits, {NAME}, or cifar10:DIR with the folder of "
+            "CIFAR-10's binary version"
         )
     if not place:
         raise ValueError("data=cifar10: names no folder: give cifar10:DIR")

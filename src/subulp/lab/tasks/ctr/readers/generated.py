@@ -7,26 +7,26 @@ no table alone. A category's popularity falls with its rank, whose order may mov
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ....data.digest import digest
+from ....data.drawn import NAME, Drawn
 from .dataset import CTRData
 from .example_stream import ExampleStream
 from .examples import ColumnStatistics, Encoder, Examples
 from .layout import Layout, Number, Table
-
-NAME = "generated"
 
 _SHARED = 4
 """Numbers of a category's vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated:
+class Generated(Drawn):
     """What is drawn.
 
     Attributes:
@@ -52,54 +52,15 @@ class Generated:
     signal: float = 2.0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        ranges = {
-            "examples": (100, 10**9),
-            "tables": (2, 64),
-            "rows": (8, 2**31 - 1),
-            "zipf": (0, 8),
-            "drift": (0, 1),
-            "signal": (0, 100),
-            "seed": (0, 2**32 - 1),
-        }
-        for name, (low, high) in ranges.items():
-            if not low <= (value := getattr(self, name)) <= high:
-                raise ValueError(
-                    f"data={NAME}: {name}={value:g} is out of range: give from {low} to {high}"
-                )
-
-    @classmethod
-    def parse(cls, text: str) -> Generated:
-        """Options as in ``examples=1000,drift=0.5``; none are the defaults.
-
-        Raises:
-            ValueError: One is unknown, given twice, or no number.
-        """
-        default = cls()
-        known: dict[str, type[int] | type[float]] = {
-            field.name: type(getattr(default, field.name)) for field in fields(cls)
-        }
-        given: dict[str, float] = {}
-        for entry in filter(None, text.split(",")):
-            name, _, value = entry.partition("=")
-            if name not in known:
-                raise ValueError(
-                    f"data={NAME}: {entry!r} is unknown: give {', '.join(f'{k}=' for k in known)}"
-                )
-            if name in given:
-                raise ValueError(f"data={NAME} repeats {name}: give it once")
-            try:
-                given[name] = known[name](value)
-            except ValueError:
-                kind = "an integer" if known[name] is int else "a number"
-                raise ValueError(f"data={NAME}: {entry!r} is not {kind}") from None
-        return cls(**given)  # type: ignore[arg-type]
-
-    @property
-    def name(self) -> str:
-        """All options as :meth:`parse` takes them."""
-        given = (f"{field.name}={getattr(self, field.name)}" for field in fields(self))
-        return f"{NAME}:{','.join(given)}"
+    _RANGES: ClassVar = {
+        "examples": (100, 10**9),
+        "tables": (2, 64),
+        "rows": (8, 2**31 - 1),
+        "zipf": (0, 8),
+        "drift": (0, 1),
+        "signal": (0, 100),
+        "seed": (0, 2**32 - 1),
+    }
 
     @property
     def sizes(self) -> list[int]:

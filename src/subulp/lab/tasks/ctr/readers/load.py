@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from ....data.drawn import NAME as GENERATED
 from ....data.lines import count_lines, find, shown, whole_lines
 from .dataset import CTRData, ReadOptions, make_data
 from .description import Description, make_layout, read_description
 from .example_stream import Span
-from .generated import NAME as GENERATED
 from .generated import Generated, generate
 from .layout import Layout, criteo_layout
 from .parse_line import split_line
