@@ -96,7 +96,8 @@ def _figures(source: np.random.Generator, labels: npt.NDArray[np.uint8]) -> Arra
     distance = np.hypot(down, across)
     inside = (outline - distance + 0.5).clip(0, 1)
     hole = (_HOLE * outline - distance + 0.5).clip(0, 1)
-    return np.where(ring, inside - hole, inside).astype(np.float32)
+    covered: Array = np.where(ring, inside - hole, inside).astype(np.float32)
+    return covered
 
 
 def _clouds(source: np.random.Generator, count: int) -> Array:
