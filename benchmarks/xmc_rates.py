@@ -3,15 +3,17 @@
     python benchmarks/xmc_rates.py --record benchmarks/results/xmc-rates.json --out runs/rates
 
 Of the bundled reverse dictionary's training texts, a tenth is kept aside, each time another one, by
-which rates are compared; its test part has no say. Every training has a seed of its own for each
-tenth, as both storages have. It goes on where it was stopped.
+which rates are compared; its test part has no say. Each tenth has a seed, which both storages
+share. It goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.readers import load
 
 MEASURES = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+SECONDS = "seconds"
 STORAGES = ("fp32", "fp8")
 PARTS = 10
 
@@ -48,9 +51,11 @@ def sweep(
         out: Folder of the runs and of their data.
         rates: Highest learning rates of the classifier.
         batches: Texts in a batch.
-        folds: Which tenths are kept aside, one after another.
+        folds: Which tenths are kept aside, 0 to 9, one after another: by seed 0, seed 1 and so on.
         jobs: Runs that train at the same time; one per core by default.
     """
+    if len(set(folds)) < len(folds) or not set(folds) <= set(range(PARTS)):
+        raise ValueError(f"folds={list(folds)}: give different ones from 0 to {PARTS - 1}")
     machine = describe(())
     found = {
         (batch, rate): [
@@ -67,7 +72,14 @@ def sweep(
     for row in rows:
         means = ", ".join(f"{name} {row[name]['mean']:.2f}" for name in MEASURES)
         print(f"{row['precision']}, rate {row['head_lr']:g}, batch {row['batch_size']}: {means}")
-    described = {"machine": machine, "folds": list(folds), "parts": PARTS, "rows": rows}
+    described = {
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": machine,
+        "folds": list(folds),
+        "seeds": list(range(len(folds))),
+        "parts": PARTS,
+        "rows": rows,
+    }
     record.write_text(json.dumps(described, indent=1) + "\n")
 
 
@@ -75,7 +87,7 @@ def measured(
     out: Path, batch: int, rate: float, fold: int, seed: int, jobs: int | None
 ) -> dict[str, dict[str, float]]:
     """Measures of both storages, one fold kept aside."""
-    folder = out / f"{fold}-{rate:g}-{batch}"
+    folder = out / f"{fold}-seed-{seed}-{rate:g}-{batch}"
     if not (folder / SUMMARY).exists():
         config = XMCConfig(
             precision=STORAGES,
@@ -91,7 +103,13 @@ def measured(
         else:
             compare(config, out=folder, jobs=jobs)
     runs = json.loads((folder / SUMMARY).read_text())["runs"]
-    return {run["precision"]: {name: run[name] for name in MEASURES} for run in runs}
+    return {
+        run["precision"]: {
+            **{name: run[name] for name in MEASURES},
+            SECONDS: run["seconds_per_step"] * run["steps"],
+        }
+        for run in runs
+    }
 
 
 def kept_aside(fold: int, folder: Path) -> Path:
@@ -118,9 +136,9 @@ def write(path: Path, lines: Sequence[str]) -> None:
 
 
 def about(runs: Sequence[dict[str, dict[str, float]]], storage: str) -> dict[str, Any]:
-    """Mean and single values of every measure."""
+    """Mean and single values of every measure, and of the seconds of all steps."""
     row: dict[str, Any] = {"precision": storage}
-    for name in MEASURES:
+    for name in (*MEASURES, SECONDS):
         values = [run[storage][name] for run in runs]
         row[name] = {"mean": statistics.fmean(values), "values": values}
     return row

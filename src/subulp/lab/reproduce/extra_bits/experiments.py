@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...tasks.ctr.config import CTRConfig
 from ...tasks.image.config import ImageConfig
 from ..claim import Experiment, Options, Part
@@ -243,16 +245,16 @@ PICTURES = Experiment(
 
 
 def _shaped(options: Options) -> tuple[Part, ...]:
-    own: dict[str, object] = {"steps": 12, "width": 4, "batch_size": 16, "lr": 0.1}
-    pictures = 240
-    if options.size == "small":
-        own = {"epochs": 5, "width": 8, "batch_size": 64, "lr": 0.1}
-        pictures = 6000
-    if options.size == "paper":
-        own = {"epochs": 20, "batch_size": 256, "lr": 0.1}
-        pictures = 60_000
-    own["data"] = options.data or f"generated:pictures={pictures}"
-    config = ImageConfig(precision=_FORMATS, seeds=_seeds(options), dtype="fp16", **own)  # type: ignore[arg-type]
+    sizes: dict[str, tuple[int, dict[str, Any]]] = {
+        "smallest": (240, {"steps": 12, "width": 4, "batch_size": 16}),
+        "small": (6000, {"epochs": 5, "width": 8, "batch_size": 64}),
+        "paper": (60_000, {"epochs": 20, "batch_size": 256}),
+    }
+    pictures, own = sizes[options.size]
+    data = options.data or f"generated:pictures={pictures}"
+    config = ImageConfig(
+        precision=_FORMATS, seeds=_seeds(options), dtype="fp16", lr=0.1, data=data, **own
+    )
     return (Training("resnet-18", config, curves=("training loss", "accuracy")),)
 
 
