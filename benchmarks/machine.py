@@ -17,7 +17,10 @@ from subulp.ops.native import isa_name
 def describe(packages: tuple[str, ...] = ("torch-optimi", "torchao")) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "processor": _processor(),
+        "processor": _processor("model name") or platform.processor(),
+        # Clouds name processors of several generations alike: the family and model tell them apart.
+        "family": _processor("cpu family"),
+        "model": _processor("model"),
         "instructions": isa_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -28,13 +31,13 @@ def describe(packages: tuple[str, ...] = ("torch-optimi", "torchao")) -> dict[st
     }
 
 
-def _processor() -> str:
+def _processor(field: str) -> str | None:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
+    for line in info.read_text().splitlines() if info.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return None
 
 
 def _version(name: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from subulp.nn.cached_table import CachedTable, EmbeddingTable
-from subulp.numerics import format_of, simulated
+from subulp.numerics import E4M3, format_of, simulated
 from subulp.numerics.int_rows import IntFormat, row_bytes
 from subulp.numerics.mixture import RECIPES, TENSOR, THREE_WAY
 from subulp.numerics.random_bits import WHOLE, Region
@@ -21,15 +21,16 @@ from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.head import (
     RandomAddress,
     triton_batch,
-    triton_dropout,
     triton_fp8,
     triton_integers,
     triton_logistic,
+    triton_rows,
     triton_sum,
     triton_topk,
 )
 from subulp.ops.head import triton as head_triton
 from subulp.ops.head.exact_sum import LOWEST, PARTS, WIDTH
+from subulp.ops.head.tiles import Place
 from subulp.ops.mixture import DecodeJob
 from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.mixture.operand import Operand, ProductJob
@@ -133,7 +134,10 @@ def compile_dropout(
     """The update of rows with a remainder and dropout, or the weights that are kept."""
     labels, dim, batch = sizes
     if kernel == "dropped":
-        return Compiled.of(triton_dropout.compile_for(target, dtype, labels * dim))
+        place = Place(0, labels, 0, labels)
+        return Compiled.of(
+            triton_rows.compile_for(target, dtype, (labels, dim), place, dropout=True)
+        )
     job = replace(
         head_job(format_of(dtype), weight_decay=0.1, dropout=0.5),
         rows=torch.empty(labels, dim, dtype=dtype, device="meta"),
@@ -141,6 +145,16 @@ def compile_dropout(
         x=torch.empty(batch, dim, device="meta"),
     )
     return Compiled.of(head_triton.compile_for(target, job, configuration))
+
+
+def compile_part(target: Target, sizes: tuple[int, int, int] = MAIN) -> Compiled:
+    """The rows of E4M3 of one rank among zeros, for BF16 and FP8 products."""
+    labels, dim, _ = sizes
+    place = Place(0, labels // 2, labels - labels // 2, labels)
+    shape = labels // 2, dim
+    return Compiled.of(
+        triton_rows.compile_for(target, E4M3.dtype, shape, place, dropout=False, codes=True)
+    )
 
 
 def compile_logistic(

@@ -15,9 +15,9 @@ from subulp.ops.embedding import triton as embedding_triton
 from subulp.ops.embedding import triton_update
 from subulp.ops.head import (
     triton_batch,
-    triton_dropout,
     triton_fp8,
     triton_logistic,
+    triton_rows,
     triton_sum,
     triton_topk,
 )
@@ -159,8 +159,9 @@ CASES = {
         _HEAD_ELEMENTS,
     ),
     "head, e4m3, weights kept": Case(
-        partial(aot_worker.compile_dropout, "dropped", E4M3), triton_dropout.BLOCK
+        partial(aot_worker.compile_dropout, "dropped", E4M3), triton_rows.BLOCK
     ),
+    "head, e4m3, rows of a rank": Case(aot_worker.compile_part, triton_rows.BLOCK),
     "logits, fp32": _logits(narrow=False),
     "logits, bf16": _logits(narrow=True),
     "sum": Case(aot_worker.compile_sum, triton_sum.BLOCK),

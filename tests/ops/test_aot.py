@@ -157,6 +157,11 @@ def test_head_with_dropout_and_remainders(compiler, kernel, dtype, capability):
     check_registers(compiler.submit(aot_worker.compile_dropout, kernel, dtype, capability).result())
 
 
+@pytest.mark.parametrize("sizes", [aot_worker.MAIN, aot_worker.RAGGED], ids=str)
+def test_rows_of_a_rank(compiler, sizes):
+    check(compiler.submit(aot_worker.compile_part, 90, sizes).result())
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_head_of_bf16_operands(compiler, capability):
     call = partial(aot_worker.compile_head, E4M3, capability, products="bf16")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from subulp.numerics.logistic import sigmoid, softplus
+from subulp.ops.head import triton_logistic
 from subulp.ops.head.logistic import Positives, logistic_
 
 from .support import environment, interpreted, isas
@@ -117,6 +118,29 @@ def test_the_triton_kernels_are_the_reference(narrow, shape):
             assert torch.equal(a.view(torch.int32), b.view(torch.int32))
             assert (total is None) == (other is None) == (not loss)
             assert total is None or torch.equal(total.nan_to_num(), other.nan_to_num())
+
+
+@interpreted
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("before", "height", "after"), [(130, 40, 300), (0, 7, 1), (5, 0, 4)])
+def test_triton_writes_zeros_where_others_have_rows(before, height, after, narrow):
+    z = torch.randn(height, 5, generator=torch.Generator().manual_seed(0)) * 5
+    pairs = torch.arange(0, z.numel(), 3)
+    positives = pairs // 5 + 9, pairs % 5
+    options = {"loss": True, "narrow": narrow}
+    alone = torch.empty_like(z)
+    terms = triton_logistic.run(z, *positives, 9, 0.3, gradient=alone, **options)
+    tile = torch.full((before + height + after, 5), math.nan)
+    found = triton_logistic.run(z, *positives, 9, 0.3, gradient=tile, before=before, **options)
+    assert torch.equal(found, terms)
+    assert torch.equal(tile[before : before + height], alone)
+    assert tile.count_nonzero() == alone.count_nonzero()
+    # In place, too.
+    tile = torch.full_like(tile, math.nan)
+    own = tile[before : before + height].copy_(z)
+    triton_logistic.run(own, *positives, 9, 0.3, gradient=tile, before=before, **options)
+    assert torch.equal(own, alone)
+    assert tile.count_nonzero() == alone.count_nonzero()
 
 
 @interpreted

@@ -93,7 +93,9 @@ def test_narrow_products_of_runs_are_those_of_the_whole(products, backend):
     [
         *({}, {"dropout": 0.3}, {"precise": 33}),
         *({"products": "bf16"}, {"products": "fp8"}, {"products": "fp8", "dropout": 0.3}),
-        *({"fmt": INT8}, {"fmt": simulated(3, 4)}),
+        *({"fmt": INT8}, {"fmt": INT8, "dropout": 0.3}, {"fmt": INT8, "precise": 33}),
+        *({"fmt": INT8, "labels": 70, "batch": 40}, {"fmt": simulated(3, 4)}),
+        *({"fmt": FP32, "products": "bf16"}, {"fmt": BF16, "dropout": 0.3}),
     ],
     ids=str,
 )
@@ -101,10 +103,11 @@ def test_the_fused_triton_kernel_steps_runs_as_the_whole(changes):
     whole = job(**{"fmt": E4M3, "labels": 70, **changes})
     parts = clones(whole)
     triton_head.run(whole)
-    for first, last in ((0, 33), (33, 70)):
+    for first, last in ((0, 33), (33, 33), (33, 50), (50, 70)):
         triton_head.run(cut(parts, first, last))
     assert torch.equal(parts.rows.float(), whole.rows.float())
     assert torch.equal(parts.loss, whole.loss)
+    torch.testing.assert_close(parts.grad_x, whole.grad_x)
 
 
 def numbers():

@@ -365,6 +365,8 @@ SMALL, MORE = (50, 32, 7), (110, 48, 17)
 FEW = (20, 32, 7), (30, 48, 9)
 """The same where a program takes a row, which takes long to interpret."""
 
+_PART = {"before": 5, "after": 3}
+
 HEADS: dict[str, tuple[dict[str, Any], tuple[tuple[int, int, int], ...]]] = {
     "FP32": ({}, (SMALL, MORE)),
     "BF16": ({"products": "bf16"}, (SMALL,)),
@@ -373,7 +375,10 @@ HEADS: dict[str, tuple[dict[str, Any], tuple[tuple[int, int, int], ...]]] = {
     "FP8, dropout": ({"products": "fp8", "dropout": 0.1}, (SMALL, MORE)),
     "simulated rows": ({"fmt": simulated(3, 4)}, (SMALL, MORE)),
     "rows of integers": ({"fmt": INT8}, FEW),
-    "FP8, parts of a mesh": ({"products": "fp8", "before": 5, "after": 3}, (SMALL, MORE)),
+    "FP32, parts of a mesh": (_PART, (SMALL, MORE)),
+    "FP8, parts of a mesh": ({"products": "fp8", **_PART}, (SMALL, MORE)),
+    "simulated rows, parts of a mesh": ({"fmt": simulated(3, 4), **_PART}, (SMALL, MORE)),
+    "rows of integers, parts of a mesh": ({"fmt": INT8, **_PART}, FEW),
 }
 """Options of steps, and sizes that each is taken in."""
 
@@ -395,7 +400,8 @@ def head(place: Place, sizes: tuple[int, int, int], options: dict[str, Any]) -> 
 for _name, (_options, _sizes) in HEADS.items():
     for _more, (_labels, _dim, _batch) in zip(("", ", more of all"), _sizes, strict=False):
         _case = f"head, 8 chunks, {_name}{_more}"
-        ELEMENTS[_case] = 8 * _labels * (_dim + _batch)
+        _whole = _labels + _options.get("before", 0) + _options.get("after", 0)
+        ELEMENTS[_case] = 8 * _whole * (_dim + _batch)
         case(_case, (_labels, _dim, _batch), _options, exact=False)(head)
 
 

@@ -24,8 +24,8 @@ from ...numerics.int_rows import IntFormat
 from ..triton import codec, launch, random_bits, tuning
 from ..triton.choices import Configuration
 from ..triton.faults import record
-from . import HeadJob, fp8, tiles, triton_integers, triton_logistic
-from .triton_dropout import dropped, factor_of, kept_at
+from . import HeadJob, fp8, tiles, triton_integers, triton_logistic, triton_rows
+from .triton_dropout import factor_of, kept_at
 
 TILE_BYTES = 256 * 1024 * 1024
 """Bytes of a tile's decoded weights: on a GPU, tiles bound memory and need not fit a cache."""
@@ -86,14 +86,14 @@ def run(job: HeadJob) -> None:
     x, x_logits = _inputs(job, wide, operands)
     loss = tiles.exact_loss(job)
     size = min(max(1, TILE_BYTES // (wide.itemsize * job.dim)), job.chunk_rows)
-    partial = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
+    of_tile = torch.empty(job.x.shape, dtype=torch.float32, device=job.device)
     for place in tiles.Place.all_of(job, size):
         rows = job.rows[place.start : place.stop]
         address = _address(job, place.start)
-        weight, scale = _weight(job, rows, address, wide)
-        weight, factor = tiles.whole_tile(weight, place), scale
-        if x_logits.dtype == torch.float8_e4m3fn:
-            stored = tiles.whole_tile(rows, place)
+        units = x_logits.dtype == torch.float8_e4m3fn
+        weight, stored, scale = _weights(job, rows, place, address, wide, codes=units)
+        factor = scale
+        if stored is not None:
             logits = fp8.unit_logits(stored, x_logits, operands["scales"])[:, : job.x.shape[0]]
             factor = 1.0
         else:
@@ -107,40 +107,48 @@ def run(job: HeadJob) -> None:
             job.positive_instances,
             job.first_label + place.start,
             job.gain,
-            gradient=None if g is None else g[place.own],
+            gradient=g,
             loss=loss is not None,
             narrow=narrow,
             scale=factor,
+            before=place.before,
         )
         if loss is not None and terms is not None:
             loss.add(terms)
         if g is None:
             continue
-        if not place.whole:
-            place.clear_others(g)
         # Not addmm: a product that starts from a large sum rounds each of its terms to it.
-        job.grad_x.add_(_mm(g.t(), weight, partial), alpha=scale)
-        if job.train:
-            _update(job, place.start, rows, g[place.own], x, address)
+        _mm(g.t(), weight, of_tile)
+        if job.train and isinstance(job.format, IntFormat) and rows.shape[0]:
+            gradient = _mm(g[place.own], x)
+            triton_integers.step(job, place.start, rows, gradient, address, of_tile)
+            continue
+        job.grad_x.add_(of_tile, alpha=scale)
+        if job.train and not isinstance(job.format, IntFormat):
+            fused_update(job, place.start, rows, g[place.own], x, address)
     if loss is not None and loss is not job.loss:
         loss.flush()
 
 
-def _weight(job: HeadJob, rows: Tensor, address: Tensor, wide: torch.dtype) -> tuple[Tensor, float]:
-    """Rows as the products take them, and what their sums are to be multiplied by."""
+def _weights(
+    job: HeadJob,
+    rows: Tensor,
+    place: tiles.Place,
+    address: Tensor,
+    wide: torch.dtype,
+    *,
+    codes: bool,
+) -> tuple[Tensor, Tensor | None, float]:
+    """A tile as the products take it, as it is stored if ``codes``, and the factor of its sums."""
     if isinstance(job.format, IntFormat):
-        return triton_integers.decoded(job, rows, address), 1.0
+        return triton_integers.decoded(job, rows, place, address), None, 1.0
+    decoded = partial(triton_rows.decoded, rows, place, address, wide)
     if job.train and job.dropout != 0.0:
-        return dropped(rows, job.scale, job.dropout, address, wide), 1.0
+        return *decoded(scale=job.scale, dropout=job.dropout), 1.0
     # Without their scale, a power of two.
-    return rows.to(wide), job.scale
-
-
-def _update(job: HeadJob, first: int, rows: Tensor, g: Tensor, x: Tensor, address: Tensor) -> None:
-    if isinstance(job.format, IntFormat):
-        triton_integers.step(job, first, rows, _mm(g, x), address)
-    else:
-        fused_update(job, first, rows, g, x, address)
+    if place.whole:
+        return rows.to(wide), rows if codes else None, job.scale
+    return *decoded(codes=codes), job.scale
 
 
 def _inputs(job: HeadJob, wide: torch.dtype, kept: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -20,29 +20,34 @@ from ...numerics.int_rows import IntFormat
 from ..triton import codec, int_rows, launch, random_bits
 from ..triton.faults import record
 from . import HeadJob
+from .tiles import Place
 from .triton_dropout import factor_of, kept_at
 
 
-def decoded(job: HeadJob, rows: Tensor, address: Tensor) -> Tensor:
-    """The FP32 weights of some rows; in training, those that dropout keeps.
+def decoded(job: HeadJob, rows: Tensor, place: Place, address: Tensor) -> Tensor:
+    """The FP32 weights of a tile; in training, those that dropout keeps.
 
     Args:
         job: The chunk's step.
         rows: uint8 ``(labels, bytes)``, contiguous.
+        place: Where they lie in their tile, which has zeros elsewhere.
         address: Of the random bits of the first row, see :func:`.triton_dropout.kept_at`.
     """
-    out = torch.empty(rows.shape[0], job.dim, dtype=torch.float32, device=rows.device)
+    out = torch.empty(place.size, job.dim, dtype=torch.float32, device=rows.device)
     with _on(rows.device):
-        if rows.shape[0]:
-            decode_kernel[(rows.shape[0],)](
-                *(rows, out, address, job.dim, rows.shape[1], factor_of(job.dropout)),
+        if place.size:
+            decode_kernel[(place.size,)](
+                *(rows, out, address, job.dim, rows.shape[1]),
+                *(rows.shape[0], place.before, factor_of(job.dropout)),
                 **_decode_options(job),
                 enable_fp_fusion=False,
             )
     return out
 
 
-def step(job: HeadJob, first: int, rows: Tensor, gradient: Tensor, address: Tensor) -> None:
+def step(
+    job: HeadJob, first: int, rows: Tensor, gradient: Tensor, address: Tensor, partial: Tensor
+) -> None:
     """Step rows by their gradient, in place, with a new scale and bias each.
 
     Args:
@@ -51,14 +56,16 @@ def step(job: HeadJob, first: int, rows: Tensor, gradient: Tensor, address: Tens
         rows: uint8 ``(labels, bytes)``, contiguous.
         gradient: FP32 ``(labels, dim)``.
         address: As for :func:`decoded`.
+        partial: FP32 ``(batch, dim)``, which is added to ``job.grad_x`` beside it.
     """
     precise = min(max(job.precise - first, 0), rows.shape[0])
     # Without a remainder any pointer does: it is not read.
     remainder = gradient if job.remainder is None or not precise else job.remainder[first:]
     with _on(rows.device):
-        if rows.shape[0]:
-            step_kernel[(rows.shape[0],)](
+        if programs := max(rows.shape[0], partial.shape[0]):
+            step_kernel[(programs,)](
                 *(rows, remainder, gradient, address, record(rows.device).found),
+                *(partial, job.grad_x, rows.shape[0], partial.shape[0]),
                 *(precise, job.dim, rows.shape[1]),
                 *(as_fp32(job.lr), as_fp32(job.weight_decay), factor_of(job.dropout)),
                 **_step_options(job, precise=precise > 0),
@@ -92,7 +99,8 @@ def compile_for(target: launch.Target, name: str, job: HeadJob) -> Any:
     arguments: dict[str, str | int] = {"rows": "*u8", "out": "*fp32", "gradient": "*fp32"}
     arguments |= {"remainder": "*bf16" if job.precise else "*fp32", "address": "*i64"}
     arguments |= {"found": "*i32", "precise": job.precise, "dim": job.dim}
-    arguments |= {"stride": job.rows.shape[1]}
+    arguments |= {"stride": job.rows.shape[1], "partial": "*fp32", "sums": "*fp32"}
+    arguments |= {"labels": job.rows.shape[0], "batch": job.x.shape[0], "before": job.before}
     arguments |= dict.fromkeys(("lr", "weight_decay", "factor"), "fp32")
     kernel = {"decode": decode_kernel, "step": step_kernel}[name]
     taken = {key: value for key, value in arguments.items() if key in kernel.arg_names}
@@ -109,18 +117,23 @@ def decode_kernel(
     address,
     dim,
     stride,
+    labels,
+    before,
     factor,
     BITS: tl.constexpr,
     DROPOUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    to = tl.program_id(0).to(tl.int64)
+    row = to - before
     element = tl.arange(0, BLOCK)
     inside = element < dim
-    weight = int_rows.decode(rows + row * stride, element, inside, BITS)
-    if DROPOUT:
-        weight = weight * kept_at(row * dim + element, factor, address)
-    tl.store(out + row * dim + element, weight, mask=inside)
+    weight = tl.zeros((BLOCK,), tl.float32)
+    if (row >= 0) & (row < labels):
+        weight = int_rows.decode(rows + row * stride, element, inside, BITS)
+        if DROPOUT:
+            weight = weight * kept_at(row * dim + element, factor, address)
+    tl.store(out + to * dim + element, weight, mask=inside)
 
 
 @triton.jit
@@ -130,6 +143,10 @@ def step_kernel(
     gradient,
     address,
     found,
+    partial,
+    sums,
+    labels,
+    batch,
     precise,
     dim,
     stride,
@@ -147,6 +164,13 @@ def step_kernel(
     element = tl.arange(0, BLOCK)
     inside = element < dim
     at, to = row * dim + element, rows + row * stride
+    if row < batch:
+        # The inputs' gradient, whose every row a program has beside one of the weights.
+        total = tl.load(sums + at, mask=inside, other=0.0)
+        tl.store(sums + at, total + tl.load(partial + at, mask=inside, other=0.0), mask=inside)
+    # No number is read or written of a row that there is not.
+    inside = element < tl.where(row < labels, dim, 0)
+    to = tl.where(row < labels, to, rows)
     weight = int_rows.decode(to, element, inside, BITS)
     step = tl.load(gradient + at, mask=inside, other=0.0)
     if DROPOUT:
@@ -170,7 +194,7 @@ def step_kernel(
         lost = weight - (q.to(tl.float32) * scale + bias)
         half = codec.nearest(lost, "bf16").to(tl.uint16)
     # Nothing is stored where something was found.
-    if tl.load(found) == 0:
+    if (row < labels) & (tl.load(found) == 0):
         if PRECISE:
             tl.store(remainder + at, half.to(tl.bfloat16, bitcast=True), mask=kept)
         int_rows.store(to, q, scale, bias, inside, BITS, BLOCK)

@@ -33,6 +33,7 @@ def run(
     loss: bool,
     narrow: bool,
     scale: float = 1.0,
+    before: int = 0,
 ) -> Tensor | None:
     """As :func:`.logistic.logistic_`; positives outside of the matrix are left out.
 
@@ -42,26 +43,29 @@ def run(
         columns: int64 ``(count,)``, of the positives.
         first: Number of the first row.
         gain: Factor on the gradient.
-        gradient: Contiguous FP32 or BF16 tensor of the logits' shape, or the logits themselves;
-            overwritten. ``None`` to compute none.
+        gradient: Contiguous FP32 or BF16 tensor of at least as many rows, of which those of the
+            logits may be the logits themselves; overwritten, with zeros in rows that are not
+            theirs. ``None`` to compute none.
         loss: Whether to compute the losses.
         narrow: Whether to round the logits, and what they become, to BF16.
         scale: A power of two that the logits are to be multiplied by (default: 1).
+        before: Rows of the gradient before those of the logits (default: none).
     """
     launch.check_device(logistic_kernel, logits.device)
     height, width = logits.shape
     count, device = rows.numel(), logits.device
     assert logits.stride(1) == 1 or width == 1
     assert gradient is None or gradient.is_contiguous()
-    if height == 0 or width == 0:
+    size = height if gradient is None else gradient.shape[0]
+    if size == 0 or width == 0:
         return torch.zeros(height + count, dtype=torch.float64, device=device) if loss else None
     terms = torch.empty(height + count if loss else 0, dtype=torch.float64, device=device)
     kept = torch.empty(count, dtype=torch.float32, device=device)
     scope = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with scope:
-        logistic_kernel[(triton.cdiv(height, BLOCK),)](
-            *(logits, logits if gradient is None else gradient, terms, kept, rows, columns),
-            *(count, first, height, width, logits.stride(0), as_fp32(gain), scale),
+        logistic_kernel[(triton.cdiv(size, BLOCK),)](
+            *(logits, logits if gradient is None else gradient, terms, kept, rows, columns, count),
+            *(first, height, width, logits.stride(0), before, size, as_fp32(gain), scale),
             **_options(gradient=gradient is not None, loss=loss, narrow=narrow),
             enable_fp_fusion=False,
         )
@@ -96,7 +100,7 @@ def compile_for(
     pointers = {"logits": "*fp32", "gradient": "*bf16" if narrow else "*fp32", "terms": "*fp64"}
     pointers |= {"kept": "*fp32", "rows": "*i64", "columns": "*i64"}
     integers = {"count": count, "first": first, "height": shape[0], "width": shape[1]}
-    integers["line"] = shape[1] if line is None else line
+    integers |= {"line": shape[1] if line is None else line, "before": 0, "size": shape[0]}
     arguments = pointers | integers | {"gain": "fp32", "scale": "fp32"}
     options = _options(gradient=True, loss=loss, narrow=narrow)
     return launch.compile_for(logistic_kernel, target, arguments, **options)
@@ -115,6 +119,8 @@ def logistic_kernel(
     height,
     width,
     line,
+    before,
+    size,
     gain,
     scale,
     GRADIENT: tl.constexpr,
@@ -122,15 +128,18 @@ def logistic_kernel(
     NARROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    start = tl.program_id(0) * BLOCK
-    stop = tl.minimum(start + BLOCK, height)
     lane = tl.arange(0, BLOCK)
+    # Of the logits' own rows; a program may have others' before and after them.
+    at_first = tl.program_id(0) * BLOCK - before
+    start = tl.minimum(tl.maximum(at_first, 0), height)
+    stop = tl.minimum(tl.maximum(at_first + BLOCK, 0), height)
     begin = first_at(rows, count, first + start)
     end = first_at(rows, count, first + stop)
     for some in range(begin, end, BLOCK):
         place = some + lane
-        at, known = positive(rows, columns, place, end, first, width, line)
-        z = rounded(tl.load(logits + at, mask=known, other=0.0).to(tl.float32) * scale, NARROW)
+        row, column, known = positive(rows, columns, place, end, first, width)
+        z = tl.load(logits + (row * line + column), mask=known, other=0.0).to(tl.float32)
+        z = rounded(z * scale, NARROW)
         tl.store(kept + place, z, mask=known)
         if LOSS:
             tl.store(terms + height + place, -z.to(tl.float64), mask=place < end)
@@ -142,9 +151,10 @@ def logistic_kernel(
             zeros(terms + height, end, count, BLOCK)
     # Other threads than those that replace them have read them.
     tl.debug_barrier()
-    row = start + lane
-    inside = row < height
-    at, to = row.to(tl.int64) * line, row.to(tl.int64) * width
+    own = at_first + lane
+    inside = (own >= 0) & (own < height)
+    written = own + before < size
+    at, to = own.to(tl.int64) * line, (own + before).to(tl.int64) * width
     total = tl.zeros((BLOCK,), tl.float64)
     # A row's elements one by one: the sum has their order.
     for _ in range(0, width):
@@ -153,20 +163,21 @@ def logistic_kernel(
         if LOSS:
             total += softplus(z, e).to(tl.float64)
         if GRADIENT:
-            store(gradient, to, rounded(sigmoid(z, e) * gain, NARROW), inside)
+            g = tl.where(inside, rounded(sigmoid(z, e) * gain, NARROW), 0.0)
+            store(gradient, to, g, written)
         at += 1
         to += 1
     if LOSS:
-        tl.store(terms + row, total, mask=inside)
+        tl.store(terms + own, total, mask=inside)
     if GRADIENT:
         tl.debug_barrier()
         for some in range(begin, end, BLOCK):
             place = some + lane
-            at, known = positive(rows, columns, place, end, first, width, width)
+            row, column, known = positive(rows, columns, place, end, first, width)
             z = tl.load(kept + place, mask=known, other=0.0)
             # sigmoid(z) - 1 is -sigmoid(-z), which keeps its digits where sigmoid(z) is near 1.
             g = sigmoid(-z, exp_of_negative(-tl.abs(z))) * -gain
-            store(gradient, at, rounded(g, NARROW), known)
+            store(gradient, (row + before) * width + column, rounded(g, NARROW), known)
 
 
 @triton.jit
@@ -183,11 +194,11 @@ def first_at(rows, count, row):
 
 
 @triton.jit
-def positive(rows, columns, place, end, first, width, line):
-    """Where positives lie in the matrix, whose rows are ``line`` apart, and which of them do."""
+def positive(rows, columns, place, end, first, width):
+    """Rows and columns of positives, and which of them lie in the matrix."""
     row = tl.load(rows + place, mask=place < end, other=0) - first
     column = tl.load(columns + place, mask=place < end, other=-1)
-    return row * line + column, (column >= 0) & (column < width)
+    return row, column, (column >= 0) & (column < width)
 
 
 @triton.jit
