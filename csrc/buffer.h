@@ -15,9 +15,9 @@ class Buffer {
  public:
   explicit Buffer(int64_t size = 0) { resize(size); }
   Buffer(int64_t size, Unset) : size_(size), room_(size) {
-    data_ = take(std::malloc(static_cast<size_t>(size) * sizeof(T)), size);
+    if (size) take(std::malloc(bytes_of(size)));
   }
-  ~Buffer() { std::free(data_); }
+  ~Buffer() { std::free(memory_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
@@ -30,24 +30,31 @@ class Buffer {
   // What was there is lost if it grows.
   void resize(int64_t size) {
     if (size > room_) {
-      std::free(data_);
-      data_ = take(std::calloc(static_cast<size_t>(size), sizeof(T)), size);
+      std::free(memory_);
+      take(std::calloc(1, bytes_of(size)));
       room_ = size;
     }
     size_ = size;
   }
   void swap(Buffer& other) {
+    std::swap(memory_, other.memory_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(room_, other.room_);
   }
 
  private:
-  static T* take(void* memory, int64_t size) {
-    if (size && !memory) std::abort();
-    return static_cast<T*>(memory);
+  // It begins where a line of the cache does, so that no vector is in two, nor two threads' numbers in one.
+  static constexpr size_t LINE_BYTES = 64;
+  static size_t bytes_of(int64_t size) { return static_cast<size_t>(size) * sizeof(T) + 2 * LINE_BYTES; }
+  void take(void* memory) {
+    if (!memory) std::abort();
+    memory_ = memory;
+    const uintptr_t first = reinterpret_cast<uintptr_t>(memory) + LINE_BYTES - 1;
+    data_ = reinterpret_cast<T*>(first / LINE_BYTES * LINE_BYTES);
   }
 
+  void* memory_ = nullptr;
   T* data_ = nullptr;
   int64_t size_ = 0, room_ = 0;
 };

@@ -13,7 +13,7 @@
 
 namespace simd {
 
-constexpr int64_t GRADIENTS_AHEAD = 8;
+constexpr int64_t GRADIENTS_AHEAD = 8, NEAR = 4;
 // Looked-up rows of a thread, as row << 32 | position, ascending.
 class RowOrder {
  public:
@@ -93,8 +93,7 @@ class TableUpdate {
         width_(padded(t.dim)),
         direct_(t.dim == width_),
         bits_(call.seed, t.stream, call.step, t.dim),
-        memory_(3 * width_),
-        q_(width_ + W) {
+        memory_(3 * width_) {
     x_ = memory_.data();
     g_ = x_ + width_;
     leaving_ = g_ + width_;
@@ -107,6 +106,7 @@ class TableUpdate {
     for (int64_t r = 0; r < runs; ++r) {
       if (r + 2 * AHEAD < runs) announce(order.row(order.start(r + 2 * AHEAD)));
       if (r + AHEAD < runs) bring(order, order.start(r + AHEAD));
+      if (r + NEAR < runs) bring_nearer(order.row(order.start(r + NEAR)));
       const int64_t first = order.start(r), last = order.start(r + 1);
       merge(order, first, last);
       update(order.row(first), static_cast<uint32_t>(last - first));
@@ -136,6 +136,12 @@ class TableUpdate {
     if (place < 0) prefetch(stored_row(t_, row), t_.row_bytes);
     else prefetch(t_.cache + place * t_.dim, t_.dim * 4);
     if (t_.rule == SUBULP_ADAGRAD) prefetch(t_.accumulator + row * t_.dim, t_.dim * 4);
+  }
+
+  // What a row's update begins with, into the first level: few lines, which the rest waits for.
+  void bring_nearer(int64_t row) const {
+    if (t_.counts) __builtin_prefetch(t_.counts + row, 1, 3);
+    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) __builtin_prefetch(t_.accumulator + row, 1, 3);
   }
 
   // The gradients of a row's lookups, summed in their order, span by span.
@@ -251,7 +257,7 @@ class TableUpdate {
     const int64_t whole = all ? row : row / t_.taken * t_.period + t_.first + row % t_.taken;
     const uint64_t first = static_cast<uint64_t>(whole * t_.whole_dim + t_.column);
     const RowRounding rounding{t_.stochastic ? &bits_ : nullptr, first, slot};
-    Row::encode(x, t_.dim, stored_row(t_, row), q_.data(), rounding);
+    Row::encode(x, t_.dim, stored_row(t_, row), rounding);
   }
 
   // The row with its gradient applied; `x` has room for padding.
@@ -296,7 +302,6 @@ class TableUpdate {
   const bool direct_;  // a cached row can be worked on in its place
   RowBits bits_;
   Buffer<float> memory_;
-  Buffer<uint8_t> q_;
   float *x_, *g_, *leaving_;
 };
 

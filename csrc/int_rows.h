@@ -42,7 +42,6 @@ inline int encode_int_rows(const float* from, char* to, int64_t rows, int64_t di
   {
     const IeeeMode ieee;
     Buffer<float> x(padded(dim));
-    Buffer<uint8_t> q(padded(dim) + W);
     const RandomRun run = random ? *random : RandomRun{};
     RowBits drawn(run.seed, run.stream, run.step, dim);
 #if defined(_OPENMP)
@@ -51,7 +50,7 @@ inline int encode_int_rows(const float* from, char* to, int64_t rows, int64_t di
     for (int64_t r = 0; r < rows; ++r) {
       std::memcpy(x.data(), from + r * dim, static_cast<size_t>(dim) * sizeof(float));
       const RowRounding rounding{random ? &drawn : nullptr, run.first + static_cast<uint64_t>(r * dim), 0};
-      IntRow<bits>::encode(x.data(), dim, to + r * bytes, q.data(), rounding);
+      IntRow<bits>::encode(x.data(), dim, to + r * bytes, rounding);
     }
   }
   (void)threads;

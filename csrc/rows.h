@@ -98,7 +98,7 @@ struct FloatRow {
     each_vector(Reader(row), dim, visit);
   }
 
-  static void encode(float* x, int64_t dim, char* row, uint8_t*, const RowRounding& rounding) {
+  static void encode(float* x, int64_t dim, char* row, const RowRounding& rounding) {
     const char* random = nullptr;
     if constexpr (Format::bytes < 4)
       if (rounding.bits) random = rounding.bits->template draw<Format::random_width>(rounding.first, dim, rounding.slot);
@@ -141,6 +141,32 @@ inline U load_packed(const char* p) {
   }
 }
 
+// The same way back, of integers below 2^bits. From registers: bytes that are stored and read again wider than they
+// were stored wait until the memory has them.
+template <int bits>
+inline void store_packed(void* p, U a) {
+  if constexpr (bits == 8) {
+    store_u8(p, a);
+  } else {
+#if defined(SUBULP_VECTORS_ARE_ARRAYS)
+    constexpr int per_byte = 8 / bits;
+    uint8_t q[W], packed[W / per_byte] = {};
+    store_u8(q, a);
+    for (int i = 0; i < W; ++i) packed[i / per_byte] |= static_cast<uint8_t>(q[i] << i % per_byte * bits);
+    std::memcpy(p, packed, sizeof packed);
+#else
+    // Sums of neighbours, the later ones times 2^bits; of two bits, of their neighbours again.
+    __m128i words = _mm_maddubs_epi16(narrow_u8(a), _mm_set1_epi16(1 | 1 << (bits + 8)));
+    if constexpr (bits == 2) {
+      const __m128i fours = _mm_madd_epi16(words, _mm_set1_epi32(1 | 1 << (2 * bits + 16)));
+      words = _mm_packs_epi32(fours, fours);
+    }
+    const __m128i packed = _mm_packus_epi16(words, words);
+    std::memcpy(p, &packed, W * bits / 8);
+#endif
+  }
+}
+
 // Rows of integers: FP32 scale and bias, then the packed integers.
 template <int bits>
 struct IntRow {
@@ -175,8 +201,8 @@ struct IntRow {
     each_vector(Reader(row), dim, visit);
   }
 
-  // `x` has room for padding, `q` for a byte an element.
-  static void encode(float* x, int64_t dim, char* row, uint8_t* q, const RowRounding& rounding) {
+  // `x` has room for padding.
+  static void encode(float* x, int64_t dim, char* row, const RowRounding& rounding) {
     const int64_t whole = padded(dim);
     for (int64_t i = dim; i < whole; ++i) x[i] = x[0];
     F low = load_f32(x), high = low;
@@ -206,13 +232,14 @@ struct IntRow {
     const F b = f32(bias), s = f32(scale), magic = f32(12582912.0f), zero = f32(0.0f);
     const char* const random =
         rounding.bits ? rounding.bits->template draw<32>(rounding.first, dim, rounding.slot) : nullptr;
-    for (int64_t i = 0; i < whole; i += W) {
+    char* const codes = row + parameters;
+    for (int64_t i = 0; i < dim; i += W) {
       // The maximum makes -0 a 0.
       const F t = simd::max(div(sub(load_f32(x + i), b), s), zero);
       // Adding 1.5 * 2^23 leaves no fraction bits: rounded to nearest even, the integer lowest.
       const F shifted = simd::add(t, magic);
       U n = sub(as_u32(shifted), u32(0x4B400000u));
-      if (random && i < dim) {
+      if (random) {
         const F whole_part = sub(shifted, magic);
         const M above = greater(as_u32(whole_part), as_u32(t));
         const F below = as_f32(select(above, as_u32(sub(whole_part, f32(1.0f))), as_u32(whole_part)));
@@ -220,17 +247,20 @@ struct IntRow {
         n = sub(n, select(above, u32(1), u32(0)));
         n = simd::add(n, select(greater(as_u32(sub(t, below)), as_u32(u)), u32(1), u32(0)));
       }
-      store_u8(q + i, simd::min(n, u32(top)));
+      n = simd::min(n, u32(top));
+      if (i + W <= dim) {
+        store_packed<bits>(codes + i / per_byte, n);
+      } else {
+        // What is beyond the row is zero in its last byte.
+        uint32_t last[W] = {};
+        alignas(64) uint32_t all[W];
+        store_u32(all, n);
+        std::memcpy(last, all, static_cast<size_t>(dim - i) * sizeof *all);
+        char part[W];
+        store_packed<bits>(part, load_u32(last));
+        std::memcpy(codes + i / per_byte, part, static_cast<size_t>(packed(dim - i)));
+      }
     }
-    std::memset(q + dim, 0, static_cast<size_t>(whole - dim));
-    uint8_t* const to = reinterpret_cast<uint8_t*>(row) + parameters;
-    const int64_t count = packed(dim);
-    if constexpr (bits == 8) std::memcpy(to, q, static_cast<size_t>(count));
-    else if constexpr (bits == 4)
-      for (int64_t i = 0; i < count; ++i) to[i] = static_cast<uint8_t>(q[2 * i] | q[2 * i + 1] << 4);
-    else
-      for (int64_t i = 0; i < count; ++i)
-        to[i] = static_cast<uint8_t>(q[4 * i] | q[4 * i + 1] << 2 | q[4 * i + 2] << 4 | q[4 * i + 3] << 6);
   }
 };
 

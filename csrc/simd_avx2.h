@@ -33,10 +33,11 @@ inline __m128i narrow_u16(U a) {
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
 }
 inline void store_u16(void* p, U a) { _mm_storeu_si128(static_cast<__m128i*>(p), narrow_u16(a)); }
-inline void store_u8(void* p, U a) {
+inline __m128i narrow_u8(U a) {
   const __m128i words = narrow_u16(a);
-  _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+  return _mm_packus_epi16(words, words);
 }
+inline void store_u8(void* p, U a) { _mm_storel_epi64(static_cast<__m128i*>(p), narrow_u8(a)); }
 
 inline void store_low_u8(void* p, U a) { store_u8(p, _mm256_and_si256(a, u32(0xFF))); }
 

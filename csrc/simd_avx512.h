@@ -30,9 +30,8 @@ inline void store_u32(void* p, U a) { _mm512_storeu_si512(p, a); }
 inline void store_u16(void* p, U a) {
   _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a));
 }
-inline void store_u8(void* p, U a) {
-  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
-}
+inline __m128i narrow_u8(U a) { return _mm512_cvtepi32_epi8(a); }
+inline void store_u8(void* p, U a) { _mm_storeu_si128(static_cast<__m128i*>(p), narrow_u8(a)); }
 
 inline void store_low_u8(void* p, U a) { store_u8(p, a); }
 
