@@ -119,7 +119,7 @@ def test_steps(setup, sizes, offsets):
 )
 def test_heads(changes, monkeypatch):
     """All that a step of a head changes; the rows are more than any part has."""
-    # The interpreter multiplies by numpy, whose order of sums depends on the shape on some processors.
+    # The interpreter multiplies by numpy, whose sums have an order of the shape on some processors.
     monkeypatch.setattr(np, "matmul", matmul)
 
     def step():
