@@ -22,11 +22,24 @@ inline void fetch_line(const void* p) {
 #endif
 }
 
-inline void prefetch(const void* p, int64_t bytes) {
+// A line that will be written, as this processor core's alone: one that others have too would have to be
+// asked for again by the store.
+inline void fetch_own_line(const void* p) {
+#if defined(SUBULP_X86) && defined(__GNUC__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p)));
+#else
+  __builtin_prefetch(p, 1, 2);
+#endif
+}
+
+template <class Fetch>
+inline void each_line(const void* p, int64_t bytes, Fetch fetch) {
   const char* const first = static_cast<const char*>(p);
   const char* const last = first + bytes - 1;
-  for (const char* line = first - reinterpret_cast<uintptr_t>(first) % 64; line <= last; line += 64) fetch_line(line);
+  for (const char* line = first - reinterpret_cast<uintptr_t>(first) % 64; line <= last; line += 64) fetch(line);
 }
+inline void prefetch(const void* p, int64_t bytes) { each_line(p, bytes, fetch_line); }
+inline void prefetch_own(const void* p, int64_t bytes) { each_line(p, bytes, fetch_own_line); }
 
 inline int64_t set_of(const subulp_table& t, uint32_t row) {
   if (t.mixed) row = subulp_mix(row);

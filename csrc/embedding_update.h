@@ -7,13 +7,15 @@
 #include <omp.h>
 #endif
 
+#include <cmath>
+
 #include "all_finite.h"
 #include "embedding_cache.h"
 #include "float_mode.h"
 
 namespace simd {
 
-constexpr int64_t GRADIENTS_AHEAD = 8, NEAR = 4;
+constexpr int64_t GRADIENTS_AHEAD = 8;
 // Looked-up rows of a thread, as row << 32 | position, ascending.
 class RowOrder {
  public:
@@ -38,12 +40,16 @@ class RowOrder {
         entries_[j] = e;
       }
     } else {
-      for (int shift = 32; shift < 64 && (static_cast<uint64_t>(rows - 1) << 32) >> shift; shift += DIGIT) pass(shift);
+      sort_by_digits(rows);
     }
     starts_.resize(size_ + 1);
     runs_ = 0;
-    for (int64_t i = 0; i < size_; ++i)
-      if (i == 0 || row(i) != row(i - 1)) starts_[runs_++] = static_cast<uint32_t>(i);
+    int64_t before = -1;
+    for (int64_t i = 0; i < size_; ++i) {
+      starts_[runs_] = static_cast<uint32_t>(i);
+      runs_ += row(i) != before;
+      before = row(i);
+    }
     starts_[runs_] = static_cast<uint32_t>(size_);
   }
   int64_t row(int64_t i) const { return static_cast<int64_t>(entries_[i] >> 32); }
@@ -54,20 +60,28 @@ class RowOrder {
   int64_t start(int64_t run) const { return starts_[run]; }
 
  private:
-  static constexpr int DIGIT = 11;
+  static constexpr int DIGIT = 11, DIGITS = 3;  // bits of a digit; digits of a row number
   static constexpr uint64_t MASK = (1u << DIGIT) - 1;
 
-  void pass(int shift) {
-    uint32_t begin[1 << DIGIT] = {};
-    for (int64_t i = 0; i < size_; ++i) ++begin[entries_[i] >> shift & MASK];
-    uint32_t sum = 0;
-    for (uint32_t& b : begin) {
-      const uint32_t count = b;
-      b = sum;
-      sum += count;
+  static int64_t digit_of(uint64_t entry, int digit) { return entry >> (32 + digit * DIGIT) & MASK; }
+  void sort_by_digits(int64_t rows) {
+    int digits = 0;
+    while (digits < DIGITS && static_cast<uint64_t>(rows - 1) >> digits * DIGIT) ++digits;
+    // How often each digit is there, then where its entries begin. The sums do not depend on the order.
+    uint32_t begin[DIGITS][1 << DIGIT];
+    std::memset(begin, 0, static_cast<size_t>(digits) * sizeof *begin);
+    for (int64_t i = 0; i < size_; ++i)
+      for (int d = 0; d < digits; ++d) ++begin[d][digit_of(entries_[i], d)];
+    for (int d = 0; d < digits; ++d) {
+      uint32_t sum = 0;
+      for (uint32_t& b : begin[d]) {
+        const uint32_t count = b;
+        b = sum;
+        sum += count;
+      }
+      for (int64_t i = 0; i < size_; ++i) other_[begin[d][digit_of(entries_[i], d)]++] = entries_[i];
+      entries_.swap(other_);
     }
-    for (int64_t i = 0; i < size_; ++i) other_[begin[entries_[i] >> shift & MASK]++] = entries_[i];
-    entries_.swap(other_);
   }
 
   Buffer<uint64_t> entries_, other_;
@@ -102,14 +116,14 @@ class TableUpdate {
   void run(const RowOrder& order) {
     const int64_t runs = order.runs();
     for (int64_t r = 0; r < std::min(2 * AHEAD, runs); ++r) announce(order.row(order.start(r)));
-    for (int64_t r = 0; r < std::min(AHEAD, runs); ++r) bring(order, order.start(r));
+    for (int64_t r = 0; r < std::min(AHEAD, runs); ++r) bring(order, r);
     for (int64_t r = 0; r < runs; ++r) {
+      const int64_t place = places_[r % AHEAD];
       if (r + 2 * AHEAD < runs) announce(order.row(order.start(r + 2 * AHEAD)));
-      if (r + AHEAD < runs) bring(order, order.start(r + AHEAD));
-      if (r + NEAR < runs) bring_nearer(order.row(order.start(r + NEAR)));
+      if (r + AHEAD < runs) bring(order, r + AHEAD);
       const int64_t first = order.start(r), last = order.start(r + 1);
       merge(order, first, last);
-      update(order.row(first), static_cast<uint32_t>(last - first));
+      update(order.row(first), static_cast<uint32_t>(last - first), place);
     }
   }
   int64_t evictions = 0;
@@ -127,21 +141,22 @@ class TableUpdate {
       prefetch(t_.tags + set * t_.ways, t_.ways * 4);
       if (t_.floors) fetch_line(t_.floors + set);
     }
-    if (t_.counts) fetch_line(t_.counts + row);
-    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) fetch_line(t_.accumulator + row);
+    if (t_.counts) fetch_own_line(t_.counts + row);
+    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) fetch_own_line(t_.accumulator + row);
   }
 
-  void bring(const RowOrder& order, int64_t start) const {
-    const int64_t row = order.row(start), place = find_row(t_, row);
-    if (place < 0) prefetch(stored_row(t_, row), t_.row_bytes);
-    else prefetch(t_.cache + place * t_.dim, t_.dim * 4);
-    if (t_.rule == SUBULP_ADAGRAD) prefetch(t_.accumulator + row * t_.dim, t_.dim * 4);
-  }
-
-  // What a row's update begins with, into the first level: few lines, which the rest waits for.
-  void bring_nearer(int64_t row) const {
-    if (t_.counts) __builtin_prefetch(t_.counts + row, 1, 3);
-    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) __builtin_prefetch(t_.accumulator + row, 1, 3);
+  void bring(const RowOrder& order, int64_t run) {
+    const int64_t start = order.start(run), row = order.row(start), place = find_row(t_, row);
+    places_[run % AHEAD] = place;
+    if (place < 0) prefetch_own(stored_row(t_, row), t_.row_bytes);
+    else prefetch_own(t_.cache + place * t_.dim, t_.dim * 4);
+    if (t_.rule == SUBULP_ADAGRAD) prefetch_own(t_.accumulator + row * t_.dim, t_.dim * 4);
+    if (place >= 0 || !t_.sets || !t_.counts) return;
+    // A row that may enter the cache is compared with all of its set.
+    const int64_t set = set_of(t_, static_cast<uint32_t>(row)), lookups = order.start(run + 1) - start;
+    if (t_.counts[row] + lookups <= t_.floors[set]) return;
+    const int32_t* const tags = t_.tags + set * t_.ways;
+    for (int w = 0; w < t_.ways; ++w) fetch_line(t_.counts + tags[w]);
   }
 
   // The gradients of a row's lookups, summed in their order, span by span.
@@ -181,17 +196,18 @@ class TableUpdate {
   }
   const float* gradient(int64_t position) const { return call_.grad + call_.grad_at[position]; }
 
-  void update(int64_t row, uint32_t lookups) {
+  // `place` is where the row was in the cache some rows before. No other row's update brings it there.
+  void update(int64_t row, uint32_t lookups, int64_t place) {
     if (t_.counts) {
       const uint32_t total = static_cast<uint32_t>(t_.counts[row]) + lookups;
       t_.counts[row] = static_cast<int32_t>(std::min<uint32_t>(total, SUBULP_COUNT_LIMIT));
     }
     if (t_.sets) {
+      if (place >= 0 && t_.tags[place] == static_cast<int32_t>(row))
+        return keep(place, row, FloatRow<Fp32>::Reader(cached(place)));
       const int64_t set = set_of(t_, static_cast<uint32_t>(row)), first = set * t_.ways;
       const int32_t* const tags = t_.tags + first;
-      int way = find_tag(tags, t_.ways, static_cast<int32_t>(row));
-      if (way >= 0) return keep(first + way, row, FloatRow<Fp32>::Reader(cached(first + way)));
-      way = find_tag(tags, t_.ways, SUBULP_EMPTY);
+      int way = find_tag(tags, t_.ways, SUBULP_EMPTY);
       if (way < 0) {
         way = loser(set, row);
         if (way >= 0 && !is_row(tags[way])) way = -1;
@@ -262,8 +278,9 @@ class TableUpdate {
 
   // The row with its gradient applied; `x` has room for padding.
   template <class Reader>
-  void optimize(int64_t row, const Reader& from, float* x) {
+  void optimize(int64_t row, const Reader from, float* x) {
     const F lr = f32(t_.lr), eps = f32(t_.eps);
+    const float* const summed = g_;  // a copy, for the compiler must take every store for one to g_
     if (t_.weight_decay != 0.0f) {
       each_vector(from, t_.dim, [&](int64_t i, F value) {
         store_f32(g_ + i, simd::add(load_f32(g_ + i), mul(value, f32(t_.weight_decay))));
@@ -286,14 +303,16 @@ class TableUpdate {
       for (F& part : parts) part = f32(0.0f);
       for (int64_t i = 0; i < width_; i += ROW_LANES)
         for (int p = 0; p < PARTS; ++p) {
-          const F g = load_f32(g_ + i + p * W);
+          const F g = load_f32(summed + i + p * W);
           parts[p] = simd::add(parts[p], mul(g, g));
         }
       const float total = t_.accumulator[row] + sum_lanes(parts) / static_cast<float>(t_.dim);
       t_.accumulator[row] = total;
-      factor = div(lr, simd::add(sqrt(f32(total)), eps));
+      factor = f32(t_.lr / (std::sqrt(total) + t_.eps));
     }
-    each_vector(from, t_.dim, [&](int64_t i, F value) { store_f32(x + i, sub(value, mul(load_f32(g_ + i), factor))); });
+    each_vector(from, t_.dim, [=](int64_t i, F value) {
+      store_f32(x + i, sub(value, mul(load_f32(summed + i), factor)));
+    });
   }
 
   const subulp_table& t_;
@@ -301,6 +320,7 @@ class TableUpdate {
   const int64_t width_;
   const bool direct_;  // a cached row can be worked on in its place
   RowBits bits_;
+  int64_t places_[AHEAD];  // in the cache, of the rows ahead
   Buffer<float> memory_;
   float *x_, *g_, *leaving_;
 };

@@ -48,7 +48,9 @@ class RowBits {
     constexpr uint64_t per_counter = 128 / width;
     const uint64_t counter = first / per_counter;
     const int64_t counters = static_cast<int64_t>((first + count - 1) / per_counter - counter + 1);
-    for (int64_t i = 0; i < counters; i += PHILOX) philox(counter + i, step_, slot, key_, words_.data() + 4 * i);
+    int64_t i = 0;
+    for (; i + PHILOX_FEW < counters; i += PHILOX) philox(counter + i, step_, slot, key_, words_.data() + 4 * i);
+    if (i < counters) philox<PHILOX_FEW>(counter + i, step_, slot, key_, words_.data() + 4 * i);
     return reinterpret_cast<const char*>(words_.data()) + first % per_counter * (width / 8);
   }
 
@@ -67,7 +69,7 @@ struct RowRounding {
 
 // Calls visit(i, values of the elements from i on) for a whole row.
 template <class Reader, class Visit>
-inline void each_vector(const Reader& row, int64_t dim, Visit visit) {
+inline void each_vector(const Reader row, int64_t dim, Visit visit) {
   int64_t i = 0;
   for (; i + W <= dim; i += W) visit(i, row.whole(i));
   if (i < dim) visit(i, row.part(i, dim - i));

@@ -158,8 +158,10 @@ inline uint32_t equal_lanes(U a, U b) {
 }
 
 // Two batches of four counters, interleaved: a round is a chain of five dependent operations.
-constexpr int PHILOX = 8;
+constexpr int PHILOX = 8, PHILOX_FEW = 8;
+template <int counters = PHILOX>
 inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
+  static_assert(counters == PHILOX);
   // One counter per 64-bit lane. _mm256_mul_epu32 reads low halves only, so the upper halves may
   // hold anything until the end.
   const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);

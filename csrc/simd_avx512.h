@@ -127,14 +127,16 @@ inline F fold_each(const F* v, Op op) {
 }
 inline uint32_t equal_lanes(U a, U b) { return _mm512_cmpeq_epi32_mask(a, b); }
 
-// Four batches of eight counters, interleaved: a round is a chain of three dependent operations.
-constexpr int PHILOX = 32;
+// Batches of eight counters, four of them interleaved or two: a round is a chain of three dependent operations.
+constexpr int PHILOX = 32, PHILOX_FEW = 16;
+template <int counters = PHILOX>
 inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
   // As in simd_avx2.h: one counter per 64-bit lane, upper halves ignored.
   constexpr int xor3 = 0x96;
   const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-  __m512i c[4][4];
-  for (int j = 0; j < 4; ++j) {
+  constexpr int batches = counters / 8;
+  __m512i c[batches][4];
+  for (int j = 0; j < batches; ++j) {
     c[j][0] = _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(block + 8 * j)),
                                _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
     c[j][1] = _mm512_srli_epi64(c[j][0], 32);
@@ -144,7 +146,7 @@ inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t*
   for (int round = 0; round < 10; ++round) {
     const __m512i k0 = _mm512_set1_epi32(static_cast<int>(key[2 * round]));
     const __m512i k1 = _mm512_set1_epi32(static_cast<int>(key[2 * round + 1]));
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < batches; ++j) {
       const __m512i p0 = _mm512_mul_epu32(c[j][0], m0), p1 = _mm512_mul_epu32(c[j][2], m1);
       c[j][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), k0, c[j][1], xor3);
       c[j][2] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), k1, c[j][3], xor3);
@@ -154,7 +156,7 @@ inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t*
   }
   const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0);
   const __m512i second = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < batches; ++j) {
     const __m512i w01 = _mm512_mask_blend_epi32(0xAAAA, c[j][0], _mm512_slli_epi64(c[j][1], 32));
     const __m512i w23 = _mm512_mask_blend_epi32(0xAAAA, c[j][2], _mm512_slli_epi64(c[j][3], 32));
     store_u32(out + 32 * j, _mm512_permutex2var_epi64(w01, first, w23));

@@ -179,9 +179,11 @@ inline uint32_t equal_lanes(U a, U b) {
   return r;
 }
 
-// Philox4x32-10 for PHILOX consecutive counters: 4 * PHILOX words in counter order.
-constexpr int PHILOX = 1;
+// Philox4x32-10 for PHILOX consecutive counters, or PHILOX_FEW: four words each, in counter order.
+constexpr int PHILOX = 1, PHILOX_FEW = 1;
+template <int counters = PHILOX>
 inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
+  static_assert(counters == PHILOX);
   uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
   uint32_t c2 = step, c3 = slot;
   for (int round = 0; round < 10; ++round) {
