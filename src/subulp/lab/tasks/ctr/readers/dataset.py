@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from ....data.counts import Counts
 from ....data.digest import digest
-from .example_stream import BadLines, ExampleStream, OnBadLine, Span, read_spans
+from .example_stream import BadLines, ExampleStream, OnBadLine
 from .examples import ColumnStatistics, Encoder, Examples
 from .layout import Layout, Table
+
+Blocks = Callable[[BadLines], Iterator[Examples]]
+"""Reads the examples of a part in their order, again with each call, and tells of bad lines."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class ReadOptions:
 def make_data(
     name: str,
     layout: Layout,
-    train: Sequence[Span],
-    test: Sequence[Span],
+    train: Blocks,
+    test: Blocks,
     options: ReadOptions,
 ) -> CTRData:
     """Read all lines once: every one is checked, and counts and vocabularies are those of the pass.
@@ -94,8 +96,8 @@ def make_data(
             count.add(block.keys[:, table])
 
     parts = {}
-    for part, spans, tell in (("training", train, see), ("test", test, note)):
-        parts[part] = _part(layout, spans, options.buffer, bad, tell)
+    for part, blocks, tell in (("training", train, see), ("test", test, note)):
+        parts[part] = _part(blocks, options.buffer, bad, tell)
         ends.append(len(digests))
         if not len(parts[part]):
             raise ValueError(f"data={name} has no examples in its {part} part")
@@ -132,24 +134,16 @@ def make_data(
 
 
 def _part(
-    layout: Layout,
-    spans: Sequence[Span],
-    buffer: int,
-    bad: BadLines,
-    see: Callable[[Examples], None],
+    blocks: Blocks, buffer: int, bad: BadLines, see: Callable[[Examples], None]
 ) -> ExampleStream:
     kept: list[Examples] = []
     count = 0
-    for block in read_spans(layout, spans, bad):
+    for block in blocks(bad):
         see(block)
         count += len(block)
         kept = [*kept, block] if count <= buffer else []
     if kept:
         whole = Examples.join(kept)
         return ExampleStream(lambda: iter((whole,)), count, buffer)
-    return ExampleStream(partial(_again, layout, spans), count, buffer)
-
-
-def _again(layout: Layout, spans: Sequence[Span]) -> Iterator[Examples]:
     # The first pass has reported the bad lines.
-    return read_spans(layout, spans, BadLines("skip"))
+    return ExampleStream(lambda: blocks(BadLines("skip")), count, buffer)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import glob
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ....data.drawn import NAME as GENERATED
 from ....data.lines import count_lines, find, shown, whole_lines
 from .dataset import CTRData, ReadOptions, make_data
 from .description import Description, make_layout, read_description
-from .example_stream import Span
+from .example_stream import Span, read_spans
+from .flights import FLIGHTS, flights
 from .generated import Generated, generate
 from .layout import Layout, criteo_layout
 from .parse_line import split_line
@@ -20,7 +22,7 @@ BUNDLED = Path(__file__).parent
 ADULT = BUNDLED / "adult.toml"
 
 _KINDS = ("adult", "criteo", "csv")
-_FORMS = "adult:DIR, criteo:FILE,FILE,..., csv:FILE or generated:OPTION=NUMBER,..."
+_FORMS = "adult:DIR, criteo:FILE,FILE,..., csv:FILE, flights or generated:OPTION=NUMBER,..."
 
 
 def load_data(
@@ -39,8 +41,9 @@ def load_data(
     in the order of time.
 
     Args:
-        data: ``adult:DIR``, ``criteo:FILE,FILE,...`` or ``csv:FILE,FILE,...``; a name may be a
-            pattern such as ``day_*.gz``. ``None`` is the bundled Adult.
+        data: ``adult:DIR``, ``criteo:FILE,FILE,...``, ``csv:FILE,FILE,...``, ``flights`` or
+            ``generated``; a name may be a pattern such as ``day_*.gz``. ``None`` is the bundled
+            Adult.
         options: How files are read.
         test: File of the test part (default: ``None``).
         test_share: Share of a single file's lines that test (default: 1/7, a day of Criteo's week).
@@ -51,21 +54,13 @@ def load_data(
         ValueError: The name has another form, or the data is wrong; the message begins with
             ``file:line`` where a line is.
         FileNotFoundError: A file is missing.
+        RuntimeError: The package that has the data is missing.
     """
-    kind, colon, rest = (data or "adult").partition(":")
-    if data is None or (kind == "adult" and colon and rest):
+    kind, _, rest = (data or "adult").partition(":")
+    if data in (None, FLIGHTS) or kind == GENERATED or (kind == "adult" and rest):
         if test is not None:
-            raise ValueError(f"test={test} is given, and adult has a test part of its own")
-        return _adult(Path(rest) if rest else None, options)
-    if kind == GENERATED:
-        if test is not None:
-            raise ValueError(f"test={test} is given, and {GENERATED} draws a test part of its own")
-        if options.min_count is not None:
-            raise ValueError(
-                f"min_count={options.min_count} and data={GENERATED} contradict each other: each "
-                "of its categories has a row of its own"
-            )
-        return generate(Generated.parse(rest), buffer=options.buffer, test_share=test_share)
+            raise ValueError(f"test={test} is given, and {kind} has a test part of its own")
+        return _whole(kind, rest, options, test_share)
     if kind not in ("criteo", "csv") or not rest:
         raise ValueError(f"data={data} is unknown: give {_FORMS}")
     paths = _paths(rest)
@@ -84,7 +79,28 @@ def load_data(
             if first and (other := _header(path, description)) != header:
                 raise ValueError(f"{path}:1: the header is {other}, and {header} in {paths[0]}")
     train, tests = _split(paths, test, test_share, first)
-    return make_data(data or kind, layout, train, tests, options)
+    return _data(data or kind, layout, train, tests, options)
+
+
+def _whole(kind: str, rest: str, options: ReadOptions, test_share: float) -> CTRData:
+    """A data set that has both parts."""
+    if kind == "adult":
+        return _adult(Path(rest) if rest else None, options)
+    if kind == FLIGHTS:
+        return flights(options, test_share=test_share)
+    if options.min_count is not None:
+        raise ValueError(
+            f"min_count={options.min_count} and data={GENERATED} contradict each other: each "
+            "of its categories has a row of its own"
+        )
+    return generate(Generated.parse(rest), buffer=options.buffer, test_share=test_share)
+
+
+def _data(
+    name: str, layout: Layout, train: list[Span], test: list[Span], options: ReadOptions
+) -> CTRData:
+    parts = [partial(read_spans, layout, spans) for spans in (train, test)]
+    return make_data(name, layout, parts[0], parts[1], options)
 
 
 def _adult(folder: Path | None, options: ReadOptions) -> CTRData:
@@ -96,7 +112,7 @@ def _adult(folder: Path | None, options: ReadOptions) -> CTRData:
         )
     layout = make_layout(read_description(ADULT), None)
     name = "Adult (bundled)" if folder is None else f"adult:{folder}"
-    return make_data(name, layout, spans[:1], spans[1:], options)
+    return _data(name, layout, spans[:1], spans[1:], options)
 
 
 def evaluation_spans(data: str, layout: Layout) -> list[Span]:
