@@ -64,7 +64,8 @@ def _xmc(options: Options, kind: str, precision: Sequence[str], **own: object) -
         given |= {"width": 128, "batch_size": 256, "epochs": 4, "head_lr": 0.1}
         given["data"] = None if options.data is None else Path(options.data)
     else:
-        given |= {"width": 64, "batch_size": 128, "epochs": 8, "generated_labels": 4096}
+        given |= {"width": 64, "batch_size": 128, "epochs": 8, "head_lr": 0.2}
+        given["generated_labels"] = 4096
     return XMCConfig(**{**given, **own})  # type: ignore[arg-type]
 
 

@@ -96,6 +96,15 @@ def test_the_test_part_is_spread_over_the_year():
     assert set(test.keys[:, day]) == set(train.keys[:, day])
 
 
+def test_no_more_is_shuffled_together_than_was_asked_for():
+    whole, parts = (load_data("flights", ReadOptions(buffer=n)) for n in (1 << 20, 50_000))
+    assert [len(chunk) for chunk in whole.train.chunks()] == [288_666]
+    sizes = [len(chunk) for chunk in parts.train.chunks()]
+    assert sizes == [50_000] * 5 + [38_666]
+    both = [next(data.train.in_order(10_000)) for data in (whole, parts)]
+    assert (both[0].keys == both[1].keys).all()
+
+
 @pytest.mark.parametrize(
     ("share", "message"),
     [(1e-9, "leaves a part without flights"), (1 - 1e-12, "nothing can be learned")],

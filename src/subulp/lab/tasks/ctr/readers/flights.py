@@ -57,14 +57,13 @@ def flights(options: ReadOptions, *, test_share: float) -> CTRData:
         raise ValueError(f"data={FLIGHTS}: test_share={test_share} leaves a part without flights")
 
     def part(test: bool) -> Blocks:
-        numbers = np.flatnonzero(tests == test).tolist()
-        chosen = b"\n".join(lines[number] for number in numbers)
+        chosen = [lines[number] for number in np.flatnonzero(tests == test)]
 
         def blocks(bad: BadLines) -> Iterator[Examples]:
-            def tell(index: int, message: str) -> None:
-                bad(Path(_FILE), numbers[index] + 2, message)
-
-            yield parse_block(layout, chosen, tell)
+            # No more at a time than are shuffled together.
+            for first in range(0, len(chosen), options.buffer):
+                block = b"\n".join(chosen[first : first + options.buffer])
+                yield parse_block(layout, block, lambda _, message: bad(Path(_FILE), 1, message))
 
         return blocks
 
