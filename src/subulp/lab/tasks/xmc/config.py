@@ -142,13 +142,13 @@ class XMCConfig(LinearConfig):
     steps: Annotated[int | None, OPTIMIZER] = None
     """Training steps of each run, instead of epochs."""
 
-    batch_size: Annotated[int, OPTIMIZER] = overridable(128)
+    batch_size: Annotated[int, OPTIMIZER] = overridable(64)
     """Texts in a batch."""
 
     encoder_lr: Annotated[float, OPTIMIZER] = overridable(2e-3)
     """Highest learning rate of the encoder's AdamW; without it, 5e-5 for a transformer."""
 
-    head_lr: Annotated[float, OPTIMIZER] = overridable(0.2)
+    head_lr: Annotated[float, OPTIMIZER] = overridable(0.1)
     """Highest learning rate of the classifier's SGD, for a loss that is summed over the batch."""
 
     encoder_weight_decay: Annotated[float, OPTIMIZER] = overridable(0.01)
