@@ -35,7 +35,10 @@ RECIPES: dict[str, list[str]] = {
     "lm": LM,
     "lm, fused": [*LM, "--fuse-backward"],
     "image": ["image", "--precision", "extra-bits-8", "--steps", "12", "--eval-epochs", "9"],
-    "xmc": ["xmc", "--precision", "fp8", "--steps", "20", "--eval-epochs", "9"],
+    "xmc": [
+        *("xmc", "--precision", "fp8", "--steps", "20", "--batch-size", "128"),
+        *("--eval-epochs", "9"),
+    ],
     "ctr": [
         *("ctr", "--precision", "int8", "--rounding", "stochastic", "--cache-fraction", "0.05"),
         *("--steps", "40", "--batch-size", "2048", "--evaluations", "1"),
