@@ -111,6 +111,7 @@ def test_older_states_load_and_are_checked_by_their_tensors():
         ({"tables.0.tags": torch.full((16,), 64, dtype=torch.int32)}, "rows that a table of 64"),
         ({"tables.0.tags": torch.full((16,), -2, dtype=torch.int32)}, "rows that a table of 64"),
         ({"tables.0.tags": torch.full((16,), 1, dtype=torch.int32)}, "do not belong to"),
+        ({"tables.0.tags": torch.tensor([-1] * 4 + [1, 1] + [-1] * 10).int()}, "names a row twice"),
         ({"tables.0.tags": torch.full((16,), -1)}, "tags is saved as torch.int64"),
         ({"tables.0.cache": torch.zeros(16, 8).half()}, "cache is saved as torch.float16"),
         ({"tables.0.counts": torch.zeros(64)}, "counts is saved as torch.float32"),

@@ -430,7 +430,7 @@ class CachedTable(FixedDtypes):
             self.floors = torch.zeros_like(self.floors, device=self.tags.device)
 
     def _wrong_tags(self, name: str, tags: Tensor) -> list[str]:
-        """A sentence, if cached rows are unknown or stand where no look-up finds them."""
+        """A sentence, if cached rows are unknown, twice there, or where no look-up finds them."""
         if tags.is_meta or not self.sets:
             return []
         known = (tags >= EMPTY) & (tags < self.table.rows)
@@ -439,12 +439,15 @@ class CachedTable(FixedDtypes):
         place = torch.arange(len(tags), dtype=torch.int64, device=tags.device)
         mixed = self.config.hash == "mixed"
         right = set_of(tags.long(), self.sets, mixed=mixed) == place // self.ways
-        if bool((right | (tags == EMPTY)).all()):
-            return []
-        return [
-            f"{name} has rows in sets that they do not belong to: make the module with the ways= "
-            "and hash= that it had when its state was saved"
-        ]
+        if not bool((right | (tags == EMPTY)).all()):
+            return [
+                f"{name} has rows in sets that they do not belong to: make the module with the "
+                "ways= and hash= that it had when its state was saved"
+            ]
+        resident = tags[tags != EMPTY]
+        if len(resident.unique()) < len(resident):
+            return [f"{name} names a row twice, and either of two cached copies may be its"]
+        return []
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
