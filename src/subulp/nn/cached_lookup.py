@@ -82,7 +82,7 @@ class CachedLookup(FixedDtypes):
         return self._codes()
 
     def _codes(self) -> list[RowParameter]:
-        return [table.table.codes for table in self._tables()]
+        return [table.codes for table in self._tables()]
 
     @property
     def row_shapes(self) -> Sequence[tuple[int, int]]:
@@ -174,7 +174,10 @@ class CachedLookup(FixedDtypes):
         lookups, grad = self._of_trained(lookups, unscaled)
         calls.update(
             self._operands(),
-            [self._update_of(optimizer, t) for t in range(len(self.tables))],
+            [
+                update_of(optimizer, table, stream)
+                for table, stream in zip(self._tables(), self._streams, strict=True)
+            ],
             lookups,
             grad,
             self.evicted,
@@ -209,27 +212,6 @@ class CachedLookup(FixedDtypes):
             None if weights is None else weights[source],
         )
         return kept, torch.cat([grad[:, columns[f] : columns[f + 1]] for f in trained], 1)
-
-    def _update_of(self, optimizer: RowRule, index: int) -> TableUpdate:
-        table = self._tables()[index]
-        rows = table.table.codes
-        group, device = optimizer.group_of(rows), rows.device
-        accumulator = optimizer.accumulator(rows)
-
-        def counters(role: Tensor | None) -> Tensor:
-            return _absent(torch.int32, device) if role is None else role
-
-        return TableUpdate(
-            counts=counters(table.counts),
-            stamps=counters(table.stamps),
-            floors=counters(table.floors),
-            accumulator=_absent(torch.float32, device) if accumulator is None else accumulator,
-            stochastic=table.config.rounding == "stochastic",
-            stream=self._streams[index],
-            lr=float(group["lr"]),
-            weight_decay=float(group["weight_decay"]),
-            eps=float(group.get("eps", 0.0)),
-        )
 
     # ------------------------------------------------------------------------- what one can ask
 
@@ -352,8 +334,31 @@ def anchor(device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
 
 
+def update_of(optimizer: RowRule, table: CachedTable, stream: int) -> TableUpdate:
+    """What an update of a table needs beside it; its random bits have the key word ``stream``."""
+    rows, kept = table.codes, table._buffers
+    group, device = optimizer.group_of(rows), rows.device
+    accumulator = optimizer.accumulator(rows)
+
+    def role(name: str, tensor: Tensor | None, dtype: torch.dtype = torch.int32) -> Tensor:
+        return _absent(dtype, device, name, stream) if tensor is None else tensor
+
+    return TableUpdate(
+        counts=role("counts", kept["counts"]),
+        stamps=role("stamps", kept["stamps"]),
+        floors=role("floors", kept["floors"]),
+        accumulator=role("accumulator", accumulator, torch.float32),
+        stochastic=table.config.rounding == "stochastic",
+        stream=stream,
+        lr=float(group["lr"]),
+        weight_decay=float(group["weight_decay"]),
+        eps=float(group.get("eps", 0.0)),
+    )
+
+
 @cache
-def _absent(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _absent(dtype: torch.dtype, device: torch.device, role: str, stream: int) -> Tensor:
+    # One for each role of each table: tensors that come twice are not recognised, see ops.kinds.
     return torch.empty(0, dtype=dtype, device=device)
 
 

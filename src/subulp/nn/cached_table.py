@@ -20,6 +20,7 @@ from ..ops.embedding import Table
 from ..ops.embedding.job import EMPTY, FLUSH_SLOT, MAX_WAYS, Policy
 from ..ops.embedding.rows import encode, find, set_of
 from .fixed_dtypes import FixedDtypes
+from .row_parameter import RowParameter, memory_of
 from .row_table import (
     LAYOUT,
     RowTable,
@@ -209,13 +210,27 @@ class CachedTable(FixedDtypes):
         self.register_buffer("floors", integers(self.sets) if lfu else None, persistent=False)
         self._refuses = False
 
+    # Out of the module's own dicts: each step asks this of all tables, and attributes that are
+    # tensors or modules take longer to find than all else here together.
+    @property
+    def codes(self) -> RowParameter:
+        """The stored rows."""
+        codes: RowParameter = self._rows._parameters["codes"]  # type: ignore[assignment]
+        return codes
+
+    @property
+    def _rows(self) -> RowTable:
+        rows: RowTable = self._modules["table"]  # type: ignore[assignment]
+        return rows
+
     def as_op(self) -> Table:
         """The table in the form that :mod:`subulp.ops.embedding` takes."""
+        kept: dict[str, Any] = self._buffers
         return Table(
-            codes=self.table.stored,
-            cache=self.cache,
-            tags=self.tags,
-            bits=self.table.bits,
+            codes=memory_of(self.codes),
+            cache=kept["cache"],
+            tags=kept["tags"],
+            bits=self._rows.bits,
             ways=self.ways,
             mixed=self.config.hash == "mixed",
             part=None if self.part is None else self.part.as_op(),
@@ -445,7 +460,7 @@ class CachedTable(FixedDtypes):
                 "ways= and hash= that it had when its state was saved"
             ]
         resident = tags[tags != EMPTY]
-        if len(resident.unique()) < len(resident):
+        if bool((resident.sort().values.diff() == 0).any()):
             return [f"{name} names a row twice, and either of two cached copies may be its"]
         return []
 

@@ -19,7 +19,7 @@ from .cached_embedding_bag import (
     bag_configs,
     bag_means,
 )
-from .cached_lookup import CachedLookup, anchor, check_weights, integers
+from .cached_lookup import CachedLookup, anchor, check_weights, integers, update_of
 from .cached_table import CachedTable, EmbeddingTable
 from .lookup_routes import Slots
 from .placement import Placement, place
@@ -295,7 +295,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 continue
             calls.update(
                 [tables[p]],
-                [self._update_of(optimizer, p)],
+                [update_of(optimizer, self._tables()[p], self._streams[p])],
                 part.bags(),
                 grad.view(-1, tables[p].dim),
                 self.evicted[p : p + 1],

@@ -7,30 +7,36 @@ for a schema has no dataclasses. Modules call them directly: see :mod:`subulp.op
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...numerics.int_rows import row_bytes
 from .. import backend
-from .job import MAX_WAYS, Job, Lookups, Table, TableUpdate
+from ..kinds import Remembered
+from ..pointers import are_plain
+from .job import MAX_WAYS, Job, Lookups, Table, TableUpdate, table_tensors
 
 _WORD = 2**32
+
+_checked: Remembered[dict[str, Any]] = Remembered()
 
 
 def pool(tables: Sequence[Table], lookups: Lookups, statistics: Tensor) -> Tensor:
     """See :func:`subulp.ops.embedding.embedding_pool`; the statistics are added."""
-    _check(tables, lookups)
+    known = _check(tables, (), lookups)
     _check_role("statistics", statistics, torch.int64, (len(tables), 2), lookups)
-    job = Job("pool", tables, lookups, statistics=statistics)
+    job = Job("pool", tables, lookups, statistics=statistics, known=known)
     result: Tensor = backend.run("embedding", job)
     return result
 
 
 def weight_grad(tables: Sequence[Table], lookups: Lookups, grad: Tensor) -> Tensor:
     """See :func:`subulp.ops.embedding.embedding_weight_grad`."""
-    _check(tables, lookups, grad)
-    result: Tensor = backend.run("embedding", Job("weight-grad", tables, lookups, grad))
+    known = _check(tables, (), lookups, grad)
+    job = Job("weight-grad", tables, lookups, grad, known=known)
+    result: Tensor = backend.run("embedding", job)
     return result
 
 
@@ -44,21 +50,27 @@ def update(
     step: int,
 ) -> None:
     """See :func:`subulp.ops.embedding.embedding_update`."""
-    _check(tables, lookups, grad)
-    _check_updates(tables, updates, lookups)
+    if len(updates) != len(tables):
+        raise ValueError(f"there are {len(updates)} updates for {len(tables)} tables: one for each")
+    known = _check(tables, updates, lookups, grad)
     _check_role("evictions", evictions, torch.int64, (len(tables),), lookups)
     if not (0 <= seed < _WORD and 0 < step < _WORD):
         raise ValueError(
             f"seed={seed} and step={step} are out of range: expected words of 32 bits, steps from 1"
         )
-    job = Job("update", tables, lookups, grad, None, updates, evictions, seed, step)
+    job = Job("update", tables, lookups, grad, None, updates, evictions, seed, step, known)
     backend.run("embedding", job)
 
 
-def _check(tables: Sequence[Table], lookups: Lookups, grad: Tensor | None = None) -> None:
+def _check(
+    tables: Sequence[Table],
+    updates: Sequence[TableUpdate],
+    lookups: Lookups,
+    grad: Tensor | None = None,
+) -> dict[str, Any] | None:
+    """Refuse arguments that do not fit together; return :attr:`.job.Job.known`."""
+    known = _check_tables(tables, updates, lookups)
     values, offsets, weights = lookups.values, lookups.offsets, lookups.weights
-    for i, table in enumerate(tables):
-        _check_table(i, table, lookups)
     if values.dtype != torch.int64 or offsets.dtype != torch.int64:
         raise ValueError(
             f"values and offsets have the dtypes {values.dtype} and {offsets.dtype}: expected int64"
@@ -84,6 +96,27 @@ def _check(tables: Sequence[Table], lookups: Lookups, grad: Tensor | None = None
     if grad is not None:
         expected = (lookups.batch, lookups.columns(tables)[-1])
         _check_role("grad", grad, torch.float32, expected, lookups)
+    return known
+
+
+def _check_tables(
+    tables: Sequence[Table], updates: Sequence[TableUpdate], lookups: Lookups
+) -> dict[str, Any] | None:
+    """Check tables, unless their like have been: they are many, and to look at each takes time."""
+    tensors = table_tensors(tables, updates)
+    own = tuple((t.bits, t.ways, t.mixed, t.part) for t in tables)
+    words = tuple((u.stochastic, u.stream) for u in updates)
+    whose = id(tables[0].tags) if tables else 0
+    key = (whose, lookups.values.device, own, words)
+    if (found := _checked.get(key, tensors)) is not None:
+        return found
+    for i, table in enumerate(tables):
+        _check_table(i, table, lookups)
+    _check_updates(tables, updates, lookups)
+    # Others are refused where addresses are read, and must be looked at there each time.
+    if are_plain(tensors):
+        _checked.put(key, tensors, {})
+    return None
 
 
 def _check_table(i: int, table: Table, lookups: Lookups) -> None:
@@ -124,9 +157,7 @@ def _check_table(i: int, table: Table, lookups: Lookups) -> None:
 def _check_updates(
     tables: Sequence[Table], updates: Sequence[TableUpdate], lookups: Lookups
 ) -> None:
-    if len(updates) != len(tables):
-        raise ValueError(f"there are {len(updates)} updates for {len(tables)} tables: one for each")
-    for i, (table, update) in enumerate(zip(tables, updates, strict=True)):
+    for i, (table, update) in enumerate(zip(tables, updates, strict=False)):
         rows, places = table.rows, table.sets * table.ways
         if not 0 <= update.stream < _WORD:
             raise ValueError(f"stream={update.stream} of table {i} is no word of 32 bits")

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.ieee import as_fp32
 from .. import facts, native
-from ..pointers import data_ptr, run_ptrs
+from ..pointers import data_ptr, held_ptrs, run_ptrs
 from .faults import check_offsets, index_error, not_finite, unknown_resident
 from .job import Job
 
@@ -149,38 +148,43 @@ _layout = lru_cache(_Layout)
 
 
 def _tables(job: Job) -> np.ndarray:
-    tensors: list[Tensor] = []
-    for i, table in enumerate(job.tables):
-        tensors += (table.codes, table.cache, table.tags)
-        if job.updates:
-            update = job.updates[i]
-            tensors += (update.counts, update.stamps, update.floors, update.accumulator)
-    addresses = iter(run_ptrs("a table", tensors))
-    roles = 7 if job.updates else 3
-    rows = []
-    for i, table in enumerate(job.tables):
-        codes, place, numbers = table.codes, table.place, _NO_UPDATE
-        if job.updates:
-            update = job.updates[i]
-            numbers = (
-                update.stochastic and codes.dtype != torch.float32,
-                facts.RULES[update.rule],
-                update.stream,
-                as_fp32(update.lr),
-                as_fp32(update.weight_decay),
-                as_fp32(update.eps),
-            )
-        rows.append(
-            (
-                *(next(addresses) for _ in range(roles)),
-                *(0,) * (7 - roles),
-                *(codes.shape[0], codes.shape[1] * codes.itemsize, table.dim, table.sets),
-                *(place.period, place.first, place.taken, place.dim, place.column),
-                facts.FORMATS[table.storage.name],
-                *(table.ways, table.mixed, *numbers, 0),
-            )
-        )
-    return np.array(rows, dtype=native.TABLE)
+    """The tables as the library reads them."""
+    tensors, known = job.table_tensors(), job.known
+    if known:
+        made: np.ndarray = known["tables"].copy()
+        sizes = known["sizes"]
+        held = held_ptrs("a table", tensors, sizes)
+        addresses = [at if size else 0 for at, size in zip(held, sizes, strict=True)]
+    else:
+        addresses = run_ptrs("a table", tensors)
+        made = np.array([_table(job, i) for i in range(len(job.tables))], dtype=native.TABLE)
+        if known is not None:
+            known |= {"tables": made.copy(), "sizes": [tensor.nbytes for tensor in tensors]}
+    words = made.view(np.uint64).reshape(len(made), -1)
+    roles = len(tensors) // max(len(made), 1)
+    words[:, :roles] = np.array(addresses, dtype=np.uint64).reshape(len(made), roles)
+    if job.updates:
+        numbers = np.array([(u.lr, u.weight_decay, u.eps) for u in job.updates], np.float64)
+        made["lr"], made["weight_decay"], made["eps"] = numbers.T
+    return made
 
 
-_NO_UPDATE: tuple[float, ...] = (0, 0, 0, 0.0, 0.0, 0.0)
+def _table(job: Job, i: int) -> tuple[float, ...]:
+    """All of a table but the addresses and what may change from step to step."""
+    table = job.tables[i]
+    codes, place, numbers = table.codes, table.place, (0, 0, 0)
+    if job.updates:
+        update = job.updates[i]
+        stochastic = update.stochastic and codes.dtype != torch.float32
+        numbers = (stochastic, facts.RULES[update.rule], update.stream)
+    return (
+        *(0,) * _ADDRESSES,
+        *(codes.shape[0], codes.shape[1] * codes.itemsize, table.dim, table.sets),
+        *(place.period, place.first, place.taken, place.dim, place.column),
+        facts.FORMATS[table.storage.name],
+        *(table.ways, table.mixed, *numbers, 0.0, 0.0, 0.0, 0),
+    )
+
+
+_ADDRESSES = 7
+"""Roles of a table's tensors, the first fields of its structure."""

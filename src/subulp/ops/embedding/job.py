@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -149,6 +149,20 @@ class TableUpdate:
         return "adagrad" if self.accumulator.dim() == 2 else "rowwise-adagrad"
 
 
+def table_tensors(tables: Sequence[Table], updates: Sequence[TableUpdate]) -> list[Tensor]:
+    """Stored rows, cache and tags of each table; with updates, also what these write, in order."""
+    if not updates:
+        return [t for table in tables for t in (table.codes, table.cache, table.tags)]
+    return [
+        t
+        for table, u in zip(tables, updates, strict=True)
+        for t in (
+            *(table.codes, table.cache, table.tags),
+            *(u.counts, u.stamps, u.floors, u.accumulator),
+        )
+    ]
+
+
 @dataclass
 class Lookups:
     """Bags of rows: feature by feature, in each of them bag by bag.
@@ -192,6 +206,8 @@ class Job:
         evictions: For ``"update"``: int64 ``(tables,)``; the number of evicted rows is added.
         seed: Philox key word.
         step: Philox counter word, and the time stamp of LRU; from 1.
+        known: What a backend made of tables whose like have passed before, filled by it; ``None``
+            if everything about them has to be read.
     """
 
     kind: Literal["pool", "weight-grad", "update"]
@@ -203,6 +219,11 @@ class Job:
     evictions: Tensor | None = None
     seed: int = 0
     step: int = 0
+    known: dict[str, Any] | None = None
+
+    def table_tensors(self) -> list[Tensor]:
+        """All tensors of the tables and of their updates, table by table."""
+        return table_tensors(self.tables, self.updates)
 
     @property
     def device(self) -> torch.device:
