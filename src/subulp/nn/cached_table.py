@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor
@@ -215,13 +215,11 @@ class CachedTable(FixedDtypes):
     @property
     def codes(self) -> RowParameter:
         """The stored rows."""
-        codes: RowParameter = self._rows._parameters["codes"]  # type: ignore[assignment]
-        return codes
+        return cast(RowParameter, self._rows._parameters["codes"])
 
     @property
     def _rows(self) -> RowTable:
-        rows: RowTable = self._modules["table"]  # type: ignore[assignment]
-        return rows
+        return cast(RowTable, self._modules["table"])
 
     def as_op(self) -> Table:
         """The table in the form that :mod:`subulp.ops.embedding` takes."""

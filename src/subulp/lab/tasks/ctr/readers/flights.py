@@ -12,18 +12,20 @@ import importlib.util
 import io
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from ....data.lines import single_lines
+from ....data.lines import Int64s, single_lines
 from .dataset import Blocks, CTRData, ReadOptions, make_data
 from .description import make_layout, read_description
 from .example_stream import BadLines
 from .examples import Examples
 from .parse_block import parse_block
+from .parse_line import split_line
 
 FLIGHTS = "flights"
 
@@ -51,7 +53,7 @@ def flights(options: ReadOptions, *, test_share: float) -> CTRData:
         ValueError: It has other data than it should, or a part would be empty.
     """
     header, *lines = single_lines(planned(_read()))
-    layout = make_layout(read_description(_DESCRIPTION), header.decode("ascii").split(","))
+    layout = make_layout(read_description(_DESCRIPTION), split_line(",", '"', header))
     tests = np.diff(np.floor(np.arange(len(lines) + 1) * test_share)).astype(bool)
     if tests.all() or not tests.any():
         raise ValueError(f"data={FLIGHTS}: test_share={test_share} leaves a part without flights")
@@ -62,12 +64,17 @@ def flights(options: ReadOptions, *, test_share: float) -> CTRData:
         def blocks(bad: BadLines) -> Iterator[Examples]:
             # No more at a time than are shuffled together.
             for first in range(0, len(chosen), options.buffer):
-                block = b"\n".join(chosen[first : first + options.buffer])
-                yield parse_block(layout, block, lambda _, message: bad(Path(_FILE), 1, message))
+                tell = partial(_tell, bad, first)
+                yield parse_block(layout, b"\n".join(chosen[first : first + options.buffer]), tell)
 
         return blocks
 
     return make_data(FLIGHTS, layout, part(False), part(True), options)
+
+
+def _tell(bad: BadLines, first: int, index: int, message: str) -> None:
+    # By its place in its part: these lines stand in no file.
+    bad(Path(FLIGHTS), first + index + 1, message)
 
 
 def planned(table: pa.Table) -> bytes:
@@ -100,16 +107,11 @@ def planned(table: pa.Table) -> bytes:
     }
     order = np.lexsort((departs, day))
     out = io.BytesIO()
-    # Its own header would have quotes.
-    out.write((",".join(columns) + "\n").encode("ascii"))
-    options = csv.WriteOptions(include_header=False, quoting_style="none")
-    csv.write_csv(pa.table(columns).take(order), out, options)
+    csv.write_csv(pa.table(columns).take(order), out)
     return out.getvalue()
 
 
-def _minutes(
-    clock: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _minutes(clock: Int64s) -> Int64s:
     """Minutes since midnight of times such as 1435."""
     return clock // 100 * 60 + clock % 100
 
@@ -126,7 +128,7 @@ def _read() -> pa.Table:
     kinds |= {name: pa.int64() for name in _NUMBERS} | {name: pa.float64() for name in _MEASURED}
     try:
         with zipfile.ZipFile(path) as archive, archive.open(_FILE) as file:
-            return csv.read_csv(
+            table = csv.read_csv(
                 io.BytesIO(file.read()),
                 convert_options=csv.ConvertOptions(
                     column_types=kinds, include_columns=list(kinds), null_values=[_MISSING]
@@ -134,3 +136,8 @@ def _read() -> pa.Table:
             )
     except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read ({error}): install {_PACKAGE} again") from error
+    if missing := [n for n in kinds if n != "arr_delay" and table[n].null_count]:
+        raise ValueError(
+            f"{path} cannot be read ({missing[0]} is missing): install {_PACKAGE} again"
+        )
+    return table
