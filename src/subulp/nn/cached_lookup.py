@@ -336,7 +336,8 @@ def anchor(device: torch.device) -> Tensor:
 
 def update_of(optimizer: RowRule, table: CachedTable, stream: int) -> TableUpdate:
     """What an update of a table needs beside it; its random bits have the key word ``stream``."""
-    rows, kept = table.codes, table._buffers
+    rows = table.codes
+    counts, stamps, floors = table.policy_state()
     group, device = optimizer.group_of(rows), rows.device
     accumulator = optimizer.accumulator(rows)
 
@@ -344,9 +345,9 @@ def update_of(optimizer: RowRule, table: CachedTable, stream: int) -> TableUpdat
         return _absent(dtype, device, name, stream) if tensor is None else tensor
 
     return TableUpdate(
-        counts=role("counts", kept["counts"]),
-        stamps=role("stamps", kept["stamps"]),
-        floors=role("floors", kept["floors"]),
+        counts=role("counts", counts),
+        stamps=role("stamps", stamps),
+        floors=role("floors", floors),
         accumulator=role("accumulator", accumulator, torch.float32),
         stochastic=table.config.rounding == "stochastic",
         stream=stream,

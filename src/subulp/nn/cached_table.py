@@ -234,6 +234,17 @@ class CachedTable(FixedDtypes):
             part=None if self.part is None else self.part.as_op(),
         )
 
+    def policy_state(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What the cache's policy keeps, ``None`` where it has no use for it.
+
+        Returns:
+            ``counts`` of each row (int32, ``(num_embeddings,)``; LFU), ``stamps`` of each place
+            (int32, ``(places,)``; LRU of several ways), ``floors`` of each set (int32,
+            ``(sets,)``; LFU).
+        """
+        kept = self._buffers
+        return kept["counts"], kept["stamps"], kept["floors"]
+
     def fill_uniform(self, seed: int) -> None:
         """Draw initial rows from ``[-1 / sqrt(rows), 1 / sqrt(rows))``, rounded to nearest.
 
