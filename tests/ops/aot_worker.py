@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from subulp.nn.cached_table import CachedTable, EmbeddingTable
 from subulp.numerics import E4M3, format_of, simulated
@@ -36,9 +38,9 @@ from subulp.ops.mixture import triton as mixture_triton
 from subulp.ops.mixture.operand import Operand, ProductJob
 from subulp.ops.sgd import triton as sgd_triton
 from subulp.ops.step import triton_news, triton_scales
+from subulp.ops.triton import codec
 from subulp.ops.triton.choices import Configuration
-from subulp.ops.triton.codec import name_of
-from subulp.ops.triton.launch import Target
+from subulp.ops.triton.launch import Target, compile_for
 
 from .compiled import Compiled
 from .head_jobs import job as head_job
@@ -73,7 +75,7 @@ def compile_after_new_names() -> None:
         if kernel == "decode":
             job = DecodeJob(mixture_triton.encoded(job))
         mixture_triton.compile_for(90, kernel, job)
-        name_of(simulated(4, bits))
+        codec.name_of(simulated(4, bits))
 
 
 def compile_scales(
@@ -279,6 +281,24 @@ def compile_mixture(
 ) -> Compiled:
     job = mixture_job(kernel, block, dtype, size)
     return Compiled.of(mixture_triton.compile_for(target, kernel, job))
+
+
+@triton.jit
+def reciprocal_kernel(x, out, ours: tl.constexpr):
+    number = tl.load(x)
+    if ours:
+        result = codec.reciprocal(number, "e4m3", True)
+    else:
+        result = tl.inline_asm_elementwise(
+            "rcp.rn.f32 $0, $1;", "=f,f", [number], dtype=tl.float32, is_pure=True, pack=1
+        )
+    tl.store(out, result)
+
+
+def compile_reciprocal(ours: bool, target: Target) -> Compiled:
+    """Of ours, or of what the assembler makes of its own."""
+    told = {"x": "*fp32", "out": "*fp32"}
+    return Compiled.of(compile_for(reciprocal_kernel, target, told, ours=ours, num_warps=1))
 
 
 def compile_kept_mixture(kernel: str, dtype: torch.dtype, target: Target) -> Compiled:

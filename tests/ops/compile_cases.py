@@ -197,7 +197,7 @@ CASES = {
 }
 
 
-def measure(name: str, target: str) -> dict[str, float]:
+def measure(name: str, target: str) -> dict[str, Any]:
     """What a case compiles to, and the seconds that it takes; counts are the same everywhere."""
     case = CASES[name]
     start = time.perf_counter()
@@ -205,7 +205,7 @@ def measure(name: str, target: str) -> dict[str, float]:
     seconds = round(time.perf_counter() - start, 2)
     count = len(compiled.instructions())
     found = {"seconds": seconds, **compiled.resources(), "shared": compiled.shared}
-    found |= {**compiled.spills(), "instructions": count}
+    found |= {**compiled.spills(), "instructions": count, "loops": compiled.loops()}
     if case.elements is not None:
         found["instructions_per_element"] = round(count * compiled.threads / case.elements, 1)
     return found

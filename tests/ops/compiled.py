@@ -15,6 +15,8 @@ _NVIDIA = {"registers": "REG", "stack": "STACK", "local": "LOCAL"}
 _AMD = {"registers": "vgpr_count", "stack": "private_segment_fixed_size"}
 _AMD |= {"spilled_registers": "vgpr_spill_count", "spilled_scalars": "sgpr_spill_count"}
 
+_JUMPS = "BRA", "s_branch", "s_cbranch"
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -55,13 +57,24 @@ class Compiled:
 
     def instructions(self) -> list[str]:
         """The operations of the machine, in the order of their addresses."""
-        if self.is_amd:
-            # Labels begin lines, directives have a dot.
-            return re.findall(r"^\t([a-z]\w+)(?=\s|$)", self._code(), re.M)
-        code = self._told(knobs.nvidia.nvdisasm.path)
-        found = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", code, re.M)
-        # They fill the end of the code.
-        return [name for name in found if name != "NOP"]
+        return [name for _label, name, _target in self._lines() if name]
+
+    def loops(self) -> list[int]:
+        """How many instructions each loop has that has none in it, in the order of addresses."""
+        found, labels, count = list[tuple[int, int]](), dict[str, int](), 0
+        for label, name, target in self._lines():
+            if label:
+                labels[label] = count
+            else:
+                count += 1
+                # A jump to itself, which fills the end of the code, is no loop.
+                if name.startswith(_JUMPS) and labels.get(target, count) < count - 1:
+                    found.append((labels[target], count))
+        return [
+            end - start
+            for start, end in sorted(found)
+            if not any(start <= s and e <= end for s, e in found if (s, e) != (start, end))
+        ]
 
     def spills(self) -> dict[str, int]:
         """Loads and stores of a thread's own memory."""
@@ -78,9 +91,18 @@ class Compiled:
         names = re.findall(r"\b(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)[.\w:]*", self.text)
         return {re.sub(r"m\d+n\d+(?=k)", "", name) for name in names}
 
-    def _code(self) -> str:
-        """The part of AMD's assembly that runs."""
-        return self.text[: self.text.index(".section\t.rodata")]
+    def _lines(self) -> list[tuple[str, str, str]]:
+        """Labels, or operations and the labels that they jump to."""
+        if self.is_amd:
+            # The part that runs; labels begin lines, directives have a dot.
+            code = self.text[: self.text.index(".section\t.rodata")]
+            found = re.findall(r"^(?:([.\w]+):|\t([a-z]\w+)(?:\s+(\.L\w+)|(?=\s|$)))", code, re.M)
+        else:
+            code = self._told(knobs.nvidia.nvdisasm.path)
+            operation = r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)(?:.*`\((\.\w+)\))?"
+            found = re.findall(rf"^(?:(\.\w+):|{operation})", code, re.M)
+        # They fill the end of the code.
+        return [line for line in found if line[1] != "NOP"]
 
     def _told(self, *command: str) -> str:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:

@@ -48,9 +48,21 @@ CAPABILITIES = (80, 89, 90, 100)
 AMD = pytest.mark.skipif(launch.TRITON_VERSION < (3, 7), reason="Triton 3.6 is refused")
 
 
+# As exact as a quotient, see test_reciprocals_are_the_assemblers_own.
+RECIPROCAL = re.compile(
+    r"""\s*rcp\.approx\.ftz\.f32\ near,\ (%\w+);
+    \s*neg\.f32\ minus,\ \1;
+    \s*fma\.rn\.f32\ rest,\ minus,\ near,\ 0f3F800000;
+    \s*fma\.rn\.f32\ %\w+,\ near,\ rest,\ near;""",
+    re.VERBOSE,
+)
+
+
 def check(compiled) -> None:
     check_registers(compiled)
-    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", compiled.text)
+    without_places = re.sub(r"^\s*\.loc.*\n", "", compiled.text, flags=re.M)
+    text = RECIPROCAL.sub("", without_places)
+    forbidden = re.findall(r"\S*(?:\.ftz|\.approx|div\.full|fma\.)\S*", text)
     assert not forbidden, "not IEEE arithmetic, or contracted"
 
 
@@ -277,6 +289,20 @@ def test_mixture_converts_where_a_gpu_can(compiler, kernel, capability):
     else:
         # What the first candidate is, write_kernel leaves as it is.
         assert found == ({"e4m3x2", "e5m2x2"} if kernel == "candidates" else {"e5m2x2"})
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_reciprocals_are_the_assemblers_own(compiler, capability):
+    """Where neither a number nor its reciprocal is subnormal, ``rcp.rn.f32`` is these operations,
+    but for an addition of zero that changes a sign.
+    """
+    call = partial(compiler.submit, aot_worker.compile_reciprocal)
+    ours, own = (call(which, capability).result().instructions() for which in (True, False))
+    on_numbers = "MUFU", "FFMA", "FADD", "FMUL"
+    assert [name for name in ours if name.startswith(on_numbers)] == ["MUFU.RCP", "FFMA", "FFMA"]
+    # Then comes what it does with other numbers.
+    own = [name for name in own if name.startswith(on_numbers)]
+    assert own[:4] == ["MUFU.RCP", "FFMA", "FADD.FTZ", "FFMA"]
 
 
 @pytest.mark.parametrize("size", ["flat", "ragged"])

@@ -20,7 +20,7 @@ from ...numerics.mixture import wide_format_of
 from ..triton import codec
 from . import triton_recipe as recipes
 from .job import EncodeBothJob, part_of
-from .triton_encode import WRITERS, Plan, scale_of, term_of, write_blocks
+from .triton_encode import WRITERS, Plan, scale_of, tried, write_blocks
 from .triton_measure import note_blocks
 from .triton_tiles import Launch, halves, load
 
@@ -285,28 +285,28 @@ def errors_of_both(
         row = unit * SIDE + begin + tl.arange(0, 16)
         here = (row < rows)[:, None] & (column < columns)[None, :]
         value = load(x, row, column, here, stride_row, stride_column, FORMAT)
-        some = codec.magnitude_of(value) != 0
         block, exists = blocks_of_rows(row, first, rows, across, SIDE)
         known = tl.where(exists, block, 0)
         finite = over_columns(tl.load(amax + known).to(tl.int32, bitcast=True), SIDE) < 0x7F800000
+        # Blocks that are not finite have no errors.
+        value_t = tl.where(finite_t, value, 0.0)
+        value = tl.where(finite, value, 0.0)
+        some, some_t = tl.where(value != 0.0, 1.0, 0.0), tl.where(value_t != 0.0, 1.0, 0.0)
         for i in tl.static_range(2 if both else 1):
             factor = scale_of(
                 amax, groups, known, across, group_rows, group_columns, groups_across,
                 recipes.candidate(RECIPE, first_of + i), SCALING,
             )  # fmt: skip
-            # Blocks that are not finite have no errors.
-            scaled = tl.where(finite, value * over_columns(factor, SIDE), 0.0)
-            code = codec.nearest(scaled, recipes.candidate(RECIPE, first_of + i), CONVERTS)
-            term = term_of(
-                scaled, code, some & finite, recipes.candidate(RECIPE, first_of + i), METRIC
-            )
+            code, term = tried(
+                value, over_columns(factor, SIDE), some, recipes.candidate(RECIPE, first_of + i),
+                METRIC, CONVERTS,
+            )  # fmt: skip
             at = blocks * (first_of + i) + block
             tl.store(sums + at, sums_of_rows(term, SIDE), mask=exists)
-            scaled_t = tl.where(finite_t, value * (factor_t if i == 0 else factor2_t), 0.0)
-            code_t = codec.nearest(scaled_t, recipes.candidate(RECIPE, first_of + i), CONVERTS)
-            term_t = term_of(
-                scaled_t, code_t, some & finite_t, recipes.candidate(RECIPE, first_of + i), METRIC
-            )
+            code_t, term_t = tried(
+                value_t, factor_t if i == 0 else factor2_t, some_t,
+                recipes.candidate(RECIPE, first_of + i), METRIC, CONVERTS,
+            )  # fmt: skip
             if i == 0:
                 total += term_t
             else:
@@ -492,7 +492,10 @@ def write_both_kernel(
                                     SCALING,
                                 )  # fmt: skip
                                 scaled = value * over_columns(factor, SIDE)
-                                code = codec.nearest(scaled, recipes.candidate(RECIPE, i), CONVERTS)
+                                # Where an infinity or NaN is, no block is narrow.
+                                code, _value = codec.rounded(
+                                    scaled, recipes.candidate(RECIPE, i), CONVERTS
+                                )
                             else:
                                 both = codec.nearest(value, WIDE)
                                 code = both >> 8
@@ -507,7 +510,7 @@ def write_both_kernel(
                                     recipes.candidate(RECIPE, i), SCALING,
                                 )  # fmt: skip
                                 scaled_t = value * factor_t[None, :]
-                                code_t = codec.nearest(
+                                code_t, _value = codec.rounded(
                                     scaled_t, recipes.candidate(RECIPE, i), CONVERTS
                                 )
                             else:

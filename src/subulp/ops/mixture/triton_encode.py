@@ -262,18 +262,22 @@ def are_same(now, before, KEPT: tl.constexpr):
 
 
 @triton.jit
-def term_of(scaled, code, counted, FORMAT: tl.constexpr, METRIC: tl.constexpr):
-    """The terms of a metric of ``numerics.metrics.KNOWN``."""
-    rounded = codec.value(code, FORMAT)
-    one = tl.full(scaled.shape, 1.0, tl.float32)
+def tried(value, factor, some, FORMAT: tl.constexpr, METRIC: tl.constexpr, CONVERTS: tl.constexpr):
+    """Codes of finite values at a scale, and the terms of a metric of ``numerics.metrics.KNOWN``.
+
+    ``some`` is 1 where a value is not zero, and 0 elsewhere.
+    """
+    scaled = value * factor
+    code, rounded = codec.rounded(scaled, FORMAT, CONVERTS)
     if METRIC == "underflow":
-        term = tl.where(rounded == 0.0, one, 0.0)
+        term = tl.where(rounded == 0.0, some, 0.0)
     else:
-        inverse = tl.div_rn(one, tl.where(rounded == 0.0, one, tl.abs(scaled)))
-        term = tl.where(rounded == 0.0, one, tl.abs(scaled - rounded) * inverse)
+        term = tl.abs((scaled - rounded) * codec.reciprocal(scaled, FORMAT, CONVERTS))
         if METRIC == "squared-relative-error":
             term = term * term
-    return tl.where(counted, term, 0.0)
+        # What rounds to zero is lost whole; a zero loses nothing.
+        term = tl.where(rounded == 0.0, some, term)
+    return code, term
 
 
 @triton.jit
@@ -335,7 +339,8 @@ def errors_of(
     both: tl.constexpr = first + 1 < recipes.candidates(RECIPE)
     one: tl.constexpr = recipes.candidate(RECIPE, first)
     other: tl.constexpr = recipes.candidate(RECIPE, first + 1 if both else first)
-    finite = (tl.load(amax + block) < float("inf"))[:, None]
+    # Blocks that are not finite have no errors, and are wide.
+    inside &= tl.load(amax + block) < float("inf")
     factor = scale_of(
         amax, groups, block, across, group_rows, group_columns, groups_across, one, SCALING
     )[:, None]
@@ -348,17 +353,14 @@ def errors_of(
         column = begin + tl.arange(0, LANES)
         at, here = steps(row, inside, column, end, columns)
         value = load(x, row, column, here, stride_row, stride_column, FORMAT)
-        counted = (codec.magnitude_of(value) != 0) & finite
-        # Blocks that are not finite have no errors.
-        scaled = tl.where(finite, value * factor, 0.0)
-        code = codec.nearest(scaled, one, CONVERTS)
+        some = tl.where(value != 0.0, 1.0, 0.0)
+        code, term = tried(value, factor, some, one, METRIC, CONVERTS)
         if first == 0:
             tl.store(codes + at, code.to(tl.uint8), mask=here)
-        total += term_of(scaled, code, counted, one, METRIC)
+        total += term
         if both:
-            scaled = tl.where(finite, value * factor2, 0.0)
-            code = codec.nearest(scaled, other, CONVERTS)
-            total2 += term_of(scaled, code, counted, other, METRIC)
+            _code, term = tried(value, factor2, some, other, METRIC, CONVERTS)
+            total2 += term
     of_tiles = sums_of_tiles(total, LANES, ROWS, BY_ROW)
     tl.store(sums + tl.cast(tiles, tl.int64) * first + tile, of_tiles, mask=exists)
     if both:
@@ -513,7 +515,10 @@ def write_tile(
                 at, here = steps(row, mine, column, end, columns)
                 value = load(x, row, column, here, stride_row, stride_column, FORMAT)
                 if i < last:
-                    code = codec.nearest(value * factor, recipes.candidate(RECIPE, i), CONVERTS)
+                    # Where an infinity or NaN is, no block is narrow.
+                    code, _value = codec.rounded(
+                        value * factor, recipes.candidate(RECIPE, i), CONVERTS
+                    )
                 else:
                     both = codec.nearest(value, WIDE)
                     code = both >> 8

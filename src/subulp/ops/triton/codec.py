@@ -259,6 +259,55 @@ def nearest(x, fmt: tl.constexpr, CONVERTS: tl.constexpr = False):
 
 
 @triton.jit
+def rounded(x, fmt: tl.constexpr, CONVERTS: tl.constexpr = False):
+    """:func:`nearest` of finite FP32 values, and the values of these codes."""
+    if is_converted(fmt, CONVERTS):
+        cast = x.to(tl.float8e4nv if fmt == "e4m3" else tl.float8e5)
+        code, result = cast.to(tl.uint8, bitcast=True).to(tl.uint32), cast.to(tl.float32)
+    else:
+        code = nearest(x, fmt)
+        result = value(code, fmt)
+    return code, result
+
+
+@triton.constexpr_function
+def is_quick(fmt, converts):
+    """Whether :func:`reciprocal` may leave out what only very small and large numbers need."""
+    f = FORMATS[fmt]
+    return converts and f.smallest_subnormal / 2 >= 2.0**-124 and f.max < 2.0**124
+
+
+@triton.jit
+def reciprocal(x, fmt: tl.constexpr, CONVERTS: tl.constexpr = False):
+    """``1 / x``, rounded to nearest, of finite numbers that a format rounds to others than zero.
+
+    What it is of other numbers has no meaning.
+
+    On GPUs that ``CONVERTS`` is said of, these are the three instructions that their assembler
+    itself makes of ``rcp.rn.f32``, without its test for numbers that need more.
+    """
+    if is_quick(fmt, CONVERTS):
+        result = tl.inline_asm_elementwise(
+            """{
+            .reg .f32 near, minus, rest;
+            rcp.approx.ftz.f32 near, $1;
+            neg.f32 minus, $1;
+            fma.rn.f32 rest, minus, near, 0f3F800000;
+            fma.rn.f32 $0, near, rest, near;
+            }""",
+            "=f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        one = tl.full(x.shape, 1.0, tl.float32)
+        result = tl.div_rn(one, tl.where(x == 0.0, one, x))
+    return result
+
+
+@triton.jit
 def stochastic(x, bits, fmt: tl.constexpr):
     """Codes of FP32 values, rounded up exactly if the fraction plus ``bits`` (uint32) carries."""
     where = position(magnitude_of(x), fmt) + fraction_of(bits, fmt)
