@@ -248,9 +248,12 @@ def _as_it_is(table: np.ndarray) -> tuple[np.ndarray, ...]:
 def lookup_options(
     job: Job, formats: list[str], *, pool: bool, weighted: bool, aligned: bool
 ) -> dict[str, Any]:
-    """Constexpr arguments of lookups, but for their configuration."""
+    """Options of lookups, but for their configuration."""
     names = {"LAYOUT": triton_rows.LAYOUT, "FORMATS": ",".join(formats)}
-    return names | {"POOL": pool, "WEIGHTED": weighted, "ALIGNED": aligned} | sizes_of(job)
+    flags = {"POOL": pool, "WEIGHTED": weighted, "ALIGNED": aligned}
+    sizes = sizes_of(job)
+    limit = launch.registers(WIDE_REGISTERS) if sizes["BLOCK"] >= 128 else {}
+    return names | flags | sizes | limit
 
 
 def update_options(job: Job, formats: list[str], *, weighted: bool) -> dict[str, dict[str, Any]]:
@@ -301,6 +304,10 @@ ROW_OF_A_WARP_LOOKUPS = ((4, 1, 1), (4, 2, 1), (2, 1, 2))
 WIDE_LOOKUPS = ((4, 1, 8), (4, 1, 4))
 """Of lookups: elements that a thread has of each bag's row, lookups of a bag that are under way
 together, and warps."""
+
+WIDE_REGISTERS = 128
+"""Of a thread, for lookups of rows of 128 numbers and more: enough for each of their shapes, and for
+sixteen warps on a multiprocessor. What assemblers choose themselves is less, and a stack."""
 
 
 def configurations(job: Job) -> tuning.Table:

@@ -281,14 +281,22 @@ def decoded(
         # Nothing finite becomes infinite.
         value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
     if LOW:
-        wide = here & (kind == last)[:, None]
-        lower = tl.load(low + at, mask=wide, other=0).to(tl.uint32)
-        value = tl.where((kind == last)[:, None], codec.value(code << 8 | lower, WIDE), value)
-    if TO != "fp32":
-        if INTERPRETED:
+        is_wide = (kind == last)[:, None]
+        lower = tl.load(low + at, mask=here & is_wide, other=0).to(tl.uint32)
+        both = code << 8 | lower
+    if INTERPRETED or TO == "fp32":
+        if LOW:
+            value = tl.where(is_wide, codec.value(both, WIDE), value)
+        if TO != "fp32":
             value = rounded(value, TO)
-        else:
-            value = value.to(tl.float16 if TO == "fp16" else tl.bfloat16)
+    else:
+        dtype: tl.constexpr = tl.float16 if TO == "fp16" else tl.bfloat16
+        value = value.to(dtype)
+        if LOW and TO == WIDE:
+            # As they are stored.
+            value = tl.where(is_wide, both.to(tl.uint16).to(dtype, bitcast=True), value)
+        elif LOW:
+            value = tl.where(is_wide, codec.value(both, WIDE).to(dtype), value)
     return value
 
 

@@ -218,6 +218,15 @@ def launch(kernel: Any, device: torch.device, programs: Tensor, *args: Any, **op
         kernel[(programs.numel() // 3,)](programs, *args, **options, **_ARITHMETIC)
 
 
+def registers(most: int) -> dict[str, int]:
+    """The option of a launch that a thread has at most so many registers, on NVIDIA's GPUs.
+
+    Where it is told nothing, their assembler aims at a number of programs of its own choice, and
+    rather puts a few numbers on the stack than miss it.
+    """
+    return {} if torch.version.hip is not None else {"maxnreg": most}
+
+
 Target = int | str
 """A GPU that need not be there: 90 for NVIDIA's sm_90, and so on; AMD's by name, as gfx942."""
 
