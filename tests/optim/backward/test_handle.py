@@ -123,12 +123,12 @@ def test_a_parameter_that_the_last_pass_misses_still_steps() -> None:
 
 def test_at_most_one_large_gradient_is_alive() -> None:
     torch.manual_seed(0)
-    layers = [nn.Linear(192, 192) for _ in range(12)]
+    layers = [nn.Linear(384, 384) for _ in range(12)]
     peaks = {}
     for fused in (False, True):
         model = nn.Sequential(*copy.deepcopy(layers))
         optimizer = optim.AdamW(model.parameters())
-        x = torch.randn(4, 192)
+        x = torch.randn(4, 384)
         model(x).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -140,8 +140,8 @@ def test_at_most_one_large_gradient_is_alive() -> None:
         if handle is not None:
             handle.remove()
         peaks[fused] = memory.category_peak_bytes["gradients"]
-    largest = 192 * 192 * 4
-    assert peaks[False] == 12 * (largest + 192 * 4)
+    largest = 384 * 384 * 4
+    assert peaks[False] == 12 * (largest + 384 * 4)
     # The largest, and small ones that wait.
     assert peaks[True] <= largest + WAITING_BYTES
     assert peaks[True] < peaks[False] / 2

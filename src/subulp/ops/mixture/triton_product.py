@@ -284,19 +284,17 @@ def decoded(
         is_wide = (kind == last)[:, None]
         lower = tl.load(low + at, mask=here & is_wide, other=0).to(tl.uint32)
         both = code << 8 | lower
-    if INTERPRETED or TO == "fp32":
-        if LOW:
-            value = tl.where(is_wide, codec.value(both, WIDE), value)
-        if TO != "fp32":
+    # FP16's numbers are taken as they are stored: by way of FP32 they need registers.
+    stored: tl.constexpr = LOW and TO == "fp16" and WIDE == "fp16" and not INTERPRETED
+    if LOW and not stored:
+        value = tl.where(is_wide, codec.value(both, WIDE), value)
+    if TO != "fp32":
+        if INTERPRETED:
             value = rounded(value, TO)
-    else:
-        dtype: tl.constexpr = tl.float16 if TO == "fp16" else tl.bfloat16
-        value = value.to(dtype)
-        if LOW and TO == WIDE:
-            # As they are stored.
-            value = tl.where(is_wide, both.to(tl.uint16).to(dtype, bitcast=True), value)
-        elif LOW:
-            value = tl.where(is_wide, codec.value(both, WIDE).to(dtype), value)
+        else:
+            value = value.to(tl.float16 if TO == "fp16" else tl.bfloat16)
+    if stored:
+        value = tl.where(is_wide, both.to(tl.uint16).to(tl.float16, bitcast=True), value)
     return value
 
 

@@ -40,7 +40,7 @@ def fuse_backward(
     """Step each parameter as soon as its gradient is complete, and free the gradient.
 
     Bit-identical to ``backward(); clip; step(); zero_grad()`` for every optimizer and precision.
-    Small gradients, up to 512 KiB of them, wait to be stepped together.
+    Small gradients, up to 1 MiB of them, wait to be stepped together.
 
     A parameter's value changes while the pass is still running. If an operation needs the old value
     later, autograd raises its usual error about in-place modification.

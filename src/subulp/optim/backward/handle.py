@@ -32,7 +32,7 @@ from .reduction import Reduction
 # of a millisecond, because its code is no longer in the caches. Stepping as many parameters as fit
 # here takes less. The limit is fixed, because what waits is alive beside the next gradient, which
 # may be the largest.
-WAITING_BYTES = 512 * 1024
+WAITING_BYTES = 1024 * 1024
 
 _Roots = tuple[Sequence[Tensor], Sequence[Tensor | None] | None]
 """Losses, and the gradients to start from."""
