@@ -2,8 +2,9 @@
 
 Every kernel at its main sizes, for four GPUs of NVIDIA and one of AMD: seconds, registers of a
 thread, bytes of its stack and of shared memory, loads and stores of spilled registers, and
-instructions. Instructions per element are those of the whole kernel, its code for the ends of
-tensors with it, over the elements of a block that a thread has.
+instructions, of the whole kernel and of each loop that has none inside. Instructions per element
+are those of the whole kernel, its code for the ends of tensors with it, over the elements of a
+block that a thread has.
 
     python benchmarks/compiles.py --out benchmarks/results/compiles-triton-3.9.json
 

@@ -22,8 +22,8 @@ try:
 finally:
     sys.path.remove(str(BENCHMARKS))
 
-# A gradient of half a MiB: smaller ones wait for each other when the step is fused.
-SHAPE = memory_loops.Shape(layers=4, width=512, batch_size=2)
+# A gradient of over a MiB: smaller ones wait for each other when the step is fused.
+SHAPE = memory_loops.Shape(layers=4, width=768, batch_size=2)
 # Beside what arithmetic counts: activations of a batch, scalars, and the tile into which a narrow
 # weight is decoded.
 SLACK = 64 * 1024

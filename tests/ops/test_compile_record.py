@@ -99,6 +99,15 @@ def test_instructions_per_element_are_there(record):
             assert ("instructions_per_element" in entry) == (name not in WITHOUT_ELEMENTS), name
 
 
+@pytest.mark.parametrize("target", ["sm_89", "sm_90", "sm_100"])
+def test_encoding_takes_few_instructions(record, target):
+    """Of a thread, for an element: in the loop over it, where GPUs convert to FP8."""
+    for name, candidates in {"mixture, candidates": 2, "mixture, write": 1}.items():
+        entry = record["cases"][name][target]
+        of_thread = entry["instructions"] / entry["instructions_per_element"]
+        assert max(entry["loops"]) / of_thread / candidates <= 30
+
+
 _HERE = [(name, "sm_90") for name in COMPARED]
 _HERE += [(name, target) for name in ELSEWHERE for target in ("sm_80", "sm_100")]
 _NIGHTLY = [

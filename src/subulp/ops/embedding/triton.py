@@ -306,8 +306,8 @@ WIDE_LOOKUPS = ((4, 1, 8), (4, 1, 4))
 together, and warps."""
 
 WIDE_REGISTERS = 128
-"""Of a thread, for lookups of rows of 128 numbers and more: enough for each of their shapes, and for
-sixteen warps on a multiprocessor. What assemblers choose themselves is less, and a stack."""
+"""Of a thread, for lookups of rows of 128 numbers and more: enough for each of their shapes, and
+for sixteen warps on a multiprocessor. What assemblers choose themselves is less, and a stack."""
 
 
 def configurations(job: Job) -> tuning.Table:

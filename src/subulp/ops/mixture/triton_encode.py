@@ -28,7 +28,7 @@ from ...numerics import format_of
 from ...numerics.mixture import mantissa_rows, wide_format_of
 from ...numerics.partition import grid_of
 from ..triton import codec
-from ..triton.launch import converts_at
+from ..triton.launch import converts_at, registers
 from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .job import EncodeJob, part_of
@@ -244,6 +244,7 @@ class Plan:
             "IS_BLOCK": tiles.is_block,
             "CHUNKS": asked,
             **self._of_x,
+            **registers(128),
         }
         grid = (parts + min(WRITERS, tiles.programs),)
         return [*launches, Launch(write_kernel, grid, arguments, options)]

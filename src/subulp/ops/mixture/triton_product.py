@@ -8,6 +8,7 @@ activations. Sums are FP32.
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from ...numerics import format_of
 from ..triton import codec, tuning
 from ..triton.choices import Configuration
+from ..triton.launch import registers
 from . import triton_recipe as recipes
 from . import triton_scales as scales
 from .operand import Operand, ProductJob
@@ -89,12 +91,17 @@ def configurations(rows: int, dtype: torch.dtype, *, constant: bool) -> tuning.T
         dtype: Its dtype.
         constant: Whether no scale changes along the contraction.
     """
-    if dtype == torch.float32:
-        return _OF_FP32
-    if rows <= 64:
-        return _FEW_ROWS
+    return _OF_FP32 if dtype == torch.float32 else _narrow(rows <= 64, constant)
+
+
+@functools.cache
+def _narrow(few_rows: bool, constant: bool) -> tuning.Table:
+    if constant and not few_rows:
+        # Two programs fit a multiprocessor, which assemblers find by themselves.
+        return _TALL
     # Of 128 rows and 128 columns the numbers fill the registers, here those of so few warps do.
-    return _TALL if constant else (*_TALL, _SMALL)
+    table = _FEW_ROWS if few_rows else (*_TALL, _SMALL)
+    return tuple({**sizes, **registers(255)} for sizes in table)
 
 
 def order_of(rows: int, dtype: torch.dtype) -> dict[str, int]:

@@ -182,9 +182,9 @@ FULL = "extra-bits-16"
 
 def _timelines(options: Options) -> tuple[Part, ...]:
     # A layer's gradient is alive while its parameter steps: the more layers, the less of it. Small
-    # layers wait for each other, up to half a MiB together.
+    # layers wait for each other, up to a MiB together.
     parameters, layers = {
-        "smallest": (16_000_000, 32),
+        "smallest": (20_000_000, 32),
         "small": (64_000_000, 32),
         "paper": (2_000_000_000, 32),
     }[options.size]
@@ -200,7 +200,7 @@ def _timelines(options: Options) -> tuple[Part, ...]:
 TIMELINES = Experiment(
     "extra-bits-memory",
     {
-        "smallest": "16 million parameters in 32 layers, three steps of SGD with momentum",
+        "smallest": "20 million parameters in 32 layers, three steps of SGD with momentum",
         "small": "64 million parameters in 32 layers, three steps of SGD with momentum, live "
         "tensors on the CPU",
         "paper": "two billion parameters in 32 layers, three steps of SGD with momentum",
