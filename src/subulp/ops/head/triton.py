@@ -37,7 +37,7 @@ changes."""
 _SMALL: tuning.Table = (
     # Fewer elements a thread leave registers to the random bits.
     {"BLOCK_LABELS": 64, "BLOCK_DIM": 64, "num_warps": 8},
-    {"BLOCK_LABELS": 64, "BLOCK_DIM": 32, "num_warps": 4},
+    {"BLOCK_LABELS": 64, "BLOCK_DIM": 32, "num_warps": 4, **launch.registers(255)},
     {"BLOCK_LABELS": 128, "BLOCK_DIM": 32, "num_warps": 8},
     {"BLOCK_LABELS": 64, "BLOCK_DIM": 32, "num_warps": 8},
 )

@@ -21,9 +21,9 @@ from .scales import SCALES
 
 CONFIGURATIONS: tuning.Table = (
     {"BLOCK": 1024, "num_warps": 4},
-    {"BLOCK": 512, "num_warps": 2},
-    {"BLOCK": 1024, "num_warps": 8},
-    {"BLOCK": 2048, "num_warps": 4, **launch.registers(168)},
+    {"BLOCK": 512, "num_warps": 2, **launch.registers(128)},
+    {"BLOCK": 1024, "num_warps": 8, **launch.registers(128)},
+    {"BLOCK": 2048, "num_warps": 4, **launch.registers(255)},
 )
 """Elements per block: eight for each thread by default. Every element is computed by itself, and
 its random bits are counted by its place in the tensor: blocks change no bit."""
