@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 Configuration = Mapping[str, int]
-"""Sizes of tiles, warps and stages of a kernel, by the names of its launch's options."""
+"""Sizes of tiles, warps, stages and registers of a kernel, by the names of its launch's options."""
 
 FILE_NAME = "configurations.json"
 
