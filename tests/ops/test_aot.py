@@ -419,6 +419,12 @@ def test_head_and_tables_for_amd(compiler):
     assert any("mfma_f32" in name and "bf16" in name for name in compiled[0].instructions())
 
 
+def test_amds_compiler_is_told_no_registers(monkeypatch):
+    assert launch.registers(128) == {"maxnreg": 128}
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert launch.registers(128) == {}
+
+
 def test_what_amd_refuses(monkeypatch):
     """Before 3.7, Triton's root of a subnormal number is that of zero."""
     launch.refuse_amd((3, 7))

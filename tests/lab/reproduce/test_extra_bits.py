@@ -5,7 +5,14 @@ import importlib.util
 import pytest
 import torch
 
-from subulp.lab.reproduce.extra_bits import adversarial, forward_error, seq2seq, storage, throughput
+from subulp.lab.reproduce.extra_bits import (
+    adversarial,
+    forward_error,
+    one_pass,
+    seq2seq,
+    storage,
+    throughput,
+)
 from subulp.numerics import extra_bits
 
 SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1}
@@ -46,6 +53,14 @@ def test_shares_are_of_the_copy():
     (mean,) = one
     values = [found.values(case, quantity)[None] for case in ("nearest", "extra-bits-8")]
     assert mean.value == pytest.approx(sum(values) / 2)
+
+
+def test_one_pass_has_the_bits_of_one_for_each():
+    found = one_pass.turns("extra-bits-8-truncate", 2, 4, 2, [0, 1])
+    assert found.values(one_pass.EACH, "weights that differ") == {0: 0, 1: 0}
+    for case in (one_pass.TOGETHER, one_pass.EACH):
+        whole, own = (found.values(case, q) for q in (one_pass.SECONDS, one_pass.OF_STEP))
+        assert all(0 < own[seed] < whole[seed] for seed in (0, 1))
 
 
 def test_a_fused_gan_has_the_bits_of_the_other():

@@ -16,6 +16,7 @@ from . import (
     exact,
     forward_error,
     memory_loops,
+    one_pass,
     seq2seq,
     storage,
     throughput,
@@ -404,6 +405,25 @@ FUSED = Experiment(
         "paper": "a DCGAN of 512 channels in BF16 on the digits of 8 x 8, 200 steps",
     },
     _fused,
+)
+
+
+def _one_pass(options: Options) -> tuple[Part, ...]:
+    width, rounds = {"smallest": (4, 3), "small": (32, 60), "paper": (64, 500)}[options.size]
+    settings = {"precision": CUT, "width": width, "batch": 64, "rounds": rounds}
+    settings |= {"seeds": list(_seeds(options))}
+    return (Measurement("one pass", one_pass.turns, settings),)
+
+
+ONE_PASS = Experiment(
+    "extra-bits-one-pass",
+    {
+        "smallest": "ResNet-18 of 4 channels, 3 steps of 64 random pictures of 8 x 8",
+        "small": "ResNet-18 of 32 channels in FP16, 62 parameters, 60 steps of 64 random pictures "
+        "of 8 x 8, one pass over all parameters and one for each by turns",
+        "paper": "ResNet-18 of 64 channels in FP16, 500 steps",
+    },
+    _one_pass,
 )
 
 # ------------------------------------------------------------------------ sentences
