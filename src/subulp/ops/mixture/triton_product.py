@@ -8,8 +8,7 @@ activations. Sums are FP32.
 
 from __future__ import annotations
 
-import functools
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -94,7 +93,7 @@ def configurations(rows: int, dtype: torch.dtype, *, constant: bool) -> tuning.T
     return _OF_FP32 if dtype == torch.float32 else _narrow(rows <= 64, constant)
 
 
-@functools.cache
+@cache
 def _narrow(few_rows: bool, constant: bool) -> tuning.Table:
     if constant and not few_rows:
         # Two programs fit a multiprocessor, which assemblers find by themselves.

@@ -222,10 +222,15 @@ def put_right(code, x, fmt: tl.constexpr):
 
 
 @triton.jit
+def cast(x, fmt: tl.constexpr):
+    """By an instruction for two values; no interpreter's cast is to be trusted."""
+    return x.to(tl.float8e4nv if fmt == "e4m3" else tl.float8e5)
+
+
+@triton.jit
 def converted(x, fmt: tl.constexpr):
-    """:func:`nearest` by an instruction for two values; no interpreter's cast is to be trusted."""
-    cast = x.to(tl.float8e4nv if fmt == "e4m3" else tl.float8e5)
-    return put_right(cast.to(tl.uint8, bitcast=True).to(tl.uint32), x, fmt)
+    """:func:`nearest` by a GPU's conversion."""
+    return put_right(cast(x, fmt).to(tl.uint8, bitcast=True).to(tl.uint32), x, fmt)
 
 
 @triton.jit
@@ -262,8 +267,8 @@ def nearest(x, fmt: tl.constexpr, CONVERTS: tl.constexpr = False):
 def rounded(x, fmt: tl.constexpr, CONVERTS: tl.constexpr = False):
     """:func:`nearest` of finite FP32 values, and the values of these codes."""
     if is_converted(fmt, CONVERTS):
-        cast = x.to(tl.float8e4nv if fmt == "e4m3" else tl.float8e5)
-        code, result = cast.to(tl.uint8, bitcast=True).to(tl.uint32), cast.to(tl.float32)
+        narrow = cast(x, fmt)
+        code, result = narrow.to(tl.uint8, bitcast=True).to(tl.uint32), narrow.to(tl.float32)
     else:
         code = nearest(x, fmt)
         result = value(code, fmt)
