@@ -10,7 +10,7 @@ from subulp.lab.reproduce.index import CLAIMS
 EXACT = "collage-table9"
 
 
-@pytest.mark.parametrize("words", [(), ("list",)])
+@pytest.mark.parametrize("words", [(), ("list",), ("LIST",)])
 def test_all_claims_are_listed(words, capsys):
     assert main(["reproduce", *words]) == 0
     printed = capsys.readouterr().out

@@ -61,7 +61,7 @@ def reproduce(
 
     output = Console()
     output = output if output.is_terminal else Console(width=200)
-    if claims in ((), ("list",)):
+    if not claims or [claim.lower() for claim in claims] == ["list"]:
         if json:
             print(to_json(index_object(CLAIMS)))
         else:

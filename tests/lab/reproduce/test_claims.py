@@ -136,8 +136,10 @@ def test_each_claim_is_found_once():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="claims='collage-table99' is unknown: use one of all"):
+    with pytest.raises(ValueError, match="'collage-table99' is unknown: did you mean collage-tabl"):
         find(["collage-table99"])
+    with pytest.raises(ValueError, match=r"'x' is unknown\. Use all, a paper \(collage, e"):
+        find(["x"])
 
 
 def test_a_claim_without_an_experiment_says_why():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine.config import check_names
+from ..engine.typed_files import did_you_mean
 from .cached_tables.claims import CLAIMS as CACHED_TABLES
 from .claim import Claim
 from .collage.claims import CLAIMS as COLLAGE
@@ -25,7 +25,14 @@ def find(names: Sequence[str]) -> list[Claim]:
     runnable = [claim for claim in CLAIMS if claim.experiment is not None]
     papers = dict.fromkeys(claim.paper for claim in CLAIMS)
     by_name = {claim.name: claim for claim in CLAIMS}
-    check_names("claims", names, ("all", *papers, *by_name))
+    known = "all", *papers, *by_name
+    for name in names:
+        if name not in known:
+            # A hundred and fifty names, which are not all told.
+            raise ValueError(
+                f"claims={name!r} is unknown{did_you_mean(name, known) or '.'} Use all, a paper "
+                f"({', '.join(papers)}) or a claim that `subulp reproduce list` prints"
+            )
     found: dict[str, Claim] = {}
     for name in names:
         chosen = (
