@@ -47,7 +47,7 @@ def test_records_as_json_are_all_that_is_printed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], "claims='nothing' is unknown: use one of all, collage"),
+        (["nothing"], "claims='nothing' is unknown. Use all, a paper (collage, extra-bits"),
         (["collage-table8"], "claims=collage-table8 is not run: it needs 16 GPUs"),
         ([EXACT, "--seeds", "1,1"], "seeds repeats 1: give each once"),
         ([EXACT, "--seeds", "-1"], "seeds=-1 is out of range"),
