@@ -38,6 +38,7 @@ extern "C" const char* subulp_facts(void) {
     number("size blocks", sizeof(subulp_blocks));
     number("size narrow", sizeof(subulp_narrow));
     number("size product", sizeof(subulp_product));
+    number("size product_blocks", sizeof(subulp_product_blocks));
     number("size positives", sizeof(subulp_positives));
     number("size head", sizeof(subulp_head));
     for (const uint32_t row : {0u, 1u, 0x12345678u, 0x7FFFFFFFu}) number("mix", subulp_mix(row));

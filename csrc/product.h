@@ -244,8 +244,8 @@ inline void turned_product(const Operand& row, const Operand& lines, const Resul
 
 inline int run_product(const subulp_product& p) {
   const bool turned = p.m == 1 && p.b_k_inner;
-  const Operand a(p.a, p.a_dtype, p.a_stride, p.a_k_inner != 0, p.a_scale, !turned);
-  const Operand b(p.b, p.b_dtype, p.b_stride, p.b_k_inner != 0, p.b_scale, turned);
+  const Operand a(p.a, p.a_dtype, p.a_stride, p.a_k_inner != 0, p.a_scale, !turned, p.a_blocks);
+  const Operand b(p.b, p.b_dtype, p.b_stride, p.b_k_inner != 0, p.b_scale, turned, p.b_blocks);
   if (!a.pack || !b.pack || (p.c_dtype != SUBULP_FP32 && p.c_dtype != SUBULP_BF16)) return -1;
   if (turned) turned_product(a, b, Result(p), p.n, p.k, p.threads);
   else product(a, b, Result(p), p.m, p.n, p.k, p.threads);

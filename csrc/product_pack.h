@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "byte_table.h"
@@ -41,6 +42,7 @@ struct Source {
   int64_t stride;
   float scale;
   bool k_is_inner;
+  const subulp_product_blocks* blocks;  // each with a scale of its own, or null
 };
 
 // W numbers or fewer, rounded to BF16, in the upper halves of lanes whose lower halves are zero.
@@ -84,7 +86,20 @@ struct Operand {
   Pack pack;
 
   Operand(const void* data, int dtype, int64_t stride, bool k_is_inner, float scale, bool of_a)
-      : from{static_cast<const char*>(data), stride, scale, k_is_inner}, pack(packer(dtype, of_a)) {}
+      : from{static_cast<const char*>(data), stride, scale, k_is_inner, nullptr}, pack(packer(dtype, of_a)) {}
+
+  // The same of numbers whose blocks have scales, if these blocks do.
+  Operand(const void* data, int dtype, int64_t stride, bool k_is_inner, float scale, bool of_a,
+          const subulp_product_blocks& blocks)
+      : Operand(data, dtype, stride, k_is_inner, scale, of_a) {
+    if (!blocks.exponents) return;
+    from.blocks = &blocks;
+    pack = nullptr;
+#if defined(SUBULP_PAIRS)
+    const bool fit = blocks.lines % SUBULP_BLOCK_STEP == 0 && blocks.inner % SUBULP_BLOCK_STEP == 0;
+    if (dtype == SUBULP_E4M3 && scale == 1.0f && fit) pack = of_a ? pack_a_blocks : pack_b_blocks;
+#endif
+  }
 
  private:
   static Pack packer(int dtype, bool of_a) {

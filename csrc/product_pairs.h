@@ -139,8 +139,8 @@ struct Pairs<E5m2> : BytePairs<E5m2> { using BytePairs::BytePairs; };
 // `count` rows of A from `first` on, in groups of ROWS. Where k is inner, a row's units follow each other, a row
 // every STEPS units; else a step's do, a step every ROWS units. Missing rows of the last group are any numbers.
 template <class Format>
-inline void pack_a(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
-  const Pairs<Format> pairs(from.scale);
+inline void pack_rows(const Pairs<Format>& pairs, const Source& from, int64_t first, int64_t count, int64_t k,
+                      int64_t depth, uint32_t* to) {
   if (from.k_is_inner) {
     for (int64_t i = 0; i < count; ++i) {
       const char* const p = from.data + ((first + i) * from.stride + k) * Format::bytes;
@@ -156,36 +156,94 @@ inline void pack_a(const Source& from, int64_t first, int64_t count, int64_t k, 
       const int64_t odds = 2 * pair + 1 < depth ? count - i : 0;
       alignas(64) uint32_t units[W];
       store_u32(units, pairs.across(p, count - i, odds ? p + from.stride * Format::bytes : p, odds));
-      for (int64_t group = 0; group < W / ROWS; ++group)
-        std::memcpy(to + (i + group * ROWS) * STEPS + pair * ROWS, units + group * ROWS, ROWS * sizeof *to);
+      for (int64_t group = 0; group < std::min<int64_t>(W, count - i); group += ROWS)
+        std::memcpy(to + (i + group) * STEPS + pair * ROWS, units + group, ROWS * sizeof *to);
     }
 }
+template <class Format>
+inline void pack_a(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
+  pack_rows(Pairs<Format>(from.scale), from, first, count, k, depth, to);
+}
 
+// At most W columns of B from `first` on, a vector in a panel of `width` columns.
+template <class Format>
+inline void pack_columns(const Pairs<Format>& pairs, const Source& from, int64_t first, int64_t count, int64_t k,
+                         int64_t depth, uint32_t* to, int64_t width) {
+  const int64_t steps = (depth + 1) / 2;
+  if (from.k_is_inner) {
+    const char* const p = from.data + (first * from.stride + k) * Format::bytes;
+    for (int64_t step = 0; step < steps; step += W) {
+      U square[W];
+      for (int64_t j = 0; j < W; ++j)
+        square[j] = j < count ? pairs.along(p + (j * from.stride + 2 * step) * Format::bytes, depth - 2 * step) : u32(0);
+      transpose(square);
+      for (int64_t i = 0; i < std::min<int64_t>(W, steps - step); ++i) store_u32(to + (step + i) * width, square[i]);
+    }
+    return;
+  }
+  const char* p = from.data + (k * from.stride + first) * Format::bytes;
+  for (int64_t step = 0; step < steps; ++step, p += 2 * from.stride * Format::bytes) {
+    const int64_t odds = 2 * step + 1 < depth ? count : 0;
+    store_u32(to + step * width, pairs.across(p, count, odds ? p + from.stride * Format::bytes : p, odds));
+  }
+}
 // A panel: `count` columns of B from `first` on, at most WIDTH of them, as whole vectors.
 template <class Format>
 inline void pack_b(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
   const Pairs<Format> pairs(from.scale);
-  const int64_t vectors = (count + W - 1) / W, width = vectors * W, steps = (depth + 1) / 2;
-  for (int64_t v = 0; v < vectors; ++v) {
-    const int64_t left = std::min<int64_t>(W, count - v * W);
-    if (from.k_is_inner) {
-      const char* const p = from.data + ((first + v * W) * from.stride + k) * Format::bytes;
-      for (int64_t step = 0; step < steps; step += W) {
-        U square[W];
-        for (int64_t j = 0; j < W; ++j)
-          square[j] = j < left ? pairs.along(p + (j * from.stride + 2 * step) * Format::bytes, depth - 2 * step) : u32(0);
-        transpose(square);
-        for (int64_t i = 0; i < std::min<int64_t>(W, steps - step); ++i)
-          store_u32(to + (step + i) * width + v * W, square[i]);
-      }
-    } else {
-      const char* p = from.data + (k * from.stride + first + v * W) * Format::bytes;
-      for (int64_t step = 0; step < steps; ++step, p += 2 * from.stride * Format::bytes) {
-        const int64_t odds = 2 * step + 1 < depth ? left : 0;
-        store_u32(to + step * width + v * W, pairs.across(p, left, odds ? p + from.stride * Format::bytes : p, odds));
-      }
-    }
+  const int64_t width = (count + W - 1) / W * W;
+  for (int64_t v = 0; v < count; v += W)
+    pack_columns(pairs, from, first + v, std::min<int64_t>(W, count - v), k, depth, to + v, width);
+}
+
+// ------------------------------------------------------------------------- blocks, each with a scale of its own
+
+// Calls work(from, size) for each part of `count` numbers from `first` on that lies in one block of `size` numbers;
+// `from` counts from `first`.
+template <class Work>
+inline void each_part(int64_t first, int64_t count, int64_t size, Work work) {
+  for (int64_t at = 0, next = 0; at < count; at = next) {
+    next = std::min(count, ((first + at) / size + 1) * size - first);
+    work(at, next - at);
   }
+}
+
+// Calls work(pairs) with what decodes the block at a line and a place in it.
+template <class Work>
+inline void with_block(const Source& from, int64_t line, int64_t inner, Work work) {
+  const subulp_product_blocks& b = *from.blocks;
+  const int64_t block = line / b.lines * b.across + inner / b.inner;
+  const float scale = std::ldexp(1.0f, -b.exponents[block]);
+  if (b.types && b.types[block]) work(Pairs<E5m2>(scale));
+  else work(Pairs<E4m3>(scale));
+}
+
+// As pack_a and pack_b. Blocks begin at multiples of SUBULP_BLOCK_STEP, and so between groups of rows, between vectors
+// of columns and between steps.
+static_assert(SUBULP_BLOCK_STEP % (2 * W) == 0 && SUBULP_BLOCK_STEP % ROWS == 0 && DEPTH % SUBULP_BLOCK_STEP == 0);
+inline void pack_a_blocks(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
+  const bool k_is_inner = from.k_is_inner;
+  const int64_t of_rows = k_is_inner ? from.blocks->lines : from.blocks->inner;
+  const int64_t of_k = k_is_inner ? from.blocks->inner : from.blocks->lines;
+  each_part(first, count, of_rows, [&](int64_t i, int64_t rows) {
+    each_part(k, depth, of_k, [&](int64_t s, int64_t deep) {
+      const int64_t row = first + i, at = k + s;
+      with_block(from, k_is_inner ? row : at, k_is_inner ? at : row, [&](const auto& pairs) {
+        pack_rows(pairs, from, row, rows, at, deep, to + i * STEPS + s / 2 * (k_is_inner ? 1 : ROWS));
+      });
+    });
+  });
+}
+inline void pack_b_blocks(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
+  const bool k_is_inner = from.k_is_inner;
+  const int64_t width = (count + W - 1) / W * W, of_k = k_is_inner ? from.blocks->inner : from.blocks->lines;
+  for (int64_t v = 0; v < count; v += W)
+    each_part(k, depth, of_k, [&](int64_t s, int64_t deep) {
+      const int64_t column = first + v, at = k + s;
+      with_block(from, k_is_inner ? column : at, k_is_inner ? at : column, [&](const auto& pairs) {
+        pack_columns(pairs, from, column, std::min<int64_t>(W, count - v), at, deep, to + s / 2 * width + v, width);
+      });
+    });
 }
 
 }  // namespace simd

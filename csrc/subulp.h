@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 13
+#define SUBULP_ABI 14
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -67,6 +67,7 @@ enum subulp_strategy { SUBULP_STRATEGIES(SUBULP_CODE) };
 #define SUBULP_CONSTANTS(X)                                                                        \
   X(BAD_OFFSETS, -2) X(BAD_GRADIENT, -3) X(BAD_WEIGHTS, -4) X(BAD_TAGS, -5)                        \
   X(BAD_POSITIVES, -6)                                                                             \
+  X(BLOCK_STEP, 32)             /* of blocks of a product, ops/bf16_product.py */                  \
   X(E4M3_LOW_SCALE, 16)         /* of a parameter's second component, strategy.low_scale */        \
   X(LANES, 16)                  /* of a sum in its fixed order, numerics/metrics.py */             \
   X(PARAMETER_BYTES, 8)         /* scale and bias of a row of integers, numerics/int_rows.py */    \
@@ -214,6 +215,14 @@ typedef struct {
   int32_t reserved;
 } subulp_blocks;
 
+/* Blocks of a factor, each with a scale of its own. A block has `lines` lines and `inner` numbers of each, multiples of
+ * SUBULP_BLOCK_STEP, and there are `across` blocks along a line. */
+typedef struct {
+  const int8_t* exponents; /* a stored value times 2^-exponent is a number; from -126 to 126; null: no blocks */
+  const uint8_t* types;    /* whether a block is in E5M2; null: all are in E4M3 */
+  int64_t lines, inner, across;
+} subulp_product_blocks;
+
 /* c = a b c_scale + bias, (m, n) from (m, k) and (k, n): FP32 sums of operands that are multiplied by their scale, a
  * power of two, and rounded to BF16; see src/subulp/ops/bf16_product.py. */
 typedef struct {
@@ -230,6 +239,7 @@ typedef struct {
   float c_scale;
   int32_t threads;
   int32_t isa;
+  subulp_product_blocks a_blocks, b_blocks; /* of E4M3, whose own scale is 1 then */
 } subulp_product;
 
 /* Elements of a matrix. */

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from subulp.numerics import BF16, format_of, round_to
 from subulp.ops import bf16_product, facts, native
-from subulp.ops.bf16_product import bf16_mm
+from subulp.ops.bf16_product import Blocks, bf16_mm
 
 from .support import BF16 as BF16_DTYPE
-from .support import DTYPES, E4M3, FP16, FP32, environment, isas, short, threads
+from .support import DTYPES, E4M3, E5M2, FP16, FP32, environment, isas, short, threads
 
 ORDERED = [name for name in isas() if name != bf16_product.UNITS]
 """Instruction sets whose order of sums is ours; that of units of BF16 is the processor's."""
@@ -248,3 +248,100 @@ def test_a_bias_that_does_not_fit_is_refused():
             bf16_mm(a, b, bias=bias)
     sparse = torch.arange(10.0)[::2]
     assert torch.equal(bf16_mm(a, b, bias=sparse), bf16_mm(a, b) + sparse)
+
+
+def in_blocks(lines, inner, size, *, types, transposed, seed=0):
+    """A factor in blocks of such a size, its blocks, and its numbers, decoded block by block."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (lines, inner), dtype=torch.uint8, generator=generator)
+    # E4M3 has one NaN of each sign, E5M2 three and infinity.
+    codes[(codes & 0x7C) == 0x7C] = 0x38
+    grid = -(-lines // size[0]), -(-inner // size[1])
+    exponents = torch.randint(-20, 21, grid, dtype=torch.int8, generator=generator)
+    kinds = torch.randint(0, 2, grid, dtype=torch.uint8, generator=generator) if types else None
+    numbers = torch.empty(lines, inner)
+    for i in range(grid[0]):
+        for j in range(grid[1]):
+            here = (
+                slice(i * size[0], (i + 1) * size[0]),
+                slice(j * size[1], (j + 1) * size[1]),
+            )
+            kind = E5M2 if types and kinds[i, j] else E4M3
+            numbers[here] = codes[here].view(kind).float() * 2.0 ** -int(exponents[i, j])
+    stored = codes.view(E4M3)
+    blocks = Blocks(exponents, kinds, *size)
+    return (stored.t() if transposed else stored), blocks, numbers.t() if transposed else numbers
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("types", [False, True], ids=["e4m3", "both"])
+@pytest.mark.parametrize("first", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("second", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((130, 50, 300), (128, 128)),
+        ((2, 3, 2), (32, 32)),
+        ((200, 161, 520), (64, 32)),
+        ((57, 1600, 33), (32, 96)),
+    ],
+    ids=str,
+)
+def test_blocks_are_decoded_while_they_are_packed(
+    shape, size, first, second, types, isa, monkeypatch
+):
+    m, n, k = shape
+    a, of_a, left = in_blocks(
+        *((k, m) if first else (m, k)), size, types=types, transposed=first, seed=1
+    )
+    b, of_b, right = in_blocks(
+        *((n, k) if second else (k, n)), size, types=types, transposed=second, seed=2
+    )
+    assert torch.equal(of_a.decoded(a), left)
+    assert torch.equal(of_b.decoded(b), right)
+    if isa == "plain":
+        # It packs pairs as units of BF16 take them.
+        monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
+    with environment(SUBULP_ISA=isa), threads(2):
+        expected = bits(bf16_mm(left, right))
+        assert torch.equal(bits(bf16_mm(a, b, a_blocks=of_a, b_blocks=of_b)), expected)
+        assert torch.equal(bits(bf16_mm(left, b, b_blocks=of_b)), expected)
+        with threads(1):
+            assert torch.equal(bits(bf16_mm(a, right, a_blocks=of_a)), expected)
+
+
+@pytest.mark.parametrize("exponent", [-126, 126])
+def test_exponents_of_blocks_reach_as_far_as_normal_numbers(exponent):
+    codes = torch.full((32, 64), 0x38, dtype=torch.uint8).view(E4M3)
+    exponents = torch.tensor([[exponent, 0]], dtype=torch.int8)
+    found = bf16_mm(codes, torch.eye(64), a_blocks=Blocks(exponents, None, 32, 32))
+    assert found[0].tolist() == [2.0**-exponent] * 32 + [1.0] * 32
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_blocks_that_do_not_fit_are_refused(backend):
+    a, fit = matrix(64, 64, E4M3), torch.zeros(2, 2, dtype=torch.int8)
+    odd, third = fit.clone(), torch.full((2, 2), 2, dtype=torch.uint8)
+    odd[1, 1] = -128
+    for left, blocks, message in (
+        (a.float(), Blocks(fit, None, 32, 32), "a has blocks and dtype torch.float32"),
+        (a[::2, ::2], Blocks(fit, None, 32, 32), r"strides \(128, 2\): expected contiguous"),
+        (a[:1], Blocks(fit, None, 32, 32), r"shape \(1, 64\).*two at least"),
+        (a, Blocks(fit, None, 32, 48), "a has blocks of 32 x 48: expected multiples of 32"),
+        (a, Blocks(fit, None, 64, 32), r"exponents are .* \(2, 2\) .*expected .* \(1, 2\)"),
+        (a, Blocks(fit.int(), None, 32, 32), "exponents are torch.int32"),
+        (a, Blocks(fit.to("meta"), None, 32, 32), "on meta: expected .* on cpu"),
+        (a, Blocks(odd, None, 32, 32), "exponents are from -128 to 0: expected -126 to 126"),
+        (a, Blocks(fit, third, 32, 32), "types are from 2 to 2: expected 0 to 1"),
+        (a, Blocks(fit, third[:1], 32, 32), r"types are .* \(1, 2\)"),
+    ):
+        b = torch.zeros(left.shape[1], 5)
+        with environment(SUBULP_BACKEND=backend), pytest.raises(ValueError, match=message):
+            bf16_mm(left, b, a_blocks=blocks)
+    fits = Blocks(fit, None, 32, 32)
+    with pytest.raises(ValueError, match=r"a has blocks and another scale, 2\.0"):
+        bf16_mm(a, matrix(64, 5), a_scale=2.0, a_blocks=fits)
+    if bf16_product.units_at(torch.device("cpu")):
+        across = Blocks(torch.zeros(2, 4, dtype=torch.int8)[:, ::2], None, 32, 32)
+        with pytest.raises(ValueError, match="exponents"):
+            bf16_mm(a, matrix(64, 5), a_blocks=across)

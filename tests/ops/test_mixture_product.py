@@ -229,3 +229,31 @@ def test_wide_blocks_are_rounded_on_units_of_bf16(monkeypatch):
     got = product(a, b, BF16).double()
     sizes = left.double().abs() @ right.double().abs().t()
     assert ((got - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5 * sizes).all()
+
+
+@pytest.mark.skipif(
+    not bf16_product.units_at(torch.device("cpu")), reason="there are no units of BF16"
+)
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, True)], ids=str)
+def test_large_blocks_are_decoded_while_they_are_packed(transposed, recipe, monkeypatch):
+    """The bits of decoded factors, without decoding one."""
+    generator = torch.Generator().manual_seed(0)
+    factors = []
+    for rows, turned in ((300, transposed[0]), (161, transposed[1])):
+        x = torch.randn((260, rows) if turned else (rows, 260), generator=generator)
+        # Blocks of different scales, and one in E5M2 where there are three ways.
+        x[128:] *= 2.0**7
+        if recipe is THREE_WAY:
+            x[:128, :128] = x[:128, :128].sign() * (1 + x[:128, :128].abs())
+            x[:128, :128:2] *= 2.0**-20
+        encoded, summary = mixture.encode(x.bfloat16(), recipe, "block-128x128")
+        assert bool((encoded.types == 1).any()) == (recipe is THREE_WAY)
+        assert len(encoded.exponents.unique()) > 1
+        factors.append(Operand(encoded, summary, turned))
+    (left, of_left), (right, of_right) = map(product_module._in_bf16, factors)
+    decoded = [operand.values(BF16) for operand in (left, right)]
+    out = torch.empty(300, 161, dtype=BF16)
+    expected = bf16_mm(decoded[0], decoded[1].t(), out, out_scale=of_left * of_right)
+    monkeypatch.setattr(Operand, "values", None)
+    assert torch.equal(product(*factors, BF16), expected)

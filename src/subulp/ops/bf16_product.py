@@ -10,11 +10,13 @@ sums.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..numerics import BF16, format_of, round_to
+from ..numerics.partition import grid_of
 from . import backend, facts, native
 from .pointers import check_plain, data_ptr, matrix_ptr
 
@@ -24,12 +26,95 @@ UNITS = "avx512-bf16"
 RESULTS = (torch.float32, torch.bfloat16)
 """Dtypes of products."""
 
+LARGEST_EXPONENT = 126
+"""Of a factor that is a normal number, as its inverse is."""
+
 
 def units_at(device: torch.device) -> bool:
     """Whether the C++ kernels of a device multiply on units of BF16."""
     if device.type != "cpu" or backend.choose(device).backend != "cpu":
         return False
     return native.isa() == facts.ISAS[UNITS]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of a factor in E4M3 or E5M2, each with a power of two of its own.
+
+    Attributes:
+        exponents: int8 (down, across), from -126 to 126: a stored value times ``2 ** -exponent`` is
+            a number.
+        types: uint8 (down, across), 1 where a block is in E5M2, else 0; ``None`` where all are in
+            E4M3.
+        lines: Runs of memory of a block, a multiple of 32.
+        inner: Numbers of each of them, likewise.
+    """
+
+    exponents: Tensor
+    types: Tensor | None
+    lines: int
+    inner: int
+
+    def check(self, name: str, matrix: Tensor) -> None:
+        """Raise ValueError or TypeError unless these are blocks of a factor."""
+        if matrix.dtype != torch.float8_e4m3fn:
+            raise ValueError(f"{name} has blocks and dtype {matrix.dtype}: expected float8_e4m3fn")
+        # Of one row or column none could say how its memory runs.
+        if min(matrix.shape) < 2 or 1 not in matrix.stride():
+            raise ValueError(
+                f"{name} has blocks, shape {tuple(matrix.shape)} and strides {matrix.stride()}: "
+                "expected contiguous rows or columns, two at least"
+            )
+        if self.lines % facts.BLOCK_STEP or self.inner % facts.BLOCK_STEP:
+            raise ValueError(
+                f"{name} has blocks of {self.lines} x {self.inner}: expected multiples of "
+                f"{facts.BLOCK_STEP}"
+            )
+        grid = grid_of(_stored(matrix).shape, (self.lines, self.inner))
+        for what, of_blocks, dtype, least, most in (
+            ("exponents", self.exponents, torch.int8, -LARGEST_EXPONENT, LARGEST_EXPONENT),
+            ("types", self.types, torch.uint8, 0, 1),
+        ):
+            if of_blocks is None:
+                continue
+            check_plain(f"{name}'s {what}", of_blocks)
+            if (of_blocks.dtype, of_blocks.shape, of_blocks.device) != (dtype, grid, matrix.device):
+                raise ValueError(
+                    f"{name}'s {what} are {of_blocks.dtype} of {tuple(of_blocks.shape)} on "
+                    f"{of_blocks.device}: expected {dtype} of {grid} on {matrix.device}"
+                )
+            low, high = map(int, of_blocks.aminmax())
+            if low < least or high > most:
+                raise ValueError(
+                    f"{name}'s {what} are from {low} to {high}: expected {least} to {most}"
+                )
+
+    def native(self, name: str) -> native.ProductBlocks:
+        """As C++ takes them, once they are checked."""
+        across = self.exponents.shape[1]
+        types = None if self.types is None else data_ptr(f"{name}'s types", self.types, torch.uint8)
+        exponents = data_ptr(f"{name}'s exponents", self.exponents, torch.int8)
+        return native.ProductBlocks(exponents, types, self.lines, self.inner, across)
+
+    def decoded(self, matrix: Tensor) -> Tensor:
+        """The numbers of a matrix with these blocks, in FP32."""
+        stored = _stored(matrix)
+
+        def each(of_blocks: Tensor) -> Tensor:
+            down = of_blocks.repeat_interleave(self.lines, 0)[: stored.shape[0]]
+            return down.repeat_interleave(self.inner, 1)[:, : stored.shape[1]]
+
+        values = stored.float()
+        if self.types is not None:
+            in_e5m2 = each(self.types) == 1
+            values = torch.where(in_e5m2, stored.view(torch.float8_e5m2).float(), values)
+        values = values * torch.exp2(-each(self.exponents).float())
+        return values if stored is matrix else values.t()
+
+
+def _stored(matrix: Tensor) -> Tensor:
+    """A matrix as its memory runs."""
+    return matrix if matrix.stride(1) == 1 else matrix.t()
 
 
 def bf16_mm(
@@ -39,6 +124,8 @@ def bf16_mm(
     *,
     a_scale: float = 1.0,
     b_scale: float = 1.0,
+    a_blocks: Blocks | None = None,
+    b_blocks: Blocks | None = None,
     out_scale: float = 1.0,
     bias: Tensor | None = None,
 ) -> Tensor:
@@ -53,6 +140,9 @@ def bf16_mm(
             FP32). Rounded to BF16 as by ``Tensor.to``.
         a_scale: A power of two (default: 1).
         b_scale: A power of two (default: 1).
+        a_blocks: Blocks of ``a``, which is in E4M3 but where they say otherwise, and has no other
+            scale; for units of BF16 (default: none).
+        b_blocks: Blocks of ``b``, likewise.
         out_scale: Factor on the sums, rounded to FP32 (default: 1).
         bias: FP32 ``(n,)``, added to each row (default: nothing).
 
@@ -62,9 +152,19 @@ def bf16_mm(
 
     Raises:
         TypeError: A tensor wraps others, as DTensor does.
-        ValueError: A shape, dtype, layout or device does not fit.
+        ValueError: A shape, dtype, layout or device does not fit, or a number of its blocks.
     """
     _check(a, b, out, bias)
+    for name, factor, scale, blocks in (("a", a, a_scale, a_blocks), ("b", b, b_scale, b_blocks)):
+        if blocks is None:
+            continue
+        if scale != 1.0:
+            raise ValueError(f"{name} has blocks and another scale, {scale}: expected one of them")
+        blocks.check(name, factor)
+    if not units_at(a.device):
+        a = a if a_blocks is None else a_blocks.decoded(a)
+        b = b if b_blocks is None else b_blocks.decoded(b)
+        a_blocks = b_blocks = None
     if out is None:
         out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
     if backend.choose(a.device).backend != "cpu":
@@ -89,6 +189,8 @@ def bf16_mm(
         *(a_scale, b_scale, facts.DTYPES[out.dtype], out_scale),
         torch.get_num_threads(),
         native.isa(),
+        native.ProductBlocks() if a_blocks is None else a_blocks.native("a"),
+        native.ProductBlocks() if b_blocks is None else b_blocks.native("b"),
     )
     if native.library().subulp_bf16_product(ctypes.byref(call)):
         raise RuntimeError(f"subulp_bf16_product has no kernel for {a.dtype} and {b.dtype}")

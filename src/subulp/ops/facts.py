@@ -31,6 +31,8 @@ SCALINGS = {name: code for code, name in enumerate(get_args(Scaling))}
 BAD_OFFSETS, BAD_GRADIENT, BAD_WEIGHTS, BAD_TAGS = -2, -3, -4, -5
 BAD_POSITIVES = -6
 """Negative result of the head's step."""
+BLOCK_STEP = 32
+"""Lines and numbers of a line by which blocks of a product begin."""
 
 _CONSTANTS = {
     "BAD_OFFSETS": BAD_OFFSETS,
@@ -38,6 +40,7 @@ _CONSTANTS = {
     "BAD_WEIGHTS": BAD_WEIGHTS,
     "BAD_TAGS": BAD_TAGS,
     "BAD_POSITIVES": BAD_POSITIVES,
+    "BLOCK_STEP": BLOCK_STEP,
     "E4M3_LOW_SCALE": low_scale(E4M3),
     "LANES": metrics.LANES,
     "PARAMETER_BYTES": int_rows.PARAMETER_BYTES,

@@ -16,7 +16,7 @@ import numpy as np
 from . import facts
 from .step.job import SCALARS
 
-ABI = 13
+ABI = 14
 _REMEDY = (
     "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
     ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."
@@ -126,6 +126,18 @@ class Blocks(ctypes.Structure):
     )
 
 
+class ProductBlocks(ctypes.Structure):
+    """``subulp_product_blocks`` of csrc/subulp.h."""
+
+    _fields_ = (
+        ("exponents", c_void_p),
+        ("types", c_void_p),
+        ("lines", c_int64),
+        ("inner", c_int64),
+        ("across", c_int64),
+    )
+
+
 class Product(ctypes.Structure):
     """``subulp_product`` of csrc/subulp.h."""
 
@@ -150,6 +162,8 @@ class Product(ctypes.Structure):
         ("c_scale", c_float),
         ("threads", c_int32),
         ("isa", c_int32),
+        ("a_blocks", ProductBlocks),
+        ("b_blocks", ProductBlocks),
     )
 
 
@@ -297,6 +311,7 @@ _SIZES = {
     "blocks": ctypes.sizeof(Blocks),
     "narrow": NARROW.itemsize,
     "product": ctypes.sizeof(Product),
+    "product_blocks": ctypes.sizeof(ProductBlocks),
     "positives": ctypes.sizeof(Positives),
     "head": ctypes.sizeof(Head),
 }

@@ -54,7 +54,11 @@ class Operand:
         else:
             room = torch.empty(self.mixture.shape, dtype=dtype, device=self.mixture.codes.device)
             found = backend.run("mixture", DecodeJob(self.mixture, room))
-        return found.t() if self.transposed else found
+        return self.turned(found)
+
+    def turned(self, matrix: Tensor) -> Tensor:
+        """What lies as the mixture does, as (rows, k)."""
+        return matrix.t() if self.transposed else matrix
 
     @property
     def format(self) -> Format | None:

@@ -7,13 +7,15 @@ itself (triton_product.py): the host would wait to know the formats.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...numerics import E4M3, E5M2
-from .. import backend, bf16_product
+from ...numerics.mixture import Mixture
+from .. import backend, bf16_product, facts
 from ..head import fp8
 from .job import DecodeJob
 from .operand import Operand, ProductJob
@@ -25,8 +27,6 @@ _FP8 = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 TILE_BYTES = 8 * 1024 * 1024
 # Dtypes of a bias that the kernel reads.
 _ADDED = (torch.float32, torch.bfloat16, torch.float16)
-# The most and the least exponent of a factor that is a normal number, as its inverse is.
-_EXPONENTS = range(-126, 127)
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -80,37 +80,39 @@ def _bf16_product(a: Operand, b: Operand, bias: Tensor | None) -> Tensor:
     """``a @ b.T + bias`` in BF16, from operands that are BF16 numbers or rounded to them."""
     (left, of_left), (right, of_right) = _in_bf16(a), _in_bf16(b)
     scale, added = of_left * of_right, None if bias is None else bias.float()
-    rows, a_scale = _stored_values(left) or (left.values(torch.bfloat16), 1.0)
-    out = rows.new_empty(rows.shape[0], b.shape[0], dtype=torch.bfloat16)
-    columns = _stored_values(right)
+    rows = _stored(left) or _Stored(left.values(torch.bfloat16))
+    out = rows.matrix.new_empty(rows.matrix.shape[0], b.shape[0], dtype=torch.bfloat16)
+    columns = _stored(right)
     if columns is not None:
         return bf16_product.bf16_mm(
-            *(rows, columns[0].t(), out),
-            a_scale=a_scale,
-            b_scale=columns[1],
+            *(rows.matrix, columns.matrix.t(), out),
+            a_scale=rows.scale,
+            b_scale=columns.scale,
+            a_blocks=rows.blocks,
+            b_blocks=columns.blocks,
             out_scale=scale,
             bias=added,
         )
     # Not more than a tile of it is decoded at a time.
     tiles = list(row_tiles(right.mixture, max(1, TILE_BYTES // (2 * right.mixture.shape[1]))))
+    if len(tiles) > 1 and b.transposed and rows.blocks is not None:
+        # Tiles of the contraction would cut its blocks.
+        rows = _Stored(left.values(torch.bfloat16))
+    multiply = partial(bf16_product.bf16_mm, a_scale=rows.scale, a_blocks=rows.blocks)
     if not b.transposed:
         for tile, part in tiles:
             values = replace(right, mixture=part).values(torch.bfloat16)
-            bf16_product.bf16_mm(
-                *(rows, values.t(), out[:, tile]),
-                a_scale=a_scale,
-                out_scale=scale,
-                bias=None if added is None else added[tile],
-            )
+            here = None if added is None else added[tile]
+            multiply(rows.matrix, values.t(), out[:, tile], out_scale=scale, bias=here)
         return out
     if len(tiles) == 1:
         values = right.values(torch.bfloat16).t()
-        return bf16_product.bf16_mm(rows, values, out, a_scale=a_scale, out_scale=scale, bias=added)
+        return multiply(rows.matrix, values, out, out_scale=scale, bias=added)
     # The contraction runs over the tiles.
     sums = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     for tile, part in tiles:
         values = replace(right, mixture=part).values(torch.bfloat16).t()
-        sums.add_(bf16_product.bf16_mm(rows[:, tile], values, a_scale=a_scale))
+        sums.add_(multiply(rows.matrix[:, tile], values))
     sums.mul_(scale)
     return out.copy_(sums if added is None else sums.add_(added))
 
@@ -128,18 +130,54 @@ def _in_bf16(operand: Operand) -> tuple[Operand, float]:
     return replace(operand, mixture=replace(mixture, mantissa=one)), factor
 
 
-def _stored_values(operand: Operand) -> tuple[Tensor, float] | None:
-    """(rows, k) of a storage dtype, and the power of two that makes them the operand's values;
-    ``None`` unless they are of one format and one scale, whose mantissa is 1.
+@dataclass(frozen=True)
+class _Stored:
+    """A factor that is multiplied as it is stored.
+
+    Attributes:
+        matrix: (rows, k) of a storage dtype.
+        scale: The power of two that makes its numbers the operand's.
+        blocks: Powers of two of its blocks, instead of one of all.
     """
-    mixture, fmt = operand.mixture, operand.format
-    if fmt not in _FP8 or mixture.exponents.numel() != 1 or mixture.mantissa.item() != 1.0:
+
+    matrix: Tensor
+    scale: float = 1.0
+    blocks: bf16_product.Blocks | None = None
+
+
+def _stored(operand: Operand) -> _Stored | None:
+    """An operand that need not be decoded before it is multiplied; ``None`` unless its values are
+    narrow ones times powers of two, and its blocks large.
+    """
+    mixture = operand.mixture
+    if mixture.wide.numel() or mixture.mantissa.numel() != 1 or mixture.mantissa.item() != 1.0:
         return None
-    exponent = int(mixture.exponents)
-    if exponent not in _EXPONENTS:
+    if mixture.exponents.numel() == 1:
+        fmt, exponent = operand.format, int(mixture.exponents)
+        if fmt not in _FP8 or abs(exponent) > bf16_product.LARGEST_EXPONENT:
+            return None
+        return _Stored(operand.turned(mixture.codes.view(_FP8[fmt])), 2.0**-exponent)
+    blocks = _blocks(mixture)
+    codes = mixture.codes.view(torch.float8_e4m3fn)
+    return None if blocks is None else _Stored(operand.turned(codes), blocks=blocks)
+
+
+def _blocks(mixture: Mixture) -> bf16_product.Blocks | None:
+    """Blocks as units of BF16 take them, if they do."""
+    if mixture.formats not in ((E4M3,), (E4M3, E5M2)) or min(mixture.shape) < 2:
         return None
-    codes = mixture.codes.view(_FP8[fmt])
-    return codes.t() if operand.transposed else codes, 2.0**-exponent
+    least, most = map(int, mixture.exponents.aminmax())
+    if max(-least, most) > bf16_product.LARGEST_EXPONENT:
+        return None
+    # A block that reaches to the end may as well reach beyond.
+    lines, inner = (
+        -(-size // facts.BLOCK_STEP) * facts.BLOCK_STEP if size >= whole else size
+        for size, whole in zip(mixture.block, mixture.shape, strict=True)
+    )
+    types = mixture.block_types().contiguous() if len(mixture.formats) > 1 else None
+    known = int(mixture.types.max()) < len(mixture.formats)
+    fit = lines % facts.BLOCK_STEP == 0 and inner % facts.BLOCK_STEP == 0
+    return bf16_product.Blocks(mixture.exponents, types, lines, inner) if known and fit else None
 
 
 def _tiled_product(left: Tensor, b: Operand) -> Tensor:
