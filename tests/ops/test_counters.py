@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from subulp.ops import native
-from subulp.ops.kinds import FEWEST
 from subulp.ops.step import counters
-from subulp.ops.step.counters import Counters
+from subulp.ops.step.counters import FEWEST, Counters
 
 CPU = torch.device("cpu")
 VALUES = (0.0, 1.0, 41.0, 2.0**24 - 1, 2.0**24, 0.5, float("inf"))

@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-FEWEST = 16
-"""Tensors that are worth remembering: fewer are checked as fast."""
+FEWEST = 2
+"""Tensors that are worth remembering: one alone is checked as fast."""
 
 MOST = 1 << 17
 """Tensors whose kinds are remembered, those of the latest checks: about 20 MB."""

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from .. import backend, native, pointers
-from ..kinds import FEWEST, Remembered
+from ..kinds import Remembered
+
+FEWEST = 16
+"""Counters that C++ counts: fewer are as fast in PyTorch."""
 
 # Not of a default device.
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")
