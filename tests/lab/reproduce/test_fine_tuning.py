@@ -10,7 +10,7 @@ from sklearn.metrics import matthews_corrcoef
 from subulp.lab.reproduce.check import Check
 from subulp.lab.reproduce.claim import Options, Watch
 from subulp.lab.reproduce.collage.experiments import FINE_TUNED
-from subulp.lab.reproduce.collage.fine_tuning import (
+from subulp.lab.reproduce.fine_tuning import (
     AVERAGE,
     UNTRAINED,
     Examples,
@@ -19,7 +19,7 @@ from subulp.lab.reproduce.collage.fine_tuning import (
     fine_tuned,
     score,
 )
-from subulp.lab.reproduce.collage.sentence_tasks import TASKS, Example, Material, SentenceTask
+from subulp.lab.reproduce.sentence_tasks import TASKS, Example, Material, SentenceTask
 from subulp.lab.tasks.lm import bpe
 from subulp.lab.tasks.lm.models import BERT, Shape
 
@@ -139,7 +139,7 @@ def test_what_was_fine_tuned_is_kept(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return fine_tuned(*arguments)
 
-    monkeypatch.setattr("subulp.lab.reproduce.collage.fine_tuning.fine_tuned", stops)
+    monkeypatch.setattr("subulp.lab.reproduce.fine_tuning.fine_tuned", stops)
     with pytest.raises(KeyboardInterrupt):
         part.run(tmp_path / "b", Watch(jobs=1))
     stopped = 1000
@@ -149,7 +149,7 @@ def test_what_was_fine_tuned_is_kept(tmp_path, monkeypatch):
     for case in (f"BERT, {UNTRAINED}", "BERT, nearest", "BERT, master"):
         for name in numbers:
             assert resumed.values(case, name) == whole.values(case, name)
-    monkeypatch.setattr("subulp.lab.reproduce.collage.fine_tuning.fine_tuned", pytest.fail)
+    monkeypatch.setattr("subulp.lab.reproduce.fine_tuning.fine_tuned", pytest.fail)
     again = part.run(tmp_path / "b", Watch(jobs=1))
     assert again.observations == resumed.observations
     assert Check("", AVERAGE, f"BERT, {UNTRAINED}").on(again).seeds == 1

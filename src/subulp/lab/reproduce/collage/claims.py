@@ -6,18 +6,17 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from .. import fine_tuning, sentence_tasks
 from ..check import Check
 from ..claim import Claim, published
 from . import (
     algorithms,
     descent_quality,
     fast2sum,
-    fine_tuning,
     lost_arithmetic,
     memory,
     rational_adamw,
     second_moment,
-    sentence_tasks,
 )
 from .experiments import (
     ALGORITHMS,

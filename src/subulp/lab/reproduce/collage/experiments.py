@@ -7,6 +7,7 @@ import statistics
 from functools import partial
 
 from ...tasks.lm.config import LMConfig
+from .. import fine_tuning
 from ..claim import Experiment, Options, Part
 from ..found import Found, Observation
 from ..measurement import Measurement, measured
@@ -15,7 +16,6 @@ from . import (
     algorithms,
     descent_quality,
     fast2sum,
-    fine_tuning,
     formats,
     lost_arithmetic,
     memory,

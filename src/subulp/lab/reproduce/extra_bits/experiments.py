@@ -6,6 +6,8 @@ from typing import Any
 
 from ...tasks.ctr.config import CTRConfig
 from ...tasks.image.config import ImageConfig
+from ...tasks.lm.config import LMConfig
+from .. import fine_tuning
 from ..claim import Experiment, Options, Part
 from ..found import Found, Observation
 from ..measurement import Measurement
@@ -458,4 +460,53 @@ SENTENCES = Experiment(
         "tasks, batches of 16 pairs of 128 tokens, 100 steps",
     },
     _sentences,
+)
+
+# ------------------------------------------------------------------------ sentence tasks
+
+BERT = "BERT,"
+TUNED = (WIDE, EIGHT, CUT, ALONE)
+"""Precisions that a pre-trained BERT is fine-tuned in."""
+
+
+def _berts(options: Options) -> tuple[Part, ...]:
+    """The appendix's GLUE: one BERT for each seed, fine-tuned in every precision."""
+    options.check_data("a text")
+    recipe = fine_tuning.Recipe(3000, 1000, 3, 32, 5e-4)
+    # Shallower, or shorter, it learns no more than how frequent tokens are.
+    own: dict[str, object] = {"width": 128, "layers": 4, "steps": 2000, "vocabulary": 512}
+    own |= {"batch_size": 32, "context": 32}
+    if options.size == "smallest":
+        recipe = fine_tuning.Recipe(64, 32, 1, 32, 5e-4)
+        own = {"width": 16, "layers": 1, "heads": 2, "steps": 12, "vocabulary": 300}
+        own |= {"batch_size": 2, "context": 8}
+    if options.size == "paper":
+        recipe = fine_tuning.Recipe(100_000, 10_000, 3, 16, 2e-5)
+        own = {"width": 768, "layers": 12, "heads": 12, "steps": 28_125, "vocabulary": 30_522}
+        own |= {"batch_size": 256, "context": 128, "lr": 1e-4, "warmup": 2000 / 28_125}
+    own["data"] = options.data
+    config = LMConfig(
+        model="bert",
+        level="bpe",
+        tie_head=True,
+        precision=(WIDE,),
+        # Chosen by speed, they would be another experiment elsewhere.
+        activations="bf16",
+        seeds=_seeds(options),
+        **own,  # type: ignore[arg-type]
+    )
+    return (fine_tuning.FineTuning(Training("bert", config, BERT), recipe, TUNED),)
+
+
+BERTS = Experiment(
+    "extra-bits-bert",
+    {
+        "smallest": "as small, with a width of 16, 12 steps, one seed, 64 examples",
+        "small": "BERT of 4 blocks and width 128, pre-trained in FP32 on a megabyte of Shakespeare "
+        "in 512 byte pairs; then 3,000 examples of each of five sentence tasks, 3 epochs of AdamW "
+        "in batches of 32, parameters in BF16, 1,000 tested",
+        "paper": "BERT-base's sizes, pre-trained on a text of yours; then sentence tasks made of "
+        "it, 3 epochs of AdamW in batches of 16",
+    },
+    _berts,
 )

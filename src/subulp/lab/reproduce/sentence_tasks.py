@@ -1,6 +1,7 @@
 """Sentence tasks made of a text, in the kinds of GLUE's: what a text has and what was done to it.
 
-Each stands for one of Collage's Table 4, which cannot ship. None needs more than the text, so that
+Each stands for one of Collage's Table 4, which cannot ship, and for what the extra-bits paper
+fine-tunes BERT on. None needs more than the text, so that
 whoever has another text has its tasks.
 """
 
