@@ -17,6 +17,7 @@ from subulp.lab.reproduce.fine_tuning import (
     Recipe,
     _parts,
     fine_tuned,
+    peak_bytes,
     score,
 )
 from subulp.lab.reproduce.sentence_tasks import TASKS, Example, Material, SentenceTask
@@ -96,20 +97,33 @@ def told_apart(count, seed):
     ]
 
 
-def test_fine_tuning_learns_repeats_and_leaves_the_model_alone():
+@pytest.mark.parametrize("precision", [None, "fp32", "extra-bits-8", "nearest"])
+def test_fine_tuning_learns_repeats_and_leaves_the_model_alone(precision):
     torch.manual_seed(0)
     model = BERT(SHAPE).requires_grad_(False).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     train, test = (Examples(told_apart(n, s), TOKENIZER) for n, s in ((256, 0), (128, 1)))
     task = SentenceTask(lambda *_: [])
-    assert fine_tuned(model, task, train, test, RECIPE, 0) == 1.0
+    assert fine_tuned(model, task, train, test, RECIPE, 0, precision) == 1.0
     # Too short to be right everywhere: another seed would show.
     short = Recipe(64, 128, 1, 16, 1e-3)
     odd = Examples(examples("odd words", 64), TOKENIZER)
-    answers = [fine_tuned(model, TASKS["word order"], odd, odd, short, s) for s in (0, 0, 1)]
+    order = TASKS["word order"]
+    answers = [fine_tuned(model, order, odd, odd, short, s, precision) for s in (0, 0, 1)]
     assert answers[0] == answers[1]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_extra_bits_take_less_memory():
+    model = BERT(SHAPE).requires_grad_(False).eval()
+    train = Examples(told_apart(256, 0), TOKENIZER)
+    task = SentenceTask(lambda *_: [])
+    wide, narrow = (
+        peak_bytes(model, task, train, RECIPE, 0, precision)
+        for precision in ("fp32", "extra-bits-8")
+    )
+    assert narrow < wide
 
 
 def test_sentences_are_filled_up_and_cut_off():
