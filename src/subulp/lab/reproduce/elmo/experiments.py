@@ -26,7 +26,7 @@ from . import (
     transients,
 )
 
-SEEDS, MANY = (0, 1, 2), tuple(range(10))
+SEEDS, TEN = (0, 1, 2), tuple(range(10))
 """Where seeds differ by less than what is asked, and where by more."""
 
 WIDE, RENEE, BF16, FP8 = "fp32", "renee", "bf16", "fp8"
@@ -106,7 +106,7 @@ HEAD, POST_HOC = f"{TEXTS}, head Kahan", f"{TEXTS}, post-hoc"
 
 def _quality(options: Options) -> tuple[Part, ...]:
     """Tables 2, 6, 7 and 8."""
-    seeds = _seeds(options, MANY)
+    seeds = _seeds(options, TEN)
     head = _xmc(options, TEXTS, (FP8,), head_fraction=0.2, seeds=seeds)
     refined = _xmc(options, TEXTS, (FP8,), refine_epochs=1, seeds=seeds)
     return (
@@ -192,7 +192,7 @@ def _grid(options: Options) -> tuple[Part, ...]:
     """Figure 2(a)."""
     bits = ((2, 3), (4, 3)) if options.size == "smallest" else _BITS
     names = [f"e{e}m{m}{rounding}" for e, m in bits for rounding in ("", "+nearest")]
-    own: dict[str, object] = {"products": "fp32", "seeds": _seeds(options, MANY)}
+    own: dict[str, object] = {"products": "fp32", "seeds": _seeds(options, TEN)}
     if options.size == "small":
         own |= {"width": 64, "batch_size": 512, "epochs": 2, "head_lr": 0.05}
     config = _xmc(options, TEXTS, (WIDE, BF16, f"{BF16}+nearest", *names), **own)
