@@ -257,3 +257,23 @@ def test_large_blocks_are_decoded_while_they_are_packed(transposed, recipe, monk
     expected = bf16_mm(decoded[0], decoded[1].t(), out, out_scale=of_left * of_right)
     monkeypatch.setattr(Operand, "values", None)
     assert torch.equal(product(*factors, BF16), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("types", lambda t: t + 7, "types .*7"),
+        ("types", lambda t: t[:1], r"types .*\(1, 3\)"),
+        ("types", torch.Tensor.int, "types .*int32"),
+        ("exponents", lambda t: t[:1], r"exponents"),
+        ("exponents", torch.Tensor.int, "exponents"),
+    ],
+)
+@pytest.mark.parametrize("second", [False, True])
+def test_blocks_that_were_damaged_are_refused(name, change, message, second):
+    x = torch.randn(260, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
+    whole, summary = mixture.encode(x, TWO_WAY, "block-128x128")
+    damaged = replace(whole, **{name: change(getattr(whole, name))})
+    factors = [Operand(whole, summary), Operand(damaged, summary)]
+    with pytest.raises(ValueError, match=message):
+        product(*(factors if second else factors[::-1]), BF16)

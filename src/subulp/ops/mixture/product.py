@@ -174,10 +174,16 @@ def _blocks(mixture: Mixture) -> bf16_product.Blocks | None:
         -(-size // facts.BLOCK_STEP) * facts.BLOCK_STEP if size >= whole else size
         for size, whole in zip(mixture.block, mixture.shape, strict=True)
     )
-    types = mixture.block_types().contiguous() if len(mixture.formats) > 1 else None
-    known = int(mixture.types.max()) < len(mixture.formats)
     fit = lines % facts.BLOCK_STEP == 0 and inner % facts.BLOCK_STEP == 0
-    return bf16_product.Blocks(mixture.exponents, types, lines, inner) if known and fit else None
+    # Whatever else these may be, who decodes them refuses by name.
+    known = mixture.types.dtype == torch.uint8 and mixture.types.shape in (
+        (1, 1),
+        mixture.exponents.shape,
+    )
+    if not (fit and known and int(mixture.types.max()) < len(mixture.formats)):
+        return None
+    types = mixture.block_types().contiguous() if len(mixture.formats) > 1 else None
+    return bf16_product.Blocks(mixture.exponents, types, lines, inner)
 
 
 def _tiled_product(left: Tensor, b: Operand) -> Tensor:

@@ -32,7 +32,7 @@ def row_tiles(mixture: Mixture, rows: int) -> Iterator[tuple[slice, Mixture]]:
                 ),
             )
         return
-    blocks, groups = mixture.exponents.shape[0], mixture.mantissa.shape[1]
+    blocks, groups = grid_of(mixture.shape, mixture.block)[0], mixture.mantissa.shape[1]
     # One group of all rows may be cut anywhere.
     of_group = 1 if groups == 1 else mixture.blocks_of_group[0]
     step = of_group * max(1, rows // (of_group * mixture.block[0]))
@@ -57,7 +57,7 @@ def row_tiles(mixture: Mixture, rows: int) -> Iterator[tuple[slice, Mixture]]:
 
 def _wide_offsets(mixture: Mixture) -> list[int]:
     """Where the wide numbers of each row of blocks begin, and where all end."""
-    blocks = mixture.exponents.shape[0]
+    blocks = grid_of(mixture.shape, mixture.block)[0]
     if not mixture.wide.numel():
         return [0] * (blocks + 1)
     is_wide = (mixture.types == len(mixture.formats)).cpu()
