@@ -35,7 +35,7 @@ from .training import Training
 UNTRAINED = "not pre-trained"
 """The same model as it is drawn: what pre-training is worth."""
 
-AVERAGE = "average of the tasks"
+AVERAGE, PEAK = "average of the tasks", "peak MiB of fine-tuning"
 
 _WARMUP = 0.1
 _DECAY = 0.01
@@ -147,7 +147,7 @@ class FineTuning:
         average = statistics.fmean(o.value for o in scores)
         found = [*scores, Observation(case, AVERAGE, average, seed)]
         if peaks:
-            found.append(Observation(case, "peak MiB", max(peaks) / 2**20, seed))
+            found.append(Observation(case, PEAK, max(peaks) / 2**20, seed))
         return Found(tuple(found))
 
 

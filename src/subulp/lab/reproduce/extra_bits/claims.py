@@ -598,7 +598,7 @@ CLAIMS: Sequence[Claim] = (
             *(
                 Check(
                     f"{name} takes less memory than {WIDE}",
-                    "peak MiB",
+                    fine_tuning.PEAK,
                     f"{BERT} {name}",
                     than=f"{BERT} {WIDE}",
                     how="ratio",
@@ -623,7 +623,7 @@ CLAIMS: Sequence[Claim] = (
                 role="aside",
             ),
         ),
-        shows=(fine_tuning.AVERAGE, *sentence_tasks.TASKS, "peak MiB"),
+        shows=(fine_tuning.AVERAGE, *sentence_tasks.TASKS, fine_tuning.PEAK),
         differs="The paper prints no numbers of it. A small BERT, pre-trained here on Shakespeare, "
         "and five tasks made of lines of it, in the kinds of CoLA (two), SST-2, MRPC and MNLI. "
         "Parameters are in BF16, 8 extra bits beside them, the step inside the backward pass; "
