@@ -374,7 +374,7 @@ def _generated(options: Options) -> tuple[Part, ...]:
         "width": width,
         "steps": steps,
         "batch": batch,
-        "seeds": list(_seeds(options, MANY)),
+        "seeds": list(_seeds(options)),
     }
     if options.size == "paper":
         settings |= {"lr": 7e-5, "latent": 100}
