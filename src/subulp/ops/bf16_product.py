@@ -161,7 +161,7 @@ def bf16_mm(
         if scale != 1.0:
             raise ValueError(f"{name} has blocks and another scale, {scale}: expected one of them")
         blocks.check(name, factor)
-    if not units_at(a.device):
+    if (a_blocks or b_blocks) and not units_at(a.device):
         a = a if a_blocks is None else a_blocks.decoded(a)
         b = b if b_blocks is None else b_blocks.decoded(b)
         a_blocks = b_blocks = None
