@@ -255,6 +255,11 @@ def test_large_blocks_are_decoded_while_they_are_packed(transposed, recipe, monk
     decoded = [operand.values(BF16) for operand in (left, right)]
     out = torch.empty(300, 161, dtype=BF16)
     expected = bf16_mm(decoded[0], decoded[1].t(), out, out_scale=of_left * of_right)
+    # What lies otherwise is decoded from a copy.
+    scattered = factors[0].mixture
+    strided = torch.stack((scattered.exponents, scattered.exponents), 2)[..., 0]
+    elsewhere = replace(factors[0], mixture=replace(scattered, exponents=strided))
+    assert torch.equal(product(elsewhere, factors[1], BF16), expected)
     monkeypatch.setattr(Operand, "values", None)
     assert torch.equal(product(*factors, BF16), expected)
 

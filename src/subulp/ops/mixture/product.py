@@ -166,6 +166,8 @@ def _blocks(mixture: Mixture) -> bf16_product.Blocks | None:
     """Blocks as units of BF16 take them, if they do."""
     if mixture.formats not in ((E4M3,), (E4M3, E5M2)) or min(mixture.shape) < 2:
         return None
+    if not (mixture.codes.is_contiguous() and mixture.exponents.is_contiguous()):
+        return None
     least, most = map(int, mixture.exponents.aminmax())
     if max(-least, most) > bf16_product.LARGEST_EXPONENT:
         return None
