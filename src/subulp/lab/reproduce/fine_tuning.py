@@ -160,7 +160,7 @@ class _Fit:
     precision: str | None
 
 
-def _parts(data: Path | None) -> tuple[str, str]:
+def _parts(data: str | Path | None) -> tuple[str, str]:
     """The text that models are pre-trained on, and the rest."""
     name, raw = read_text(data)
     text = decoded(raw, f"data={name}")

@@ -41,11 +41,25 @@ _CURVES: Mapping[str, Callable[[Record], float | None]] = {
     "percent of output gradients in E4M3": lambda record: _in_e4m3(record, "output gradient"),
 }
 
+LAYERS = "percent of a layer's operands in E4M3"
+"""A curve for each layer, whose case is the variant's with the layer's name behind it."""
+
 
 def _in_e4m3(record: Record, role: str) -> float | None:
     """Of the elements of the operands with a role, used in either direction; all layers alike."""
     shares = [o["elements"].get(E4M3.name, 0.0) for o in record.mix or () if _has(o, role)]
     return 100 * statistics.fmean(shares) if shares else None
+
+
+def _layers(record: Record) -> dict[str, float]:
+    """Of all operands of each layer, by elements."""
+    elements: dict[str, float] = {}
+    narrow: dict[str, float] = {}
+    for operand in record.mix or ():
+        layer, count = operand["layer"], operand["count"]
+        elements[layer] = elements.get(layer, 0.0) + count
+        narrow[layer] = narrow.get(layer, 0.0) + operand["elements"].get(E4M3.name, 0.0) * count
+    return {layer: 100 * narrow[layer] / count for layer, count in elements.items()}
 
 
 def _has(operand: Mapping[str, Any], role: str) -> bool:
@@ -115,13 +129,23 @@ class Training:
         for record in records:
             runs.setdefault((record.name, record.seed), []).append(record)
         for (name, seed), own in runs.items():
+            if LAYERS in self.curves:
+                yield from self._by_layer(self._case(name), own, seed)
             for quantity in self.curves:
+                if quantity == LAYERS:
+                    continue
                 points = [
                     (r.step, value) for r in own if (value := _value(r, quantity)) is not None
                 ]
                 if points:
                     steps, values = zip(*points, strict=True)
                     yield Curve(self._case(name), quantity, steps, values, seed)
+
+    def _by_layer(self, case: str, records: Sequence[Record], seed: int) -> Iterable[Curve]:
+        mixes = [(record.step, found) for record in records if (found := _layers(record))]
+        for layer in mixes[0][1] if mixes else ():
+            steps, values = zip(*((step, found[layer]) for step, found in mixes), strict=True)
+            yield Curve(f"{case} {layer}", LAYERS, steps, values, seed)
 
 
 def _last(curve: Curve) -> Observation:

@@ -10,17 +10,20 @@ from collections.abc import Sequence
 
 from ..check import Check
 from ..claim import Claim, Experiment, published
+from ..training import LAYERS
 from .experiments import (
     ALL_PARTITIONS,
     ALWAYS,
     BASE,
     BLOCK,
+    CLOSE,
     MIXES,
     MOR,
     PARTED,
     PARTITIONS,
     RANGES,
     SCALES,
+    SECOND,
     TENSOR_CHOICES,
     THREE,
     THREE_WAY_CHOICES,
@@ -305,6 +308,46 @@ CLAIMS: Sequence[Claim] = (
         curves=MIXES,
         cases=(_of(MOR, BLOCK),),
         differs=f"{_TITLE} {_DATA}",
+    ),
+    Claim(
+        PAPER,
+        "Section 4.1.1, second text",
+        "A tensor or a block decides with a bound of 4.5 %, on another text.",
+        SECOND,
+        checks=(
+            *(_par(_of(MOR, partition)) for partition in ("tensor", BLOCK)),
+            *(_mostly(_of(MOR, partition)) for partition in ("tensor", BLOCK)),
+        ),
+        shows=("perplexity", "fp8 share", "fp8 error"),
+        curves=("training loss",),
+        cases=(BASE,),
+        differs=f"{_TITLE} A small GPT on WordNet's definitions of words instead of a large "
+        "language model.",
+    ),
+    Claim(
+        PAPER,
+        "Section 4.1.3, layers",
+        "How much of each layer is in FP8, over the steps.",
+        SECOND,
+        checks=(
+            *(_par(f"threshold {CLOSE}, {partition}: {BASE}") for partition in ("tensor", BLOCK)),
+            *(_mostly(f"threshold {CLOSE}, {partition}: {BASE}") for partition in ("tensor", BLOCK)),
+            *(
+                Check(
+                    f"{partition}: layers differ, as some are left in BF16",
+                    "fp8 share",
+                    f"threshold {CLOSE}, {partition}: {BASE}",
+                    high=1 - 1e-9,
+                    role="premise",
+                )
+                for partition in ("tensor", BLOCK)
+            ),
+        ),
+        shows=("perplexity", "fp8 share", "fp8 error"),
+        curves=(LAYERS,),
+        differs=f"{_TITLE} With a bound of 2.5 %, near E4M3's own error, for with 4.5 % nothing is "
+        "left in BF16. A small GPT on WordNet's definitions of words instead of a large language "
+        "model.",
     ),
     Claim(
         PAPER,

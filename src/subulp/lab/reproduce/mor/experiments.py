@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...tasks.lm.config import LMConfig
 from ..claim import Experiment, Options, Part
 from ..measurement import Measurement, measured
-from ..training import Training
+from ..training import LAYERS, Training
 from . import mixtures
 
 SEEDS = (0, 1, 2)
@@ -122,4 +122,34 @@ THRESHOLDS = Experiment(
         "paper": "a model as Llama's of 6.9 billion parameters on a text of yours, 20,000 steps",
     },
     _thresholds,
+)
+
+CLOSE = 0.025
+"""A threshold near E4M3's own error of 2.3 %, at which layers differ."""
+
+
+def _second(options: Options) -> tuple[Part, ...]:
+    """Another text, and what each layer chooses."""
+    data = options.data or "definitions"
+    usual = _lm(options, linear=("bf16", MOR), partition=("tensor", BLOCK), data=data)
+    curves = ("training loss", "fp8 share")
+    parts = [Training("usual", usual, curves=curves)]
+    for partition in ("tensor", BLOCK):
+        close = _lm(options, linear=(MOR,), partition=(partition,), mor_threshold=CLOSE, data=data)
+        case = f"threshold {CLOSE}, {partition}:"
+        # A line for each layer: those of both partitions would be too many for a figure.
+        shown = (*curves, LAYERS) if partition == "tensor" else curves
+        parts.append(Training(f"close-{partition}", close, case, shown))
+    return tuple(parts)
+
+
+SECOND = Experiment(
+    "mor-second-text",
+    {
+        "smallest": "as small, with a GPT of width 16, 12 steps, one seed",
+        "small": "GPT of 0.9 million parameters on nearly two megabytes of definitions of words "
+        "by characters, BF16 weights and activations, 400 steps",
+        "paper": "a model as Llama's of 6.9 billion parameters on a text of yours, 20,000 steps",
+    },
+    _second,
 )

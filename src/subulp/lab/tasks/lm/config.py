@@ -53,8 +53,9 @@ class LMConfig(LinearConfig):
     collage-plus, fp32-states, master, extra-bits-K, also with -deterministic, -truncate or
     -stochastic behind it. With several --linear, the default is master alone."""
 
-    data: Annotated[Path | None, COMPARED] = None
-    """Text file to train on, plain or .gz; without it, the bundled megabyte of Shakespeare."""
+    data: Annotated[Literal["definitions"] | Path | None, COMPARED] = None
+    """Text file to train on, plain or .gz; definitions: nearly two bundled megabytes of WordNet's
+    definitions of words, one a line; without it, the bundled megabyte of Shakespeare."""
 
     level: Annotated[Literal["char", "byte", "bpe"], COMPARED] = "char"
     """Tokens: the characters of a UTF-8 text, the bytes of any file, or bpe, pairs of bytes learned

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,9 @@ from ...data.room import available_memory, check_room
 Level = Literal["char", "byte", "bpe"]
 
 BUNDLED = "tinyshakespeare.txt.gz"
+DEFINITIONS = "definitions"
+"""The name of the second bundled text: the training texts of ``subulp train xmc``."""
+
 VALIDATION_SHARE = 0.1
 
 _CODE_POINTS = 0x110000
@@ -74,7 +78,8 @@ def load_text(
 
     Args:
         path: A text file, also gzip-compressed (``.gz``); ``None`` is the bundled text, one
-            megabyte of Shakespeare (default: ``None``).
+            megabyte of Shakespeare, and the string ``"definitions"`` another one, WordNet's
+            definitions of words. A file of that name is given as a ``Path`` (default: ``None``).
         level: ``"char"`` numbers the different characters of a UTF-8 text, ``"byte"`` takes the
             256 byte values, ``"bpe"`` learns pairs from the first 90 % of a UTF-8 text (default:
             ``"char"``).
@@ -212,15 +217,21 @@ def read_text(path: str | Path | None) -> tuple[str, bytes]:
         FileNotFoundError: There is no such file.
         ValueError: See :func:`load_text`.
     """
-    name, raw = _read_bundled() if path is None else _read(Path(path))
+    if path is None:
+        name, raw = _bundled("tinyshakespeare", resources.files(__package__) / BUNDLED)
+    elif path == DEFINITIONS:
+        # What subulp train xmc ships with: each definition is a line.
+        texts = resources.files(__package__.rpartition(".")[0]) / "xmc" / "readers"
+        name, raw = _bundled(DEFINITIONS, texts / "wordnet_small" / "trn_X.txt.gz")
+    else:
+        name, raw = _read(Path(path))
     if not raw:
         raise ValueError(f"data={name} is empty: give a file with text")
     return name, raw
 
 
-def _read_bundled() -> tuple[str, bytes]:
-    compressed = resources.files(__package__).joinpath(BUNDLED).read_bytes()
-    return "tinyshakespeare (bundled)", gzip.decompress(compressed)
+def _bundled(name: str, file: Traversable) -> tuple[str, bytes]:
+    return f"{name} (bundled)", gzip.decompress(file.read_bytes())
 
 
 def _read(path: Path) -> tuple[str, bytes]:

@@ -100,7 +100,7 @@ class Trained(TrainedModel):
             text = load_text(config.data, config.level, config.tokens)
             tokens = text.validation
         else:
-            name, raw = read_text(Path(data))
+            name, raw = read_text(data)
             tokens = self._tokens(raw, f"data={name}")
         context = self.built.shape.context
         if len(tokens) <= context:
