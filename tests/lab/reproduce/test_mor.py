@@ -1,11 +1,13 @@
 """MoR's measurements: exact, and able to fail; and what a run records of its mixtures."""
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 
 from subulp.lab.reproduce.claim import Options, Watch
 from subulp.lab.reproduce.mor import claims, experiments, mixtures, rules
-from subulp.lab.reproduce.training import Training
+from subulp.lab.reproduce.training import LAYERS, Training
 from subulp.lab.tasks.lm.config import LMConfig
 from subulp.numerics import E4M3, E5M2, mixture, round_to
 from subulp.numerics.scaling import BlockScales
@@ -87,24 +89,40 @@ def test_matrices_span_more_than_a_format():
     assert torch.equal(mixtures.matrix(20, 30), mixtures.matrix(20, 30))
 
 
+def test_groups_are_measured_by_their_definition():
+    """A group of one block is a scale of its own."""
+    found = mixtures.groups(16, 64, "subchannel-32", ["subchannel-32", "tensor"], 3.0, [0, 1])
+    assert numbers(found, "bytes of the scales") == [32 + 4 * 32, 32 + 4] * 2
+    x = mixtures.matrix(16, 64, 3.0, 1).double().numpy().reshape(16, 2, 32)
+    scale = 448 / np.abs(x).max(-1, keepdims=True)
+    back = (x * scale).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) / scale
+    own = found.values("subchannel-32", "percent of relative error")[1]
+    assert own == pytest.approx(100 * np.mean(np.abs(back - x) / np.abs(x)), rel=1e-4)
+    assert found.values("tensor", "percent of relative error")[1] > own
+
+
 def test_curves_say_which_operands_are_narrow(tmp_path):
     config = LMConfig(
         **{"precision": ("master",), "linear": ("e4m3",), "width": 16, "layers": 1, "heads": 2},
         **{"context": 8, "batch_size": 2, "steps": 12, "eval_every": 6, "watch_every": 100},
         **{"seeds": (0,), "activations": "bf16", "device": "cpu"},
     )
-    part = Training("t", config, curves=experiments.MIXES)
+    part = Training("t", config, "a", curves=(*experiments.MIXES, LAYERS))
     found = part.run(tmp_path / "t", Watch(jobs=1))
-    assert {c.quantity for c in found.curves} == set(experiments.MIXES)
+    assert {c.quantity for c in found.curves} == {*experiments.MIXES, LAYERS}
+    assert {c.case for c in found.curves if c.quantity == LAYERS} == {
+        f"a master blocks.0.{layer}"
+        for layer in ("attention.in_", "attention.out", "mlp.up", "mlp.down")
+    }
     for curve in found.curves:
         assert curve.steps == (6, 12)
         assert curve.values == pytest.approx((100.0, 100.0))
-    assert found.values("master", "last percent of weights in E4M3") == {0: pytest.approx(100)}
-    assert found.values("master", "fp8 share") == {0: 1.0}
+    assert found.values("a master", "last percent of weights in E4M3") == {0: pytest.approx(100)}
+    assert found.values("a master", "fp8 share") == {0: 1.0}
 
 
 def test_the_baseline_is_in_bf16():
-    for experiment in (experiments.PARTED, experiments.THRESHOLDS):
+    for experiment in (experiments.PARTED, experiments.THRESHOLDS, experiments.SECOND):
         for size in ("smallest", "small", "paper"):
             for part in experiment.parts(Options(size, data="text")):
                 assert (part.config.dtype, part.config.activations) == ("bf16", "bf16")

@@ -2,11 +2,13 @@
 
 import gzip
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from subulp.lab.tasks.lm.text import Batches, Text, evaluation_batches, load_text
+from subulp.lab.tasks.xmc.readers.load import load_bundled
 
 
 def test_the_bundled_text_is_the_usual_split_of_shakespeare():
@@ -15,6 +17,23 @@ def test_the_bundled_text_is_the_usual_split_of_shakespeare():
     assert text.train.numel() == 1_003_855
     assert text.validation.numel() == 111_539
     assert text.train.dtype == torch.int16
+
+
+def test_the_other_bundled_text_is_what_xmc_trains_on():
+    text = load_text("definitions")
+    data = load_bundled()
+    assert text.name == "definitions (bundled)"
+    whole = torch.cat([text.train, text.validation])
+    lines = "".join(text.characters[i] for i in whole.tolist()).splitlines()
+    assert lines == [data.train.source[i] for i in range(len(data.train.source))]
+    assert text.validation.numel() == whole.numel() // 10
+
+
+def test_a_file_of_the_name_of_a_bundled_text_is_given_as_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("definitions").write_text("abc" * 10)
+    assert load_text(Path("definitions")).vocabulary == 3
+    assert load_text("./definitions").vocabulary == 3
 
 
 def test_characters_are_numbered_in_code_point_order(tmp_path):

@@ -7,6 +7,7 @@ follows it has the titles.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ..check import Check
 from ..claim import Claim, Experiment, published
@@ -17,6 +18,8 @@ from .experiments import (
     BASE,
     BLOCK,
     CLOSE,
+    GROUPED,
+    GROUPS,
     MIXES,
     MOR,
     PARTED,
@@ -71,6 +74,10 @@ def _of(linear: str, partition: str) -> str:
 
 def _at(threshold: float, partition: str) -> str:
     return f"threshold {threshold}, {BASE} {partition}"
+
+
+def _close(partition: str) -> str:
+    return f"threshold {CLOSE}, {partition}: {BASE}"
 
 
 def _decided(place: str, says: str, experiment: Experiment, least: int, differs: str) -> Claim:
@@ -231,6 +238,36 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=("error of the largest number",),
     ),
+    Claim(
+        PAPER,
+        "Section 2, groups",
+        "Smaller groups have more overhead and less error, larger ones less overhead and more "
+        "error.",
+        GROUPED,
+        checks=tuple(
+            check
+            for small, large in pairwise(GROUPS)
+            for check in (
+                Check(
+                    f"{large} has more error than {small}",
+                    "percent of relative error",
+                    large,
+                    than=small,
+                    how="ratio",
+                    low=1.0,
+                ),
+                Check(
+                    f"{large} has less overhead than {small}",
+                    "bytes of the scales",
+                    large,
+                    than=small,
+                    how="ratio",
+                    high=1 - 1e-9,
+                ),
+            )
+        ),
+        differs="Groups of blocks of 32 numbers; the paper's own experiments have one group.",
+    ),
     _decided(
         "Algorithm 2, framework",
         "A block takes the first format of a list whose test it passes, else BF16.",
@@ -330,13 +367,13 @@ CLAIMS: Sequence[Claim] = (
         "How much of each layer is in FP8, over the steps.",
         SECOND,
         checks=(
-            *(_par(f"threshold {CLOSE}, {partition}: {BASE}") for partition in ("tensor", BLOCK)),
-            *(_mostly(f"threshold {CLOSE}, {partition}: {BASE}") for partition in ("tensor", BLOCK)),
+            *(_par(_close(partition)) for partition in ("tensor", BLOCK)),
+            *(_mostly(_close(partition)) for partition in ("tensor", BLOCK)),
             *(
                 Check(
                     f"{partition}: layers differ, as some are left in BF16",
                     "fp8 share",
-                    f"threshold {CLOSE}, {partition}: {BASE}",
+                    _close(partition),
                     high=1 - 1e-9,
                     role="premise",
                 )

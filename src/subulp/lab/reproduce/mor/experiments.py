@@ -29,6 +29,26 @@ SCALES = measured(
     Measurement("scales", mixtures.scales, {**_SIZE, "partitions": ALL_PARTITIONS}),
 )
 
+GROUPS = ("subchannel-32", "subchannel-128", "channel", "tensor")
+"""What shares a mantissa, from a block alone to all of them."""
+
+GROUPED = measured(
+    "mor-groups",
+    "ten matrices of 256 x 256 numbers over some twenty binades, in blocks of 32",
+    Measurement(
+        "groups",
+        mixtures.groups,
+        {
+            "rows": 256,
+            "columns": 256,
+            "partition": "subchannel-32",
+            "sizes": list(GROUPS),
+            "spread": 3.0,
+            "seeds": list(range(10)),
+        },
+    ),
+)
+
 
 def _choices(recipe: str) -> Experiment:
     name = f"mor-choices-{recipe}"

@@ -71,6 +71,36 @@ def scales(rows: int, columns: int, partitions: list[str]) -> Found:
     return Found(tuple(found))
 
 
+def groups(
+    rows: int, columns: int, partition: str, sizes: list[str], spread: float, seeds: list[int]
+) -> Found:
+    """What larger groups of blocks cost and save: the error in E4M3, and bytes.
+
+    Args:
+        rows: Of the matrices.
+        columns: Of the matrices.
+        partition: Name of the blocks.
+        sizes: Names of the groups.
+        spread: See :func:`matrix`.
+        seeds: A matrix each.
+    """
+    found = []
+    for seed in seeds:
+        x = matrix(rows, columns, spread, seed)
+        blocks = to_blocks(x, block_of(partition, x.shape))
+        for group in sizes:
+            own = group_amax_mantissa(x, E4M3, partition, group)
+            scales = own.per_block()[..., None, None]
+            back = round_to(blocks * scales, E4M3).double() / scales.double()
+            errors = (back - blocks.double()).abs() / blocks.double().abs()
+            measured = {
+                "percent of relative error": 100 * float(errors.mean()),
+                "bytes of the scales": own.nbytes,
+            }
+            found += [Observation(group, name, value, seed) for name, value in measured.items()]
+    return Found(tuple(found))
+
+
 def choices(rows: int, columns: int, recipe: str, partitions: list[str], threshold: float) -> Found:
     """What a recipe chooses for the blocks of a matrix, against :mod:`.rules`.
 
@@ -96,15 +126,16 @@ def choices(rows: int, columns: int, recipe: str, partitions: list[str], thresho
     return Found(tuple(found))
 
 
-def matrix(rows: int, columns: int, spread: float = 3.0) -> Tensor:
+def matrix(rows: int, columns: int, spread: float = 3.0, seed: int = 0) -> Tensor:
     """Random numbers, FP32, whose size differs from region to region by many binades.
 
     Args:
         rows: Of the matrix.
         columns: Of the matrix.
         spread: Standard deviation of the binades of a region of 16 x 16.
+        seed: Of the random numbers.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     regions = torch.randn(-(-rows // 16), -(-columns // 16), generator=generator) * spread
     sizes = torch.exp2(regions).repeat_interleave(16, 0).repeat_interleave(16, 1)
     return torch.randn(rows, columns, generator=generator) * sizes[:rows, :columns]
