@@ -370,15 +370,18 @@ def _generated(options: Options) -> tuple[Part, ...]:
         "paper": (64, 10_000, 128),
     }[options.size]
     settings: dict[str, object] = {
-        "precisions": [ALONE, EIGHT, WIDE],
+        "precisions": [ALONE, EIGHT, CUT, WIDE],
         "width": width,
         "steps": steps,
         "batch": batch,
-        "seeds": list(_seeds(options)),
     }
     if options.size == "paper":
         settings |= {"lr": 7e-5, "latent": 100}
-    return (Measurement("quality", adversarial.quality, settings),)
+    # A part for each seed, so that what was stopped goes on.
+    return tuple(
+        Measurement(f"seed-{seed}", adversarial.quality, {**settings, "seeds": [seed]})
+        for seed in _seeds(options, MANY)
+    )
 
 
 GENERATED = Experiment(
