@@ -146,6 +146,8 @@ def _ctr(options: Options, *, drift: bool = False, **own: object) -> CTRConfig:
 PLAIN, WIDE_SETS, DIRECT = "no cache,", "32-way,", "direct,"
 _FP32 = f"{PLAIN} fp32"
 _ASSOCIATIVITIES = (1, 2, 4, 8, 16, 32)
+NARROWEST = ("int4", "int2")
+"""Storages whose drop is large enough for sets to matter."""
 
 
 def _cached(options: Options) -> tuple[Part, ...]:
@@ -164,10 +166,10 @@ def _cached(options: Options) -> tuple[Part, ...]:
     )
     between = _ctr(
         options,
-        precision=("int4",),
+        precision=NARROWEST,
         rounding=("stochastic",),
-        cache_fraction=(0.05,),
-        policy=("lfu",),
+        cache_fraction=(0.05, 0.3),
+        policy=("lfu", "lru"),
         ways=_ASSOCIATIVITIES,
     )
     return (
@@ -227,16 +229,17 @@ def recovered(drops: Found) -> tuple[Observation, ...]:
                     if seed in some and seed in more:
                         gain = (some[seed] - more[seed]) - (drop - some[seed])
                         derived.append(Observation(case, SECOND, gain, seed))
-    one, eight, most = (of(with_ways(ways)) for ways in (1, 8, 32))
-    for seed, drop in one.items():
-        gain = (eight[seed] - most[seed]) - (drop - eight[seed])
-        derived.append(Observation("ways", SECOND, gain, seed))
+    for storage in NARROWEST:
+        one, eight, most = (of(with_ways(storage, ways)) for ways in (1, 8, 32))
+        for seed, drop in one.items():
+            gain = (eight[seed] - most[seed]) - (drop - eight[seed])
+            derived.append(Observation(f"ways, {storage}", SECOND, gain, seed))
     return tuple(derived)
 
 
-def with_ways(ways: int) -> str:
-    """The case of a cache whose sets have so many ways."""
-    return f"ways, int4 stochastic lfu 5% {ways}-way"
+def with_ways(storage: str, ways: int) -> str:
+    """The case of an LFU cache of 5 % whose sets have so many ways."""
+    return f"ways, {storage} stochastic lfu 5% {ways}-way"
 
 
 CACHED = Experiment(
