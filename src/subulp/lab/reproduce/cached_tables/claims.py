@@ -560,7 +560,7 @@ CLAIMS: Sequence[Claim] = (
         ),
         printed={},
         cases=("ways",),
-        differs="LFU with 5 %, rounded stochastically, is what is judged; LRU and 30 % are measured.",
+        differs="LFU with 5 % decides, rounded stochastically; LRU and 30 % are measured too.",
     ),
     _compressed("Figure 7"),
     _compressed("Figure 10"),
