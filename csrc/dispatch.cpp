@@ -4,6 +4,10 @@
 #if defined(SUBULP_X86)
 #include <cpuid.h>
 #endif
+#if defined(SUBULP_TILE_UNITS)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -15,13 +19,32 @@ bool converts_fp16() {
 }
 #endif
 
+#if defined(SUBULP_TILE_UNITS)
+// Whether there are tiles, and Linux lets this process use them: it keeps 8 KiB more of each thread that does, and may
+// refuse where a thread's stack for signals has no room for them.
+bool has_tiles() {
+  static const bool has = [] {
+    constexpr unsigned bf16_and_tiles = 1u << 22 | 1u << 24;
+    constexpr long request_permission = 0x1023, tile_data = 18;
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bf16_and_tiles) == bf16_and_tiles &&
+           syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  }();
+  return has;
+}
+#endif
+
 bool runs(int isa) {
   switch (isa) {
-    case SUBULP_PLAIN: return true;
+    case SUBULP_PLAIN:
+    case SUBULP_PLAIN_AMX: return true;
 #if defined(SUBULP_X86)
     case SUBULP_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_fp16();
 #if defined(SUBULP_BF16_UNITS)
     case SUBULP_AVX512_BF16: return runs(SUBULP_AVX512) && __builtin_cpu_supports("avx512bf16");
+#endif
+#if defined(SUBULP_TILE_UNITS)
+    case SUBULP_AMX_BF16: return runs(SUBULP_AVX512_BF16) && has_tiles();
 #endif
     case SUBULP_AVX512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -39,7 +62,8 @@ const subulp_kernels* kernels(int isa) {
     case SUBULP_AVX2: return &subulp_kernels_avx2;
     // Units of BF16 serve products alone.
     case SUBULP_AVX512:
-    case SUBULP_AVX512_BF16: return &subulp_kernels_avx512;
+    case SUBULP_AVX512_BF16:
+    case SUBULP_AMX_BF16: return &subulp_kernels_avx512;
 #endif
     default: return &subulp_kernels_plain;
   }
@@ -55,7 +79,11 @@ const subulp_products* products(int isa) {
 #if defined(SUBULP_BF16_UNITS)
     case SUBULP_AVX512_BF16: return &subulp_products_avx512_bf16;
 #endif
+#if defined(SUBULP_TILE_UNITS)
+    case SUBULP_AMX_BF16: return &subulp_products_amx_bf16;
 #endif
+#endif
+    case SUBULP_PLAIN_AMX: return &subulp_products_plain_amx;
     default: return &subulp_products_plain;
   }
 }
@@ -67,7 +95,7 @@ extern "C" {
 int subulp_abi(void) { return SUBULP_ABI; }
 
 int subulp_best_isa(void) {
-  int isa = SUBULP_AVX512_BF16;
+  int isa = SUBULP_AMX_BF16;
   while (!runs(isa)) --isa;
   return isa;
 }

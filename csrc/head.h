@@ -82,6 +82,7 @@ class Head {
 #endif
     {
       const FlushMode flush;
+      const Registers registers;
 #if defined(_OPENMP)
       const HeadScratch::Own own = scratch_.of(omp_get_thread_num());
 #pragma omp for schedule(static) nowait

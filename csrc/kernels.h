@@ -41,9 +41,11 @@ extern const subulp_kernels subulp_kernels_avx2;
 extern const subulp_kernels subulp_kernels_avx512;
 #endif
 extern const subulp_products subulp_products_plain;
+extern const subulp_products subulp_products_plain_amx;
 #if defined(SUBULP_X86)
 extern const subulp_products subulp_products_avx2;
 extern const subulp_products subulp_products_avx512;
 extern const subulp_products subulp_products_avx512_bf16;
+extern const subulp_products subulp_products_amx_bf16;
 #endif
 }

@@ -13,8 +13,13 @@ namespace simd {
 
 // A panel holds, step after step along k, one unit for each of its rows (of A) or columns (of B). A unit is a pair, the
 // even number in the lower half, as units of BF16 take it; or a number as FP32, the odd one of each pair first. Plain
-// code has pairs too, so that every machine tests their layout.
-#if defined(__AVX512BF16__)
+// code has pairs too, so that every machine tests their layout. Tiles take pairs as well, their rows one after the other
+// and as many steps along k as a tile has, the last ones of zeros.
+#if defined(__AMX_BF16__) || defined(SUBULP_PLAIN_TILES)
+#define SUBULP_TILES
+#define SUBULP_PAIRS
+constexpr int TILE = 16, ROWS = 2 * TILE, VECTORS = 2 * TILE / W;
+#elif defined(__AVX512BF16__)
 #define SUBULP_PAIRS
 constexpr int ROWS = 8, VECTORS = 3;
 #elif defined(__AVX512F__)
@@ -30,11 +35,20 @@ constexpr int STEPS_PER_PAIR = 1;
 #else
 constexpr int STEPS_PER_PAIR = 2;
 #endif
+#if defined(SUBULP_TILES)
+constexpr int GROUPS = 4, LEAST_WIDTH = TILE, LEAST_DEPTH = 2 * TILE;
+#else
+constexpr int GROUPS = 16, LEAST_WIDTH = W, LEAST_DEPTH = 2;
+#endif
 
 // Numbers along k of a block, and rows of A and columns of B that are packed for it: a panel of B fits the first
 // cache and a block of A the second.
 constexpr int64_t DEPTH = 256, STEPS = DEPTH / 2 * STEPS_PER_PAIR;
-constexpr int64_t WIDTH = VECTORS * W, HEIGHT = ROWS * 16, BREADTH = WIDTH * 32;
+constexpr int64_t WIDTH = VECTORS * W, HEIGHT = ROWS * GROUPS, BREADTH = WIDTH * 32;
+
+// Columns and numbers along k that a panel has for so many.
+constexpr int64_t whole_width(int64_t columns) { return (columns + LEAST_WIDTH - 1) / LEAST_WIDTH * LEAST_WIDTH; }
+constexpr int64_t whole_depth(int64_t depth) { return (depth + LEAST_DEPTH - 1) / LEAST_DEPTH * LEAST_DEPTH; }
 
 // A matrix as memory has it. Along `inner` numbers lie next to each other, lines of them `stride` numbers apart.
 struct Source {

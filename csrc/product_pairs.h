@@ -136,29 +136,45 @@ struct Pairs<E5m2> : BytePairs<E5m2> { using BytePairs::BytePairs; };
 
 // ------------------------------------------------------------------------------------------------------ panels
 
-// `count` rows of A from `first` on, in groups of ROWS. Where k is inner, a row's units follow each other, a row
-// every STEPS units; else a step's do, a step every ROWS units. Missing rows of the last group are any numbers.
+// `count` rows of A from `first` on, in groups of ROWS. Where k is inner, and for tiles always, a row's units follow each
+// other, a row every STEPS units; else a step's do, a step every ROWS units. Missing rows of the last group are any
+// numbers.
+inline int64_t between_steps(const Source& from) { return from.k_is_inner || LEAST_DEPTH > 2 ? 1 : ROWS; }
 template <class Format>
 inline void pack_rows(const Pairs<Format>& pairs, const Source& from, int64_t first, int64_t count, int64_t k,
                       int64_t depth, uint32_t* to) {
   if (from.k_is_inner) {
     for (int64_t i = 0; i < count; ++i) {
       const char* const p = from.data + ((first + i) * from.stride + k) * Format::bytes;
-      for (int64_t at = 0; at < depth; at += 2 * W)
+      for (int64_t at = 0; at < whole_depth(depth); at += 2 * W)
         store_u32(to + i * STEPS + at / 2, pairs.along(p + at * Format::bytes, depth - at));
     }
     return;
   }
-  static_assert(W % ROWS == 0 && HEIGHT % W == 0);
+  const auto rows_of = [&](int64_t pair, int64_t i) {
+    const char* const p = from.data + ((k + 2 * pair) * from.stride + first + i) * Format::bytes;
+    const int64_t evens = 2 * pair < depth ? count - i : 0, odds = 2 * pair + 1 < depth ? count - i : 0;
+    return pairs.across(evens ? p : from.data, evens, odds ? p + from.stride * Format::bytes : from.data, odds);
+  };
+  static_assert(HEIGHT % W == 0);
+#if defined(SUBULP_TILES)
+  for (int64_t i = 0; i < count; i += W)
+    for (int64_t pair = 0; pair < whole_depth(depth) / 2; pair += W) {
+      U square[W];
+      for (int64_t j = 0; j < W; ++j) square[j] = rows_of(pair + j, i);
+      transpose(square);
+      for (int64_t j = 0; j < W; ++j) store_u32(to + (i + j) * STEPS + pair, square[j]);
+    }
+#else
+  static_assert(W % ROWS == 0);
   for (int64_t i = 0; i < count; i += W)
     for (int64_t pair = 0; pair < (depth + 1) / 2; ++pair) {
-      const char* const p = from.data + ((k + 2 * pair) * from.stride + first + i) * Format::bytes;
-      const int64_t odds = 2 * pair + 1 < depth ? count - i : 0;
       alignas(64) uint32_t units[W];
-      store_u32(units, pairs.across(p, count - i, odds ? p + from.stride * Format::bytes : p, odds));
+      store_u32(units, rows_of(pair, i));
       for (int64_t group = 0; group < std::min<int64_t>(W, count - i); group += ROWS)
         std::memcpy(to + (i + group) * STEPS + pair * ROWS, units + group, ROWS * sizeof *to);
     }
+#endif
 }
 template <class Format>
 inline void pack_a(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
@@ -169,7 +185,7 @@ inline void pack_a(const Source& from, int64_t first, int64_t count, int64_t k, 
 template <class Format>
 inline void pack_columns(const Pairs<Format>& pairs, const Source& from, int64_t first, int64_t count, int64_t k,
                          int64_t depth, uint32_t* to, int64_t width) {
-  const int64_t steps = (depth + 1) / 2;
+  const int64_t steps = whole_depth(depth) / 2;
   if (from.k_is_inner) {
     const char* const p = from.data + (first * from.stride + k) * Format::bytes;
     for (int64_t step = 0; step < steps; step += W) {
@@ -182,16 +198,17 @@ inline void pack_columns(const Pairs<Format>& pairs, const Source& from, int64_t
     return;
   }
   const char* p = from.data + (k * from.stride + first) * Format::bytes;
-  for (int64_t step = 0; step < steps; ++step, p += 2 * from.stride * Format::bytes) {
+  for (int64_t step = 0; step < (depth + 1) / 2; ++step, p += 2 * from.stride * Format::bytes) {
     const int64_t odds = 2 * step + 1 < depth ? count : 0;
     store_u32(to + step * width, pairs.across(p, count, odds ? p + from.stride * Format::bytes : p, odds));
   }
+  for (int64_t step = (depth + 1) / 2; step < steps; ++step) store_u32(to + step * width, u32(0));
 }
-// A panel: `count` columns of B from `first` on, at most WIDTH of them, as whole vectors.
+// A panel: `count` columns of B from `first` on, at most WIDTH of them; missing ones of a vector or tile are any numbers.
 template <class Format>
 inline void pack_b(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
   const Pairs<Format> pairs(from.scale);
-  const int64_t width = (count + W - 1) / W * W;
+  const int64_t width = whole_width(count);
   for (int64_t v = 0; v < count; v += W)
     pack_columns(pairs, from, first + v, std::min<int64_t>(W, count - v), k, depth, to + v, width);
 }
@@ -229,14 +246,14 @@ inline void pack_a_blocks(const Source& from, int64_t first, int64_t count, int6
     each_part(k, depth, of_k, [&](int64_t s, int64_t deep) {
       const int64_t row = first + i, at = k + s;
       with_block(from, k_is_inner ? row : at, k_is_inner ? at : row, [&](const auto& pairs) {
-        pack_rows(pairs, from, row, rows, at, deep, to + i * STEPS + s / 2 * (k_is_inner ? 1 : ROWS));
+        pack_rows(pairs, from, row, rows, at, deep, to + i * STEPS + s / 2 * between_steps(from));
       });
     });
   });
 }
 inline void pack_b_blocks(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
   const bool k_is_inner = from.k_is_inner;
-  const int64_t width = (count + W - 1) / W * W, of_k = k_is_inner ? from.blocks->inner : from.blocks->lines;
+  const int64_t width = whole_width(count), of_k = k_is_inner ? from.blocks->inner : from.blocks->lines;
   for (int64_t v = 0; v < count; v += W)
     each_part(k, depth, of_k, [&](int64_t s, int64_t deep) {
       const int64_t column = first + v, at = k + s;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define SUBULP_ABI 14
+#define SUBULP_ABI 15
 
 #if defined(_WIN32)
 #define SUBULP_EXPORT __declspec(dllexport)
@@ -23,8 +23,10 @@ extern "C" {
 /* Rows of a table: name of the code, name in Python, and what C++ makes of it. */
 #define SUBULP_CODE(code, ...) SUBULP_##code,
 
+/* From narrow to wide, then what spells one of them out. */
 #define SUBULP_ISAS(X) \
-  X(PLAIN, "plain") X(AVX2, "avx2") X(AVX512, "avx512") X(AVX512_BF16, "avx512-bf16")
+  X(PLAIN, "plain") X(AVX2, "avx2") X(AVX512, "avx512") X(AVX512_BF16, "avx512-bf16") X(AMX_BF16, "amx-bf16") \
+  X(PLAIN_AMX, "plain-amx")
 enum subulp_isa { SUBULP_ISAS(SUBULP_CODE) SUBULP_BEST = -1 };
 
 /* Floating-point formats with their type in csrc/codec.h, and rows of integers of so many bits, each with an

@@ -20,8 +20,8 @@ from ..numerics.partition import grid_of
 from . import backend, facts, native
 from .pointers import check_plain, data_ptr, matrix_ptr
 
-UNITS = "avx512-bf16"
-"""Instruction set with units of BF16; processors with AMX have it too."""
+UNITS = ("avx512-bf16", "amx-bf16")
+"""Instruction sets with units of BF16."""
 
 RESULTS = (torch.float32, torch.bfloat16)
 """Dtypes of products."""
@@ -34,7 +34,7 @@ def units_at(device: torch.device) -> bool:
     """Whether the C++ kernels of a device multiply on units of BF16."""
     if device.type != "cpu" or backend.choose(device).backend != "cpu":
         return False
-    return native.isa() == facts.ISAS[UNITS]
+    return native.isa_name() in UNITS
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from .embedding import job as embedding
 from .step.job import SCALARS
 from .strategy import TABLE, Strategy, low_scale
 
-ISAS = {"plain": 0, "avx2": 1, "avx512": 2, "avx512-bf16": 3}
+_ISAS = ("plain", "avx2", "avx512", "avx512-bf16", "amx-bf16", "plain-amx")
+ISAS = {name: code for code, name in enumerate(_ISAS)}
+"""From narrow to wide; ``"plain-amx"`` spells out the sums of ``"amx-bf16"``."""
 FORMATS = {name: code for code, name in enumerate(map(str, (*STORED, *int_rows.INT_FORMATS)))}
 DTYPES = {f.dtype: FORMATS[f.name] for f in STORED if f.dtype}
 """Codes of the formats that dtypes store."""

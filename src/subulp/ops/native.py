@@ -16,7 +16,7 @@ import numpy as np
 from . import facts
 from .step.job import SCALARS
 
-ABI = 14
+ABI = 15
 _REMEDY = (
     "Reinstall the package with a C++17 compiler at hand (pip install --force-reinstall --no-deps "
     ".), or set SUBULP_BACKEND=reference to run in plain PyTorch, slowly."

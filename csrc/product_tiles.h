@@ -1,0 +1,139 @@
+// Products of packed panels in tiles of 16 x 16 sums, as AMX multiplies BF16; included by product.h.
+//
+// Sums take the products by 32 along k: those of even places are added up from zero, and those of odd places, each with a
+// single rounding; then both sums, then the result to what was there. Subnormal numbers are taken for zero. Plain code
+// spells it out, so that every machine tests the layout of tiles and can repeat what AMX has computed.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+#include "product_pack.h"
+
+namespace simd {
+
+constexpr int64_t TILE_BYTES = 4;  // of a sum, and of a pair
+
+#if defined(__AMX_BF16__)
+// Shapes of a thread's tiles, as long as it multiplies. No other code keeps tiles from call to call: by the convention of
+// calls whoever is called may change them.
+class Registers {
+ public:
+  Registers() {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } shapes;
+    for (int i = 0; i < 8; ++i) {
+      shapes.row_bytes[i] = TILE * TILE_BYTES;
+      shapes.rows[i] = TILE;
+    }
+    _tile_loadconfig(&shapes);
+  }
+  ~Registers() { _tile_release(); }
+  Registers(const Registers&) = delete;
+  Registers& operator=(const Registers&) = delete;
+};
+
+// Sums of `down` x `across` tiles: rows of A, STEPS units apart, times columns of B, in steps `width` units apart.
+template <int down, int across>
+inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_t width, float* c, int64_t stride,
+                     bool add) {
+  const int64_t a_bytes = STEPS * TILE_BYTES, b_bytes = width * TILE_BYTES, c_bytes = stride * TILE_BYTES;
+  float* const below = c + TILE * stride;
+  if (add) {
+    _tile_loadd(0, c, c_bytes);
+    if constexpr (across > 1) _tile_loadd(1, c + TILE, c_bytes);
+    if constexpr (down > 1) _tile_loadd(2, below, c_bytes);
+    if constexpr (down > 1 && across > 1) _tile_loadd(3, below + TILE, c_bytes);
+  } else {
+    _tile_zero(0);
+    if constexpr (across > 1) _tile_zero(1);
+    if constexpr (down > 1) _tile_zero(2);
+    if constexpr (down > 1 && across > 1) _tile_zero(3);
+  }
+  for (int64_t step = 0; step < steps; step += TILE) {
+    _tile_loadd(6, b + step * width, b_bytes);
+    _tile_loadd(4, a + step, a_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (across > 1) {
+      _tile_loadd(7, b + step * width + TILE, b_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (down > 1) {
+      _tile_loadd(5, a + TILE * STEPS + step, a_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (across > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, c, c_bytes);
+  if constexpr (across > 1) _tile_stored(1, c + TILE, c_bytes);
+  if constexpr (down > 1) _tile_stored(2, below, c_bytes);
+  if constexpr (down > 1 && across > 1) _tile_stored(3, below + TILE, c_bytes);
+}
+#else
+struct Registers {
+  Registers() {}
+};
+
+inline float half_of(uint32_t pair, int place) {
+  const uint32_t bits = place ? pair & 0xFFFF0000u : pair << 16;
+  float number;
+  std::memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+template <int down, int across>
+inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_t width, float* c, int64_t stride,
+                     bool add) {
+  for (int64_t i = 0; i < down * TILE; ++i)
+    for (int64_t j = 0; j < across * TILE; ++j) {
+      float sum = add ? c[i * stride + j] : 0.0f;
+      for (int64_t step = 0; step < steps; step += TILE) {
+        float of[2] = {0.0f, 0.0f};
+        for (int64_t s = step; s < step + TILE; ++s)
+          for (int place = 0; place < 2; ++place)
+            of[place] = std::fma(half_of(a[i * STEPS + s], place), half_of(b[s * width + j], place), of[place]);
+        sum += of[0] + of[1];
+      }
+      c[i * stride + j] = sum;
+    }
+}
+#endif
+
+// The same of fewer sums than the tiles have, or as many, in a place that may have no room for more.
+template <int down, int across>
+inline void multiply_edge(int64_t steps, const uint32_t* a, const uint32_t* b, int64_t width, float* c, int64_t stride,
+                          int64_t rows, int64_t columns, bool add) {
+  constexpr int64_t apart = across * TILE;
+  if (rows >= down * TILE && columns >= apart) return multiply<down, across>(steps, a, b, width, c, stride, add);
+  alignas(64) float edge[down * TILE * apart];
+  const size_t bytes = static_cast<size_t>(std::min(columns, apart)) * sizeof(float);
+  const int64_t count = std::min<int64_t>(rows, down * TILE);
+  if (add) {
+    std::memset(edge, 0, sizeof edge);
+    for (int64_t i = 0; i < count; ++i) std::memcpy(edge + i * apart, c + i * stride, bytes);
+  }
+  multiply<down, across>(steps, a, b, width, edge, apart, add);
+  for (int64_t i = 0; i < count; ++i) std::memcpy(c + i * stride, edge + i * apart, bytes);
+}
+
+// Rows of A, packed, times a panel of `columns`.
+template <bool a_by_row>
+inline void multiply_panel(int64_t steps, const uint32_t* a, const uint32_t* b, float* c, int64_t stride, int64_t rows,
+                           int64_t columns, bool add) {
+  const int64_t width = whole_width(columns);
+  const bool two = width > TILE;
+  for (int64_t i = 0; i < rows; i += ROWS) {
+    const auto multiply = rows - i > TILE ? (two ? multiply_edge<2, 2> : multiply_edge<2, 1>)
+                                          : (two ? multiply_edge<1, 2> : multiply_edge<1, 1>);
+    multiply(steps, a + i * STEPS, b, width, c + i * stride, stride, rows - i, columns, add);
+  }
+}
+
+}  // namespace simd
