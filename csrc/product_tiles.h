@@ -19,26 +19,32 @@ namespace simd {
 constexpr int64_t TILE_BYTES = 4;  // of a sum, and of a pair
 
 #if defined(__AMX_BF16__)
+// GCC does not know that the instructions of tiles read memory: what they read is written before this.
+inline void written() { __asm__ volatile("" ::: "memory"); }
+
 // Shapes of a thread's tiles, as long as it multiplies. No other code keeps tiles from call to call: by the convention of
 // calls whoever is called may change them.
 class Registers {
  public:
   Registers() {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } shapes;
     for (int i = 0; i < 8; ++i) {
-      shapes.row_bytes[i] = TILE * TILE_BYTES;
-      shapes.rows[i] = TILE;
+      row_bytes_[i] = TILE * TILE_BYTES;
+      rows_[i] = TILE;
     }
-    _tile_loadconfig(&shapes);
+    written();
+    _tile_loadconfig(this);
   }
   ~Registers() { _tile_release(); }
   Registers(const Registers&) = delete;
   Registers& operator=(const Registers&) = delete;
+
+ private:
+  // As the processor reads them: a palette, where to begin, and shapes.
+  uint8_t palette_ = 1, start_row_ = 0, reserved_[14] = {};
+  uint16_t row_bytes_[16] = {};
+  uint8_t rows_[16] = {};
 };
+static_assert(sizeof(Registers) == 64);
 
 // Sums of `down` x `across` tiles: rows of A, STEPS units apart, times columns of B, in steps `width` units apart.
 template <int down, int across>
@@ -46,6 +52,7 @@ inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_
                      bool add) {
   const int64_t a_bytes = STEPS * TILE_BYTES, b_bytes = width * TILE_BYTES, c_bytes = stride * TILE_BYTES;
   float* const below = c + TILE * stride;
+  written();
   if (add) {
     _tile_loadd(0, c, c_bytes);
     if constexpr (across > 1) _tile_loadd(1, c + TILE, c_bytes);
