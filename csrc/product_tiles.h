@@ -46,10 +46,11 @@ class Registers {
 };
 static_assert(sizeof(Registers) == 64);
 
-// Sums of `down` x `across` tiles: rows of A, STEPS units apart, times columns of B, in steps `width` units apart.
+// Sums of `down` x `across` tiles: rows of A, STEPS units apart, times columns of B, in steps `width` units apart. Asks for
+// units from `ahead` on meanwhile, a group's share of a panel.
 template <int down, int across>
 inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_t width, float* c, int64_t stride,
-                     bool add) {
+                     bool add, const uint32_t* ahead) {
   const int64_t a_bytes = STEPS * TILE_BYTES, b_bytes = width * TILE_BYTES, c_bytes = stride * TILE_BYTES;
   float* const below = c + TILE * stride;
   written();
@@ -64,7 +65,9 @@ inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_
     if constexpr (down > 1) _tile_zero(2);
     if constexpr (down > 1 && across > 1) _tile_zero(3);
   }
-  for (int64_t step = 0; step < steps; step += TILE) {
+  constexpr int64_t share = WIDTH * TILE / GROUPS;
+  for (int64_t step = 0; step < steps; step += TILE, ahead += share) {
+    for (int64_t i = 0; i < share; i += TILE) _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T1);
     _tile_loadd(6, b + step * width, b_bytes);
     _tile_loadd(4, a + step, a_bytes);
     _tile_dpbf16ps(0, 4, 6);
@@ -97,7 +100,7 @@ inline float half_of(uint32_t pair, int place) {
 
 template <int down, int across>
 inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_t width, float* c, int64_t stride,
-                     bool add) {
+                     bool add, const uint32_t*) {
   for (int64_t i = 0; i < down * TILE; ++i)
     for (int64_t j = 0; j < across * TILE; ++j) {
       float sum = add ? c[i * stride + j] : 0.0f;
@@ -116,9 +119,10 @@ inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_
 // The same of fewer sums than the tiles have, or as many, in a place that may have no room for more.
 template <int down, int across>
 inline void multiply_edge(int64_t steps, const uint32_t* a, const uint32_t* b, int64_t width, float* c, int64_t stride,
-                          int64_t rows, int64_t columns, bool add) {
+                          int64_t rows, int64_t columns, bool add, const uint32_t* ahead) {
   constexpr int64_t apart = across * TILE;
-  if (rows >= down * TILE && columns >= apart) return multiply<down, across>(steps, a, b, width, c, stride, add);
+  if (rows >= down * TILE && columns >= apart)
+    return multiply<down, across>(steps, a, b, width, c, stride, add, ahead);
   alignas(64) float edge[down * TILE * apart];
   const size_t bytes = static_cast<size_t>(std::min(columns, apart)) * sizeof(float);
   const int64_t count = std::min<int64_t>(rows, down * TILE);
@@ -126,11 +130,12 @@ inline void multiply_edge(int64_t steps, const uint32_t* a, const uint32_t* b, i
     std::memset(edge, 0, sizeof edge);
     for (int64_t i = 0; i < count; ++i) std::memcpy(edge + i * apart, c + i * stride, bytes);
   }
-  multiply<down, across>(steps, a, b, width, edge, apart, add);
+  multiply<down, across>(steps, a, b, width, edge, apart, add, ahead);
   for (int64_t i = 0; i < count; ++i) std::memcpy(c + i * stride, edge + i * apart, bytes);
 }
 
-// Rows of A, packed, times a panel of `columns`.
+// Rows of A, packed, times a panel of `columns`. Each group of them asks for its part of the next panel, since a panel in
+// the third cache comes no faster than it is multiplied.
 template <bool a_by_row>
 inline void multiply_panel(int64_t steps, const uint32_t* a, const uint32_t* b, float* c, int64_t stride, int64_t rows,
                            int64_t columns, bool add) {
@@ -139,7 +144,8 @@ inline void multiply_panel(int64_t steps, const uint32_t* a, const uint32_t* b, 
   for (int64_t i = 0; i < rows; i += ROWS) {
     const auto multiply = rows - i > TILE ? (two ? multiply_edge<2, 2> : multiply_edge<2, 1>)
                                           : (two ? multiply_edge<1, 2> : multiply_edge<1, 1>);
-    multiply(steps, a + i * STEPS, b, width, c + i * stride, stride, rows - i, columns, add);
+    multiply(steps, a + i * STEPS, b, width, c + i * stride, stride, rows - i, columns, add,
+             b + WIDTH * STEPS + i / ROWS * (WIDTH * STEPS / GROUPS));
   }
 }
 

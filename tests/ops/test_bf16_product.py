@@ -17,8 +17,10 @@ from subulp.ops.bf16_product import Blocks, bf16_mm
 from .support import BF16 as BF16_DTYPE
 from .support import DTYPES, E4M3, E5M2, FP16, FP32, environment, isas, short, threads
 
-ORDERED = [name for name in isas() if name != bf16_product.UNITS]
-"""Instruction sets whose order of sums is ours; that of units of BF16 is the processor's."""
+TILES = [name for name in isas() if name.endswith(("amx", "amx-bf16"))]
+"""Instruction sets that sum in the order of AMX's tiles."""
+PAIRS = [name for name in isas() if name not in (*bf16_product.UNITS, *TILES)]
+"""Those that sum in pairs, in our order; that of the units of AVX-512 is the processor's."""
 
 
 def matrix(rows, columns, dtype=FP32, *, transposed=False, seed=0):
@@ -36,19 +38,39 @@ def bits(x):
     return x.contiguous().view(torch.int32)
 
 
-def exact(a, b):
+def exact(a, b, isa):
     """The documented sequence, each step an exact rational rounded once to FP32."""
     out = torch.zeros(a.shape[0], b.shape[1])
-    padded = a.shape[1] + a.shape[1] % 2
-    order = [k for pair in range(0, padded, 2) for k in (pair + 1, pair) if k < a.shape[1]]
     for i in range(a.shape[0]):
         for j in range(b.shape[1]):
-            total = np.float32(0)
-            for k in order:
-                term = Fraction(float(a[i, k])) * Fraction(float(b[k, j]))
-                total = nearest(Fraction(float(total)) + term)
-            out[i, j] = float(total)
+            terms = [
+                Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a[i], b[:, j], strict=True)
+            ]
+            out[i, j] = float((of_tiles if isa in TILES else of_pairs)(terms))
     return out
+
+
+def of_pairs(terms):
+    order = [k for pair in range(0, len(terms), 2) for k in (pair + 1, pair) if k < len(terms)]
+    return added(terms[k] for k in order)
+
+
+def of_tiles(terms):
+    """32 at a time: even ones, odd ones, both, to what was there."""
+    total = np.float32(0)
+    for first in range(0, len(terms), 32):
+        evens, odds = (added(terms[first + place : first + 32 : 2]) for place in (0, 1))
+        total = added((total, added((evens, odds))))
+    return total
+
+
+def added(terms):
+    total = np.float32(0)
+    for term in terms:
+        total = nearest(
+            Fraction(float(total)) + (term if isinstance(term, Fraction) else Fraction(float(term)))
+        )
+    return total
 
 
 def nearest(x: Fraction) -> np.float32:
@@ -62,15 +84,15 @@ def nearest(x: Fraction) -> np.float32:
     return min((guess, *near), key=distance)
 
 
-@pytest.mark.parametrize("isa", ORDERED)
+@pytest.mark.parametrize("isa", [*PAIRS, *TILES])
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (2, 3, 2), (3, 5, 7), (7, 9, 12), (2, 2, 33)], ids=str
+    "shape", [(1, 1, 1), (2, 3, 2), (3, 5, 7), (7, 9, 12), (2, 2, 33), (3, 2, 100)], ids=str
 )
 def test_the_sequence_is_the_documented_one(shape, isa):
     m, n, k = shape
     a, b = matrix(m, k), matrix(k, n, seed=1)
     with environment(SUBULP_ISA=isa):
-        assert torch.equal(bits(bf16_mm(a, b)), bits(exact(rounded(a), rounded(b))))
+        assert torch.equal(bits(bf16_mm(a, b)), bits(exact(rounded(a), rounded(b), isa)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,18 +108,22 @@ def test_the_sequence_is_the_documented_one(shape, isa):
 def test_neither_blocks_nor_threads_nor_instruction_sets_show(m, n, k, of_a, of_b, first, second):
     a = matrix(m, k, of_a, transposed=first)
     b = matrix(k, n, of_b, transposed=second, seed=1)
-    results = {}
-    for isa in ORDERED:
-        for count in (1, 3):
-            with environment(SUBULP_ISA=isa), threads(count):
-                results[isa, count] = bits(bf16_mm(a, b))
-    # One sum at a time: the only block there is.
-    one = torch.zeros(m, n)
-    for j in range(0, n, 37):
-        one[:, j : j + 1] = bf16_mm(a, b[:, j : j + 1])
-    for found in results.values():
-        assert torch.equal(found, next(iter(results.values())))
-        assert torch.equal(found[:, ::37], bits(one)[:, ::37])
+    # The order of the units of AVX-512 is its own, and of theirs alone.
+    units = [isa for isa in isas() if isa not in (*PAIRS, *TILES)]
+    for alike in (PAIRS, TILES, units):
+        results = []
+        for isa in alike:
+            for count in (1, 3):
+                with environment(SUBULP_ISA=isa), threads(count):
+                    results.append(bits(bf16_mm(a, b)))
+        # One sum at a time: the only block there is.
+        one = torch.zeros(m, n)
+        with environment(SUBULP_ISA=alike[0] if alike else "plain"):
+            for j in range(0, n, 37):
+                one[:, j : j + 1] = bf16_mm(a, b[:, j : j + 1])
+        for found in results:
+            assert torch.equal(found, results[0])
+            assert torch.equal(found[:, ::37], bits(one)[:, ::37])
 
 
 @pytest.mark.parametrize("isa", isas())
@@ -196,13 +222,13 @@ def test_what_is_no_matrix_of_numbers_is_refused():
 
 def test_units_are_those_of_the_instruction_set_in_use(monkeypatch):
     cpu = torch.device("cpu")
-    has = bool(native.library().subulp_has_isa(facts.ISAS[bf16_product.UNITS]))
-    assert bf16_product.units_at(cpu) == has
+    assert bf16_product.units_at(cpu) == bool({*bf16_product.UNITS} & {*isas()})
     assert not bf16_product.units_at(torch.device("cuda", 0))
     with environment(SUBULP_ISA="plain"):
         assert not bf16_product.units_at(cpu)
-    monkeypatch.setattr(native, "isa", lambda: facts.ISAS[bf16_product.UNITS])
-    assert bf16_product.units_at(cpu)
+    for name in bf16_product.UNITS:
+        monkeypatch.setattr(native, "isa", lambda name=name: facts.ISAS[name])
+        assert bf16_product.units_at(cpu)
     with environment(SUBULP_BACKEND="reference"):
         assert not bf16_product.units_at(cpu)
 
@@ -299,8 +325,8 @@ def test_blocks_are_decoded_while_they_are_packed(
     )
     assert torch.equal(of_a.decoded(a), left)
     assert torch.equal(of_b.decoded(b), right)
-    if isa == "plain":
-        # It packs pairs as units of BF16 take them.
+    if isa in ("plain", "plain-amx"):
+        # They pack pairs as units of BF16 take them.
         monkeypatch.setattr(bf16_product, "units_at", lambda device: True)
     with environment(SUBULP_ISA=isa), threads(2):
         expected = bits(bf16_mm(left, right))

@@ -1,7 +1,8 @@
 """Matrix products of BF16 operands, summed in FP32: on units of BF16 where the processor has them.
 
 C++ on a CPU (csrc/product.h): operands are decoded from their storage while they are packed, so no
-wide copy of them exists, and results do not depend on the instruction set, on blocks or on threads.
+wide copy of them exists, and results do not depend on blocks or threads, nor on the instruction
+set, but that tiles of AMX have an order of their own.
 PyTorch's own BF16 product on a CPU rounds its sums to BF16. On a GPU PyTorch's product, which can
 leave them in FP32; elsewhere one in FP32 of the rounded operands. Both differ in the order of the
 sums.
@@ -148,7 +149,9 @@ def bf16_mm(
 
     Returns:
         ``(m, n)``. On a CPU, sums begin at zero and take the products in pairs along ``k``, the odd
-        one of a pair first, each addition rounded once.
+        one of a pair first, each addition rounded once. With ``amx-bf16`` and ``plain-amx`` they
+        take 32 products at a time: those of even places added up from zero, those of odd places,
+        then both sums.
 
     Raises:
         TypeError: A tensor wraps others, as DTensor does.
