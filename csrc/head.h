@@ -43,7 +43,7 @@ class HeadScratch {
       return from;
     };
     Own own;
-    own.packed_a = next(STEPS * HEIGHT);
+    own.packed_a = next(ROW * HEIGHT);
     own.packed_rows = next(Packed::size(dim_, HEAD_ROWS));
     own.logits = reinterpret_cast<float*>(next(HEAD_ROWS * batch_));
     own.partial = reinterpret_cast<float*>(next(batch_ * dim_));
@@ -53,7 +53,7 @@ class HeadScratch {
 
  private:
   int64_t own() const {
-    return STEPS * HEIGHT + Packed::size(dim_, HEAD_ROWS) + (HEAD_ROWS + dim_) * batch_ + HEIGHT * dim_;
+    return ROW * HEIGHT + Packed::size(dim_, HEAD_ROWS) + (HEAD_ROWS + dim_) * batch_ + HEIGHT * dim_;
   }
 
   int64_t batch_, dim_, inputs_, turned_;

@@ -44,7 +44,7 @@ struct Packed {
 
 // At most HEIGHT rows of A from `row` on, their numbers along k from `first` on, times the panels `from` to `to`: to C,
 // whose first element is that of `row` and of the first panel; added to it if `add`. `packed_a` has room for
-// STEPS * HEIGHT units.
+// ROW * HEIGHT units.
 inline void multiply_rows(const Operand& a, int64_t row, int64_t rows, int64_t first, const Packed& b, int64_t from,
                           int64_t to, float* c, int64_t stride, bool add, uint32_t* packed_a) {
   for (int64_t block = 0; block < b.blocks(); ++block) {
@@ -131,7 +131,7 @@ inline void product(const Operand& a, const Operand& b, const Result& c, int64_t
   {
     const FlushMode flush;
     const Registers registers;
-    Buffer<uint32_t> packed_a(STEPS * HEIGHT, UNSET);
+    Buffer<uint32_t> packed_a(ROW * HEIGHT, UNSET);
     // A cache's sets are found by addresses' lower bits: rows apart by a power of two would share few of them.
     const int64_t apart = breadth + W;
     Buffer<float> sums(c.is_plain() ? 0 : height * apart, UNSET);

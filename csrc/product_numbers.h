@@ -20,11 +20,11 @@ inline void pack_line(const Source& from, int64_t line_index, int64_t k, int64_t
 }
 
 // `count` rows of A from `first` on, in groups of ROWS. Where k is inner, a row's units follow each other, a row
-// every STEPS units; else a step's do, a step every ROWS units. Missing rows of the last group are any numbers.
+// every ROW units; else a step's do, a step every ROWS units. Missing rows of the last group are any numbers.
 template <class Format>
 inline void pack_a(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
   if (from.k_is_inner) {
-    for (int64_t i = 0; i < count; ++i) pack_line<Format>(from, first + i, k, depth, to + i * STEPS, 1);
+    for (int64_t i = 0; i < count; ++i) pack_line<Format>(from, first + i, k, depth, to + i * ROW, 1);
     return;
   }
   const F scale = f32(from.scale);
@@ -38,7 +38,7 @@ inline void pack_a(const Source& from, int64_t first, int64_t count, int64_t k, 
                                                    there ? std::min<int64_t>(W, count - i) : 0, scale));
     }
     for (int64_t group = 0; group * ROWS < count; ++group) {
-      uint32_t* const out = to + group * ROWS * STEPS + pair * 2 * ROWS;
+      uint32_t* const out = to + group * ROWS * ROW + pair * 2 * ROWS;
       for (int i = 0; i < ROWS; ++i) {
         out[i] = two[1][group * ROWS + i];
         out[ROWS + i] = two[0][group * ROWS + i];

@@ -36,14 +36,16 @@ constexpr int STEPS_PER_PAIR = 1;
 constexpr int STEPS_PER_PAIR = 2;
 #endif
 #if defined(SUBULP_TILES)
-constexpr int GROUPS = 4, LEAST_WIDTH = TILE, LEAST_DEPTH = 2 * TILE;
+constexpr int GROUPS = 4, APART = TILE, LEAST_WIDTH = TILE, LEAST_DEPTH = 2 * TILE;
 #else
-constexpr int GROUPS = 16, LEAST_WIDTH = W, LEAST_DEPTH = 2;
+constexpr int GROUPS = 16, APART = 0, LEAST_WIDTH = W, LEAST_DEPTH = 2;
 #endif
 
 // Numbers along k of a block, and rows of A and columns of B that are packed for it: a panel of B fits the first
 // cache and a block of A the second.
 constexpr int64_t DEPTH = 256, STEPS = DEPTH / 2 * STEPS_PER_PAIR;
+// Units from a row of A to the next: a tile's rows lie in other sets of the first cache each.
+constexpr int64_t ROW = STEPS + APART;
 constexpr int64_t WIDTH = VECTORS * W, HEIGHT = ROWS * GROUPS, BREADTH = WIDTH * 32;
 
 // Columns and numbers along k that a panel has for so many.

@@ -137,7 +137,7 @@ struct Pairs<E5m2> : BytePairs<E5m2> { using BytePairs::BytePairs; };
 // ------------------------------------------------------------------------------------------------------ panels
 
 // `count` rows of A from `first` on, in groups of ROWS. Where k is inner, and for tiles always, a row's units follow each
-// other, a row every STEPS units; else a step's do, a step every ROWS units. Missing rows of the last group are any
+// other, a row every ROW units; else a step's do, a step every ROWS units. Missing rows of the last group are any
 // numbers.
 inline int64_t between_steps(const Source& from) { return from.k_is_inner || LEAST_DEPTH > 2 ? 1 : ROWS; }
 template <class Format>
@@ -147,7 +147,7 @@ inline void pack_rows(const Pairs<Format>& pairs, const Source& from, int64_t fi
     for (int64_t i = 0; i < count; ++i) {
       const char* const p = from.data + ((first + i) * from.stride + k) * Format::bytes;
       for (int64_t at = 0; at < whole_depth(depth); at += 2 * W)
-        store_u32(to + i * STEPS + at / 2, pairs.along(p + at * Format::bytes, depth - at));
+        store_u32(to + i * ROW + at / 2, pairs.along(p + at * Format::bytes, depth - at));
     }
     return;
   }
@@ -163,7 +163,7 @@ inline void pack_rows(const Pairs<Format>& pairs, const Source& from, int64_t fi
       U square[W];
       for (int64_t j = 0; j < W; ++j) square[j] = rows_of(pair + j, i);
       transpose(square);
-      for (int64_t j = 0; j < W; ++j) store_u32(to + (i + j) * STEPS + pair, square[j]);
+      for (int64_t j = 0; j < W; ++j) store_u32(to + (i + j) * ROW + pair, square[j]);
     }
 #else
   static_assert(W % ROWS == 0);
@@ -172,7 +172,7 @@ inline void pack_rows(const Pairs<Format>& pairs, const Source& from, int64_t fi
       alignas(64) uint32_t units[W];
       store_u32(units, rows_of(pair, i));
       for (int64_t group = 0; group < std::min<int64_t>(W, count - i); group += ROWS)
-        std::memcpy(to + (i + group) * STEPS + pair * ROWS, units + group, ROWS * sizeof *to);
+        std::memcpy(to + (i + group) * ROW + pair * ROWS, units + group, ROWS * sizeof *to);
     }
 #endif
 }
@@ -246,7 +246,7 @@ inline void pack_a_blocks(const Source& from, int64_t first, int64_t count, int6
     each_part(k, depth, of_k, [&](int64_t s, int64_t deep) {
       const int64_t row = first + i, at = k + s;
       with_block(from, k_is_inner ? row : at, k_is_inner ? at : row, [&](const auto& pairs) {
-        pack_rows(pairs, from, row, rows, at, deep, to + i * STEPS + s / 2 * between_steps(from));
+        pack_rows(pairs, from, row, rows, at, deep, to + i * ROW + s / 2 * between_steps(from));
       });
     });
   });

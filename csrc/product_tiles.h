@@ -46,12 +46,12 @@ class Registers {
 };
 static_assert(sizeof(Registers) == 64);
 
-// Sums of `down` x `across` tiles: rows of A, STEPS units apart, times columns of B, in steps `width` units apart. Asks for
+// Sums of `down` x `across` tiles: rows of A, ROW units apart, times columns of B, in steps `width` units apart. Asks for
 // units from `ahead` on meanwhile, a group's share of a panel.
 template <int down, int across>
 inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_t width, float* c, int64_t stride,
                      bool add, const uint32_t* ahead) {
-  const int64_t a_bytes = STEPS * TILE_BYTES, b_bytes = width * TILE_BYTES, c_bytes = stride * TILE_BYTES;
+  const int64_t a_bytes = ROW * TILE_BYTES, b_bytes = width * TILE_BYTES, c_bytes = stride * TILE_BYTES;
   float* const below = c + TILE * stride;
   written();
   if (add) {
@@ -76,7 +76,7 @@ inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (down > 1) {
-      _tile_loadd(5, a + TILE * STEPS + step, a_bytes);
+      _tile_loadd(5, a + TILE * ROW + step, a_bytes);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (across > 1) _tile_dpbf16ps(3, 5, 7);
     }
@@ -108,7 +108,7 @@ inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_
         float of[2] = {0.0f, 0.0f};
         for (int64_t s = step; s < step + TILE; ++s)
           for (int place = 0; place < 2; ++place)
-            of[place] = std::fma(half_of(a[i * STEPS + s], place), half_of(b[s * width + j], place), of[place]);
+            of[place] = std::fma(half_of(a[i * ROW + s], place), half_of(b[s * width + j], place), of[place]);
         sum += of[0] + of[1];
       }
       c[i * stride + j] = sum;
@@ -144,7 +144,7 @@ inline void multiply_panel(int64_t steps, const uint32_t* a, const uint32_t* b, 
   for (int64_t i = 0; i < rows; i += ROWS) {
     const auto multiply = rows - i > TILE ? (two ? multiply_edge<2, 2> : multiply_edge<2, 1>)
                                           : (two ? multiply_edge<1, 2> : multiply_edge<1, 1>);
-    multiply(steps, a + i * STEPS, b, width, c + i * stride, stride, rows - i, columns, add,
+    multiply(steps, a + i * ROW, b, width, c + i * stride, stride, rows - i, columns, add,
              b + WIDTH * STEPS + i / ROWS * (WIDTH * STEPS / GROUPS));
   }
 }

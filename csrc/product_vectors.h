@@ -42,7 +42,7 @@ inline F step_sum(F sum, uint32_t a, U b) {
 template <int vectors, bool a_by_row>
 inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, float* c, int64_t stride, int64_t rows,
                      int64_t columns, bool add) {
-  constexpr int64_t next_row = a_by_row ? STEPS : 1, next_step = a_by_row ? 1 : ROWS;
+  constexpr int64_t next_row = a_by_row ? ROW : 1, next_step = a_by_row ? 1 : ROWS;
   F sum[ROWS][vectors];
   alignas(64) float edge[ROWS * vectors * W];
   const bool whole = rows >= ROWS && columns >= vectors * W;
@@ -77,7 +77,7 @@ template <bool a_by_row>
 inline void multiply_panel(int64_t steps, const uint32_t* a, const uint32_t* b, float* c, int64_t stride, int64_t rows,
                            int64_t columns, bool add) {
   for (int64_t i = 0; i < rows; i += ROWS) {
-    const uint32_t* const group = a + i * STEPS;
+    const uint32_t* const group = a + i * ROW;
     float* const to = c + i * stride;
     switch ((columns + W - 1) / W) {
       case 1: multiply<1, a_by_row>(steps, group, b, to, stride, rows - i, columns, add); break;
