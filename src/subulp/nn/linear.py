@@ -33,6 +33,8 @@ from .narrow import (
 # Half of a 1 MiB second-level cache. Measured against one untiled FP32 product (1024 x 1024 and
 # 4096 x 1024 weights): 512 KiB costs nothing, 128 KiB costs 15 %.
 TILE_BYTES = 512 * 1024
+UNIT_TILE_BYTES = 4 * 1024 * 1024
+"""The same where each product packs the other operand once more."""
 
 _IN_BF16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _STORED = (*_IN_BF16, torch.float16)
@@ -195,7 +197,7 @@ class _UnitLinear(torch.autograd.Function):
             if grad_weight.dtype in bf16_product.RESULTS and grad_weight.is_contiguous():
                 bf16_mm(grad_rows.t(), rows, grad_weight)
             else:
-                for tile, buffer in _tiles(weight):
+                for tile, buffer in _tiles(weight, UNIT_TILE_BYTES):
                     grad_weight[tile].copy_(bf16_mm(grad_rows[:, tile].t(), rows, buffer))
         if needs_bias:
             grad_bias = grad_rows.float().sum(0).to(ctx.bias_grad_dtype)
@@ -311,10 +313,10 @@ def _decoded_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield tile, buffer
 
 
-def _tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _tiles(weight: Tensor, tile_bytes: int = TILE_BYTES) -> Iterator[tuple[slice, Tensor]]:
     """Runs of the weight's rows, with an FP32 buffer for each, which is the same memory."""
     row_bytes = weight.shape[1] * torch.float32.itemsize
-    rows = min(weight.shape[0], max(1, TILE_BYTES // row_bytes))
+    rows = min(weight.shape[0], max(1, tile_bytes // row_bytes))
     buffer = torch.empty(rows, weight.shape[1], dtype=torch.float32, device=weight.device)
     for start in range(0, weight.shape[0], rows):
         tile = slice(start, min(start + rows, weight.shape[0]))
