@@ -253,7 +253,7 @@ class _NarrowLinear(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1]).float()
         y = rows.new_empty(rows.shape[0], weight.shape[0])
         with without_autocast(x):
-            for tile, decoded in _decoded_tiles(weight):
+            for tile, decoded in _decoded_tiles(weight, TILE_BYTES):
                 if bias is None:
                     torch.mm(rows, decoded.t(), out=y[:, tile])
                 else:
@@ -284,7 +284,7 @@ class _NarrowLinear(torch.autograd.Function):
             torch.empty_like(weight, dtype=ctx.weight_grad_dtype) if needs_weight else None
         )
         with without_autocast(x):
-            for tile, buffer in _decoded_tiles(weight):
+            for tile, buffer in _decoded_tiles(weight, TILE_BYTES):
                 grad_tile = grad_rows[:, tile]
                 if grad_x is not None:
                     beta = 0 if tile.start == 0 else 1
@@ -305,7 +305,7 @@ def _decoded_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """
     # C++ decodes FP8 several times as fast as torch casts it.
     known = _is_plain(weight) and weight.is_contiguous() and weight.dtype in _STORED
-    for tile, buffer in _tiles(weight):
+    for tile, buffer in _tiles(weight, TILE_BYTES):
         if known:
             decode(weight[tile], buffer)
         else:
@@ -313,7 +313,7 @@ def _decoded_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield tile, buffer
 
 
-def _tiles(weight: Tensor, tile_bytes: int = TILE_BYTES) -> Iterator[tuple[slice, Tensor]]:
+def _tiles(weight: Tensor, tile_bytes: int) -> Iterator[tuple[slice, Tensor]]:
     """Runs of the weight's rows, with an FP32 buffer for each, which is the same memory."""
     row_bytes = weight.shape[1] * torch.float32.itemsize
     rows = min(weight.shape[0], max(1, tile_bytes // row_bytes))
