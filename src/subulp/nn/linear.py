@@ -253,7 +253,7 @@ class _NarrowLinear(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1]).float()
         y = rows.new_empty(rows.shape[0], weight.shape[0])
         with without_autocast(x):
-            for tile, decoded in _decoded_tiles(weight, TILE_BYTES):
+            for tile, decoded in _decoded_tiles(weight):
                 if bias is None:
                     torch.mm(rows, decoded.t(), out=y[:, tile])
                 else:
@@ -284,7 +284,7 @@ class _NarrowLinear(torch.autograd.Function):
             torch.empty_like(weight, dtype=ctx.weight_grad_dtype) if needs_weight else None
         )
         with without_autocast(x):
-            for tile, buffer in _decoded_tiles(weight, TILE_BYTES):
+            for tile, buffer in _decoded_tiles(weight):
                 grad_tile = grad_rows[:, tile]
                 if grad_x is not None:
                     beta = 0 if tile.start == 0 else 1
