@@ -1,10 +1,11 @@
 // One step of a chunk of a classifier's rows, products of BF16 operands: src/subulp/ops/head/tiles.py defines it. A
 // thread takes a tile of rows and goes through it block by block: logits, their gradient, the inputs' gradient and the
-// rows' own, which updates them at once. So a row is read once, and nobody waits but to add the tiles' parts of the
-// inputs' gradient in their order. Included by product.cpp, once per instruction set.
+// rows' own, which updates them at once. So a row is read once. The tiles' parts of the inputs' gradient are added in
+// their order; a part whose turn has not come waits in memory while its thread goes on with another tile. Included by product.cpp, once per instruction set.
 #pragma once
 
 #include <algorithm>
+#include <thread>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -33,7 +34,7 @@ class HeadScratch {
   // A thread's own.
   struct Own {
     uint32_t *packed_a, *packed_rows;
-    float *logits, *partial, *gradient;
+    float *logits, *partial[2], *gradient;
   };
   Own of(int thread) const {
     uint32_t* at = memory_ + inputs_ + turned_ + thread * own();
@@ -46,18 +47,55 @@ class HeadScratch {
     own.packed_a = next(ROW * HEIGHT);
     own.packed_rows = next(Packed::size(dim_, HEAD_ROWS));
     own.logits = reinterpret_cast<float*>(next(HEAD_ROWS * batch_));
-    own.partial = reinterpret_cast<float*>(next(batch_ * dim_));
+    for (float*& partial : own.partial) partial = reinterpret_cast<float*>(next(batch_ * dim_));
     own.gradient = reinterpret_cast<float*>(next(HEIGHT * dim_));
     return own;
   }
 
  private:
   int64_t own() const {
-    return ROW * HEIGHT + Packed::size(dim_, HEAD_ROWS) + (HEAD_ROWS + dim_) * batch_ + HEIGHT * dim_;
+    return ROW * HEIGHT + Packed::size(dim_, HEAD_ROWS) + (HEAD_ROWS + 2 * dim_) * batch_ + HEIGHT * dim_;
   }
 
   int64_t batch_, dim_, inputs_, turned_;
   uint32_t* memory_;
+};
+
+// Which tile is next, and whose part is.
+class Turns {
+ public:
+  explicit Turns(int64_t tiles) : tiles_(tiles) {}
+
+  // The next tile; none if it is as many as there are.
+  int64_t take() {
+    int64_t tile;
+#if defined(_OPENMP)
+#pragma omp atomic capture
+#endif
+    tile = taken_++;
+    return std::min(tile, tiles_);
+  }
+  bool is(int64_t tile) const {
+    int64_t added;
+#if defined(_OPENMP)
+#pragma omp atomic read acquire
+#endif
+    added = added_;
+    return added == tile;
+  }
+  void wait(int64_t tile) const {
+    while (!is(tile)) std::this_thread::yield();
+  }
+  void pass(int64_t tile) {
+#if defined(_OPENMP)
+#pragma omp atomic write release
+#endif
+    added_ = tile + 1;
+  }
+
+ private:
+  const int64_t tiles_;
+  int64_t taken_ = 0, added_ = 0;
 };
 
 class Head {
@@ -76,6 +114,7 @@ class Head {
     const Packed inputs = scratch_.inputs(), turned = scratch_.turned();
     const Operand x_columns(h_.x_logits, h_.x_dtype, h_.dim, true, 1.0f, false);
     const Operand x_rows(h_.x, SUBULP_FP32, h_.dim, false, 1.0f, false);
+    Turns turns(tiles);
     int failed = 0;
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(h_.threads) if (h_.threads > 1) reduction(| : failed)
@@ -94,26 +133,44 @@ class Head {
 #pragma omp for schedule(static)
 #endif
       for (int64_t task = 0; task < turned.tasks(); ++task) turned.pack(x_rows, 0, 0, task);
-#if defined(_OPENMP)
-#pragma omp for ordered schedule(static, 1)
-#endif
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        failed |= rows_of(tile * h_.tile_rows, std::min(h_.labels, (tile + 1) * h_.tile_rows), own);
-#if defined(_OPENMP)
-#pragma omp ordered
-#endif
-        if (h_.grad_x) {
-          const IeeeMode ieee;
-          for (int64_t i = 0; i < h_.batch * h_.dim; ++i) h_.grad_x[i] += own.partial[i];
-        }
-      }
+      failed |= tiles_of(turns, tiles, own);
     }
     return failed;
   }
 
  private:
-  // A tile; its part of the inputs' gradient stays in `own`.
-  int rows_of(int64_t first, int64_t last, const HeadScratch::Own& own) const {
+  // The tiles of a thread.
+  int tiles_of(Turns& turns, int64_t tiles, const HeadScratch::Own& own) const {
+    int failed = 0;
+    int64_t waiting = tiles;  // a tile whose part waits for its turn, or none
+    for (int now = 0;; now = 1 - now) {
+      const int64_t tile = turns.take();
+      if (tile < tiles)
+        failed |= rows_of(tile * h_.tile_rows, std::min(h_.labels, (tile + 1) * h_.tile_rows), own, own.partial[now]);
+      if (waiting < tiles) {
+        turns.wait(waiting);
+        add(own.partial[1 - now]);
+        turns.pass(waiting);
+      }
+      waiting = tile;
+      if (tile == tiles) return failed;
+      if (turns.is(tile)) {
+        add(own.partial[now]);
+        turns.pass(tile);
+        waiting = tiles;
+      }
+    }
+  }
+
+  // A tile's part of the inputs' gradient.
+  void add(const float* partial) const {
+    if (!h_.grad_x) return;
+    const IeeeMode ieee;
+    for (int64_t i = 0; i < h_.batch * h_.dim; ++i) h_.grad_x[i] += partial[i];
+  }
+
+  // A tile; its part of the inputs' gradient goes to `partial`.
+  int rows_of(int64_t first, int64_t last, const HeadScratch::Own& own, float* partial) const {
     int failed = 0;
     for (int64_t row = first; row < last; row += HEAD_ROWS) {
       const int64_t rows = std::min(HEAD_ROWS, last - row);
@@ -127,7 +184,7 @@ class Head {
         for (int64_t task = 0; task < packed.tasks(); ++task) packed.pack(stored(row, false, false), 0, 0, task);
         const Operand turned(own.logits, SUBULP_FP32, h_.batch, false, 1.0f, true);
         by_height(h_.batch, [&](int64_t at, int64_t count) {
-          multiply_rows(turned, at, count, packed, own.partial + at * h_.dim, h_.dim, row > first, own.packed_a);
+          multiply_rows(turned, at, count, packed, partial + at * h_.dim, h_.dim, row > first, own.packed_a);
         });
       }
       if (h_.step) {

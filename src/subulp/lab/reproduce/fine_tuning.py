@@ -1,6 +1,7 @@
 """Pre-trained BERTs, fine-tuned on sentence tasks.
 
-Collage's Table 4, and the appendix of "Memory Efficient Mixed-Precision Optimizers".
+Collage's Table 4, the appendix of "Memory Efficient Mixed-Precision Optimizers", and what MoR
+leaves to a model's later tasks.
 """
 
 from __future__ import annotations
@@ -121,9 +122,12 @@ class FineTuning:
         assert isinstance(trained, Trained)
         assert trained.built.tokenizer is not None
         model = trained.model
-        if fit.case == UNTRAINED:
+        if fit.case == UNTRAINED or trained.built.variant.is_mixture:
             torch.manual_seed(seed)
             model = build(trained.built.shape).to(trained.device)
+            if fit.case != UNTRAINED:
+                # Plain layers, however it was pre-trained: only what was learned differs.
+                model.load_state_dict(trained.model.state_dict())
             if trained.built.activations == "bf16":
                 use_bf16(model)
         assert isinstance(model, BERT)

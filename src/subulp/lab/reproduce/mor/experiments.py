@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...tasks.lm.config import LMConfig
+from .. import fine_tuning
 from ..claim import Experiment, Options, Part
 from ..measurement import Measurement, measured
 from ..training import LAYERS, Training
@@ -175,4 +176,40 @@ SECOND = Experiment(
         "paper": "a model as Llama's of 6.9 billion parameters on a text of yours, 20,000 steps",
     },
     _second,
+)
+
+BERT = "BERT,"
+
+
+def _downstream(options: Options) -> tuple[Part, ...]:
+    """BERTs pre-trained in mixtures and in BF16, then fine-tuned alike."""
+    recipe = fine_tuning.Recipe(3000, 1000, 3, 32, 5e-4)
+    # Shallower, or shorter, it learns no more than how frequent tokens are.
+    own: dict[str, object] = {"width": 128, "layers": 4, "heads": 4, "steps": 2000}
+    own |= {"vocabulary": 512, "batch_size": 32, "context": 32, "seeds": options.seeds or SIX}
+    if options.size == "smallest":
+        recipe = fine_tuning.Recipe(64, 32, 1, 32, 5e-4)
+        own = {"vocabulary": 300}
+    elif options.size == "paper":
+        recipe = fine_tuning.Recipe(100_000, 10_000, 3, 32, 2e-5)
+        own = {"width": 768, "layers": 12, "heads": 12, "context": 512, "vocabulary": 30_522}
+        own |= {"steps": 28_125}
+    own |= {"model": "bert", "level": "bpe", "tie_head": True}
+    config = _lm(options, linear=("bf16", MOR), partition=("tensor", BLOCK), **own)
+    return (
+        fine_tuning.FineTuning(Training("bert", config, BERT, ("training loss",)), recipe),
+    )
+
+
+DOWNSTREAM = Experiment(
+    "mor-downstream",
+    {
+        "smallest": "as small, with a width of 16, 12 steps, one seed, 64 examples",
+        "small": "BERT of 4 blocks and width 128 on a megabyte of Shakespeare in 512 byte pairs, "
+        "BF16 weights and activations, batches of 32 sequences of 32, 2,000 steps; then, in FP32, "
+        "3,000 examples of each of five sentence tasks, 3 epochs in batches of 32, 1,000 tested",
+        "paper": "BERT-base's sizes on a text of yours, 28,125 steps; then sentence tasks made of "
+        "it, 3 epochs in batches of 32",
+    },
+    _downstream,
 )
