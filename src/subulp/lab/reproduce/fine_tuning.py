@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ... import optim
 from ...diagnostics import track_memory
+from ...nn import convert_from_mor
 from ..engine.loop import thread_count
 from ..engine.trained import load
 from ..tasks.lm import bpe
@@ -122,14 +123,13 @@ class FineTuning:
         assert isinstance(trained, Trained)
         assert trained.built.tokenizer is not None
         model = trained.model
-        if fit.case == UNTRAINED or trained.built.variant.is_mixture:
+        if fit.case == UNTRAINED:
             torch.manual_seed(seed)
             model = build(trained.built.shape).to(trained.device)
-            if fit.case != UNTRAINED:
-                # Plain layers, however it was pre-trained: only what was learned differs.
-                model.load_state_dict(trained.model.state_dict())
             if trained.built.activations == "bf16":
                 use_bf16(model)
+        # Plain layers, however it was pre-trained: only what was learned differs.
+        convert_from_mor(model)
         assert isinstance(model, BERT)
         parts = _parts(config.data)
         case = f"{self.training.case} {fit.case}".strip()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from .. import fine_tuning, sentence_tasks
 from ..check import Check
 from ..claim import Claim, Experiment, published
 from ..training import LAYERS
@@ -16,8 +17,10 @@ from .experiments import (
     ALL_PARTITIONS,
     ALWAYS,
     BASE,
+    BERT,
     BLOCK,
     CLOSE,
+    DOWNSTREAM,
     GROUPED,
     GROUPS,
     MIXES,
@@ -360,6 +363,40 @@ CLAIMS: Sequence[Claim] = (
         cases=(BASE,),
         differs=f"{_TITLE} A small GPT on WordNet's definitions of words instead of a large "
         "language model.",
+    ),
+    Claim(
+        PAPER,
+        "Abstract, downstream",
+        "It preserves the quality of models: here, what one that was pre-trained with it learns "
+        "afterwards.",
+        DOWNSTREAM,
+        checks=(
+            # A point, as of the tasks of the other papers.
+            *(
+                Check(
+                    f"{partition}: as good as pre-trained in BF16",
+                    fine_tuning.AVERAGE,
+                    f"{BERT} {_of(MOR, partition)}",
+                    than=f"{BERT} {BASE}",
+                    low=-0.01,
+                )
+                for partition in ("tensor", BLOCK)
+            ),
+            *(_mostly(f"{BERT} {_of(MOR, partition)}") for partition in ("tensor", BLOCK)),
+            Check(
+                "pre-training helps",
+                fine_tuning.AVERAGE,
+                f"{BERT} {BASE}",
+                than=f"{BERT} {fine_tuning.UNTRAINED}",
+                low=0.0,
+                role="premise",
+            ),
+        ),
+        shows=(fine_tuning.AVERAGE, *sentence_tasks.TASKS, "perplexity", "fp8 share"),
+        curves=("training loss",),
+        differs="Our copy of the paper has no results of tasks: what is checked is our choice. A "
+        "small BERT, pre-trained on Shakespeare, and sentence tasks made of it, which are learned "
+        "in FP32 with plain layers.",
     ),
     Claim(
         PAPER,

@@ -11,6 +11,8 @@ from . import mixtures
 
 SEEDS, SIX = (0, 1, 2), tuple(range(6))
 """For perplexities, and for shares, which differ more."""
+FIVE = tuple(range(5))
+"""For tasks, each of which takes a pre-training."""
 BASE = "master"
 """BF16 weights and activations with master weights in the optimizer: the paper's baseline."""
 
@@ -186,7 +188,7 @@ def _downstream(options: Options) -> tuple[Part, ...]:
     recipe = fine_tuning.Recipe(3000, 1000, 3, 32, 5e-4)
     # Shallower, or shorter, it learns no more than how frequent tokens are.
     own: dict[str, object] = {"width": 128, "layers": 4, "heads": 4, "steps": 2000}
-    own |= {"vocabulary": 512, "batch_size": 32, "context": 32, "seeds": options.seeds or SIX}
+    own |= {"vocabulary": 512, "batch_size": 32, "context": 32, "seeds": options.seeds or FIVE}
     if options.size == "smallest":
         recipe = fine_tuning.Recipe(64, 32, 1, 32, 5e-4)
         own = {"vocabulary": 300}
@@ -196,9 +198,7 @@ def _downstream(options: Options) -> tuple[Part, ...]:
         own |= {"steps": 28_125}
     own |= {"model": "bert", "level": "bpe", "tie_head": True}
     config = _lm(options, linear=("bf16", MOR), partition=("tensor", BLOCK), **own)
-    return (
-        fine_tuning.FineTuning(Training("bert", config, BERT, ("training loss",)), recipe),
-    )
+    return (fine_tuning.FineTuning(Training("bert", config, BERT, ("training loss",)), recipe),)
 
 
 DOWNSTREAM = Experiment(
