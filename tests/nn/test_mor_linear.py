@@ -66,17 +66,32 @@ def definition(mor: MoR, x, weight, bias, grad_y, dtype):
     """The three products and the bias's gradient, summed in ``dtype``."""
     rows, grads = x.detach().flatten(0, -2), grad_y.flatten(0, -2)
     q = {
-        "x": quantised(mor, rows),
-        "w": quantised(mor, weight.detach()),
-        "dy": quantised(mor, grads),
-        "wt": quantised(mor, weight.detach().t()),
-        "xt": quantised(mor, rows.t()),
-        "dyt": quantised(mor, grads.t()),
+        "x": quantised(mor.of("input"), rows),
+        "w": quantised(mor.of("weight"), weight.detach()),
+        "dy": quantised(mor.of("output gradient"), grads),
+        "wt": quantised(mor.of("weight"), weight.detach().t()),
+        "xt": quantised(mor.of("input"), rows.t()),
+        "dyt": quantised(mor.of("output gradient"), grads.t()),
     }
     q = {name: t.to(dtype) for name, t in q.items()}
     y = q["x"] @ q["w"].t() + bias.detach().to(dtype)
     grad_x, grad_weight = q["dy"] @ q["wt"].t(), q["dyt"] @ q["xt"].t()
     return [y.view(grad_y.shape), grad_x.view(x.shape), grad_weight, grads.to(dtype).sum(0)]
+
+
+BY_ROLE = [
+    MoR(mixture.ALWAYS_E4M3, roles={"output gradient": MoR(mixture.ALWAYS_E5M2)}),
+    MoR("tensor", "channel", roles={"weight": MoR("subtensor-2way")}),
+    MoR("subtensor-3way", roles={"input": MoR("tensor", "subchannel-32")}),
+    MoR(
+        "tensor",
+        roles={
+            "weight": MoR("subtensor-3way", "channel", scaling="e8m0"),
+            "output gradient": MoR("tensor", threshold=0.01),
+        },
+    ),
+]
+"""Configurations with others for some operands, of both kinds of partitions."""
 
 
 @pytest.mark.parametrize("mor", WAYS, ids=name_of)
@@ -98,8 +113,9 @@ def test_all_three_products_are_of_quantised_operands(mor):
         MoR("subtensor-2way", "channel", scaling="e8m0"),
         MoR("subtensor-3way", "subchannel-32", group=(1, None)),
         MoR("tensor", (16, 16), threshold=0.9),
+        *BY_ROLE,
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_other_scales(mor):
     x, weight, bias, grad_y = problem()
@@ -318,6 +334,46 @@ def test_checkpointed_layers_decide_the_same():
     again = run(m, x, lambda v: checkpoint(m, v, use_reentrant=False))
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
     assert mixes == [layer.mix for layer in m if isinstance(layer, MoRLinear)]
+
+
+def test_operands_are_represented_by_their_role():
+    e5m2 = MoR(mixture.ALWAYS_E5M2, "channel")
+    mor = MoR(mixture.ALWAYS_E4M3, roles={"output gradient": e5m2})
+    assert mor.of("output gradient") == e5m2
+    assert mor.of("input") == mor.of("weight") == MoR(mixture.ALWAYS_E4M3)
+    m = converted(model(), mor)
+    # The first layer's input needs no gradient.
+    layer = [each for each in m if isinstance(each, MoRLinear)][-1]
+    run(m, torch.randn(9, 20))
+    in_e5m2 = {role for role, found in layer.mix.items() if "e5m2" in found.names}
+    assert in_e5m2 == {"output gradient", "output gradient transposed"}
+    assert "output gradient: granularity=e5m2, partition=channel" in repr(layer)
+    # The order in which roles are named does not matter, nor does a copy differ.
+    roles = {"weight": MoR("tensor"), "input": MoR("subtensor-2way")}
+    one, other = MoR(roles=roles), MoR(roles=dict(reversed(roles.items())))
+    assert one == other
+    assert hash(one) == hash(other)
+    for same in (pickle.loads(pickle.dumps(mor)), MoR.from_text(mor.text), copy.deepcopy(mor)):
+        assert same == mor
+    assert "roles" not in MoR().to_dict()
+
+
+def test_a_state_dict_knows_the_roles():
+    mor = MoR(roles={"output gradient": MoR("subtensor-3way")})
+    saved = converted(model(), mor).state_dict()
+    converted(model(), mor).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"is of a layer with MoR\(.*output gradient"):
+        converted(model(), MoR()).load_state_dict(saved)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("mor", BY_ROLE, ids=name_of)
+def test_compiled_models_know_roles(mor):
+    m, x = converted(model(), mor), torch.randn(9, 20)
+    torch._dynamo.reset()
+    compiled = run(m, x, torch.compile(m, backend="aot_eager", fullgraph=True))
+    for a, b in zip(run(m, x), compiled, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -548,6 +604,10 @@ def test_a_new_type_reaches_the_layer():
         ({"group": (100, 128)}, "a group consists of whole blocks"),
         ({"partition": "channel", "group": (8, 64)}, "a group consists of whole blocks"),
         ({"metric": "energy"}, "metric='energy' is unknown"),
+        ({"roles": {"gradient": MoR()}}, "roles has 'gradient', which is no role: use 'input'"),
+        ({"roles": {"input": "tensor"}}, r"roles\['input'\]='tensor' is not a configuration"),
+        ({"roles": 5}, "roles=5 is no mapping of roles to nn.MoR"),
+        ({"roles": {"input": MoR(roles={"input": MoR()})}}, "has roles of its own"),
     ],
     ids=str,
 )

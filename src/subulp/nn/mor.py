@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 import torch
@@ -23,6 +24,9 @@ from ..numerics.mixture import (
 from ..numerics.partition import Partition
 from ..numerics.scaling import Scaling
 from ..ops.mixture import KeptEncoding, encode, encode_both, numbers_like, stored_like
+
+ROLES = ("input", "weight", "output gradient")
+"""Operands of a layer's three products."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,9 @@ class MoR:
         metric: The error: ``"relative-error"`` (the paper's), ``"squared-relative-error"``,
             ``"underflow"`` (the share of the values that become zero), or one of your own, slowly:
             :func:`subulp.numerics.metrics.register` (default: ``"relative-error"``).
+        roles: Configurations of operands that are represented otherwise, by their role:
+            ``"input"``, ``"weight"`` or ``"output gradient"``. They have none of their own; kept
+            in the order of these names, as pairs (default: none).
 
     Attributes:
         text: All of it as JSON, see :meth:`to_dict`.
@@ -66,6 +73,7 @@ class MoR:
     scaling: Scaling = "gam"
     group: Partition = "tensor"
     metric: str = metrics.RELATIVE_ERROR
+    roles: Mapping[str, MoR] | tuple[tuple[str, MoR], ...] = ()
     text: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
@@ -102,6 +110,7 @@ class MoR:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_sizes()
+        object.__setattr__(self, "roles", self._checked_roles())
         # Once: compiled graphs pass it as a constant.
         object.__setattr__(self, "text", json.dumps(self.to_dict()))
 
@@ -113,6 +122,25 @@ class MoR:
                     f"group={self.group!r} cannot apply to partition={self.partition!r}: a group "
                     "consists of whole blocks; use multiples of them"
                 )
+
+    def _checked_roles(self) -> tuple[tuple[str, MoR], ...]:
+        try:
+            roles = dict(self.roles)
+        except (TypeError, ValueError):
+            raise ValueError(f"roles={self.roles!r} is no mapping of roles to nn.MoR") from None
+        if unknown := [role for role in roles if role not in ROLES]:
+            choices = ", ".join(map(repr, ROLES))
+            raise ValueError(f"roles has {unknown[0]!r}, which is no role: use {choices}")
+        for role, mor in roles.items():
+            if not isinstance(mor, MoR):
+                raise ValueError(f"roles[{role!r}]={mor!r} is not a configuration: pass an nn.MoR")
+            if mor.roles:
+                raise ValueError(f"roles[{role!r}] has roles of its own: an operand has one role")
+        return tuple((role, roles[role]) for role in ROLES if role in roles)
+
+    def of(self, role: str) -> MoR:
+        """How the operand of a role is represented: a configuration without roles."""
+        return _of(self, role) if self.roles else self
 
     @property
     def recipe(self) -> Recipe:
@@ -128,7 +156,10 @@ class MoR:
     def to_dict(self) -> dict[str, Any]:
         """The configuration as plain JSON."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        return found | {"granularity": to_text(self.recipe)}
+        found |= {"granularity": to_text(self.recipe)}
+        roles = {role: mor.to_dict() for role, mor in found.pop("roles")}
+        # Earlier versions know no roles, and read what has none.
+        return found | {"roles": roles} if roles else found
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> MoR:
@@ -141,7 +172,11 @@ class MoR:
         if not isinstance(plain, dict) or not set(plain) <= set(names):
             raise ValueError(f"{plain!r} is no configuration of MoR: expected {', '.join(names)}")
         spelled = plain.get("granularity", "tensor")
-        return cls(**plain | {"granularity": _named(from_text(spelled))})
+        roles = plain.get("roles", {})
+        if not isinstance(roles, dict):
+            raise ValueError(f"roles={roles!r} are no configurations of MoR")
+        read = {role: cls.from_dict(each) for role, each in roles.items()}
+        return cls(**plain | {"granularity": _named(from_text(spelled)), "roles": read})
 
     @classmethod
     def from_text(cls, text: str) -> MoR:
@@ -206,6 +241,11 @@ class MoR:
             "threshold": self.threshold,
             "metric": self.metric,
         }
+
+
+@functools.lru_cache(maxsize=256)
+def _of(mor: MoR, role: str) -> MoR:
+    return dict(mor.roles).get(role) or replace(mor, roles=())
 
 
 @functools.lru_cache(maxsize=256)

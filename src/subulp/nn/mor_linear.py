@@ -6,6 +6,7 @@ the product contracts ("MoR", section 3), and decided on anew at every step.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -250,8 +251,7 @@ class MoRLinear(MixtureLayer, Linear):
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
-        recipe = self.mor.recipe.name
-        return f"{super().extra_repr()}, granularity={recipe}, partition={self.mor.partition}"
+        return f"{super().extra_repr()}, {_shown(self.mor)}"
 
 
 class MoRProduct(MixtureLayer):
@@ -274,7 +274,12 @@ class MoRProduct(MixtureLayer):
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
-        return f"granularity={self.mor.recipe.name}, partition={self.mor.partition}"
+        return _shown(self.mor)
+
+
+def _shown(mor: MoR) -> str:
+    shown = f"granularity={mor.recipe.name}, partition={mor.partition}"
+    return shown + "".join(f", {role}: {_shown(own)}" for role, own in dict(mor.roles).items())
 
 
 # ------------------------------------------------------------------------------------ the products
@@ -377,7 +382,7 @@ def backward_products(
     with without_autocast(grad_y):
         quantise = _Quantiser(mor, note)
         q: Operand | None = None
-        if needs_x or (saved is not None and mor.is_symmetric):
+        if needs_x or (saved is not None and mor.of("output gradient").is_symmetric):
             q = quantise.first(rows, "output gradient", both=saved is not None)
         if needs_x:
             assert q is not None
@@ -390,6 +395,9 @@ def backward_products(
             of_grad = quantise.transposed(rows, "output gradient", q)
             grad_weight = product(of_grad, saved, dtype)
     return grad_x, grad_weight
+
+
+_TRANSPOSED = " transposed"
 
 
 class _Quantiser:
@@ -406,11 +414,12 @@ class _Quantiser:
 
     def first(self, matrix: Tensor, role: str, *, both: bool) -> Operand:
         """A matrix, quantised along its last dimension; ``both`` if it will be transposed too."""
-        if not both or self.mor.is_symmetric:
+        mor = self.mor.of(role)
+        if not both or mor.is_symmetric:
             return self(matrix, role)
         given = matrix.detach()
         along_rows, along_columns = (
-            (Operand(mixture, summary), summary) for mixture, summary in self.mor.encode_both(given)
+            (Operand(mixture, summary), summary) for mixture, summary in mor.encode_both(given)
         )
         self._ahead = matrix, along_columns
         return self._noted(role, *along_rows)
@@ -420,10 +429,13 @@ class _Quantiser:
             self.note(role, summary)
         return operand
 
-    def _encode(self, matrix: Tensor, kept: KeptEncoding | None = None) -> tuple[Operand, Summary]:
+    @staticmethod
+    def _encode(
+        mor: MoR, matrix: Tensor, kept: KeptEncoding | None = None
+    ) -> tuple[Operand, Summary]:
         if matrix.dtype not in ACTIVATION_DTYPES:
             matrix = matrix.float()
-        mixture, summary = self.mor.encode(matrix.detach(), kept)
+        mixture, summary = mor.encode(matrix.detach(), kept)
         return Operand(mixture, summary), summary
 
     def transposed(
@@ -434,19 +446,19 @@ class _Quantiser:
         kept: KeptWeight | None = None,
     ) -> Operand:
         """A matrix, quantised along its first dimension; ``known`` is it along its last."""
-        if self.mor.is_symmetric:
+        if self.mor.of(role).is_symmetric:
             # No note: the decision is the one already noted.
             known = known or self._kept(matrix, role, kept)[0]
             return Operand(known.mixture, known.summary, transposed=True)
-        role = f"{role} transposed"
+        role = f"{role}{_TRANSPOSED}"
         if self._ahead is not None and self._ahead[0] is matrix:
             return self._noted(role, *self._ahead[1])
         return self(matrix.t(), role, kept)
 
     def _kept(self, matrix: Tensor, role: str, kept: KeptWeight | None) -> tuple[Operand, Summary]:
-        if kept is None:
-            return self._encode(matrix)
-        return kept.get(matrix, self.mor, self._encode, role)
+        mor = self.mor.of(role.removesuffix(_TRANSPOSED))
+        encode = functools.partial(self._encode, mor)
+        return encode(matrix) if kept is None else kept.get(matrix, mor, encode, role)
 
 
 _Saved = tuple[tuple[Any, ...], Summary | None, bool]
@@ -535,7 +547,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str, sav
     y = x.new_empty(*x.shape[:-1], weight.shape[0])
     if not save:
         return y, *_nothing(x)
-    config = MoR.from_text(mor)
+    config = MoR.from_text(mor).of("input")
     rows, columns = x.numel() // x.shape[-1], x.shape[-1]
     shape = (rows, columns) if config.is_symmetric else (columns, rows)
     return y, *config.stored_like(shape, x.device)
@@ -562,7 +574,7 @@ def mor_linear_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the input's rows and of the weight; empty where they are not needed."""
     config = MoR.from_text(mor)
-    saved = _restored(stored, config, x_dtype) if needs_weight else None
+    saved = _restored(stored, config.of("input"), x_dtype) if needs_weight else None
     # The weight as it is now: other bytes than the forward pass met are encoded anew.
     kept = _kept_of(ticket, weight.device, trains=True)
     grad_x, grad_weight = backward_products(

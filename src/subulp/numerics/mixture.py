@@ -20,6 +20,7 @@ from .metrics import RELATIVE_ERROR, Terms, block_sums, terms_of
 from .partition import Partition, block_of, blocks_of_group, from_blocks, sizes_of_blocks, to_blocks
 from .recipes import (
     ALWAYS_E4M3,
+    ALWAYS_E5M2,
     DEFAULT_THRESHOLD,
     RECIPES,
     TENSOR,
@@ -46,6 +47,7 @@ from .scaling import BlockScales, Scaling, block_amax, check_matrix, scales_of
 
 __all__ = [
     "ALWAYS_E4M3",
+    "ALWAYS_E5M2",
     "DEFAULT_THRESHOLD",
     "RECIPES",
     "TENSOR",

@@ -316,6 +316,8 @@ our copy lacks."""
 
 ALWAYS_E4M3 = Recipe("e4m3", (Entry(E4M3, always),), "tensor")
 """What the recipes are compared with: FP8 for all. Only a tensor that is not finite is in BF16."""
+ALWAYS_E5M2 = Recipe("e5m2", (Entry(E5M2, always),), "tensor")
+"""The same with more range and a bit less: for gradients beside E4M3 ("MoR", section 1)."""
 
 
 # ------------------------------------------------------------------------------- recipes as text

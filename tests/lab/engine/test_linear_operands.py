@@ -92,6 +92,16 @@ def test_an_encoder_in_fp32_keeps_its_layers():
         ),
         (
             LMConfig,
+            {"linear": ("bf16",), "mor_gradients": "e5m2"},
+            "mor_gradients=e5m2 has no effect on linear=bf16",
+        ),
+        (
+            LMConfig,
+            {"linear": ("e4m3",), "mor_gradients": "bf16"},
+            "mor_gradients='bf16' is unknown: use one of e4m3, e5m2",
+        ),
+        (
+            LMConfig,
             {"linear": ("mor-tensor",), "mor_threshold": 1.0},
             "mor_threshold=1.0 is out of range",
         ),

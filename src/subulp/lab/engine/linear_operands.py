@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from .config import COMPARED, NAMES, RunConfig, check_list, check_names, check_range
 
 Linear = Literal["bf16", "torchao-fp8", "e4m3", "mor-tensor", "mor-2way", "mor-3way"]
+GradientName = Literal["e4m3", "e5m2", "mor-tensor", "mor-2way", "mor-3way"]
 PartitionName = Literal["tensor", "channel", "subchannel-128", "subchannel-32", "block-128x128"]
 
 PLAIN: Linear = "bf16"
@@ -32,12 +33,14 @@ class Variant:
         linear: The operands' representation.
         partition: Values that share a scale; ``None`` for layers without mixtures.
         threshold: Error threshold of a tensor; ``None`` for its default.
+        gradients: Representation of the outputs' gradients; ``None`` for that of all operands.
     """
 
     precision: str
     linear: Linear = PLAIN
     partition: PartitionName | None = None
     threshold: float | None = None
+    gradients: GradientName | None = None
 
     @property
     def is_mixture(self) -> bool:
@@ -69,6 +72,10 @@ class LinearConfig(RunConfig):
     mor_threshold: Annotated[float | None, COMPARED] = None
     """Mean relative error at which mor-tensor falls back to BF16; 0.045 by default."""
 
+    mor_gradients: Annotated[GradientName | None, COMPARED] = None
+    """Representation of the outputs' gradients in runs of e4m3 and mor; by default that of the
+    other operands. e5m2: all in E5M2."""
+
     def check(self) -> None:
         """As of every configuration."""
         super().check()
@@ -89,6 +96,14 @@ class LinearConfig(RunConfig):
                 f"linear={','.join(self.linear)}: it applies to e4m3 and mor-...; "
                 "add one of them, or leave partition out"
             )
+        if self.mor_gradients is not None:
+            check_names("mor_gradients", (self.mor_gradients,), get_args(GradientName))
+            if not mixtures:
+                raise ValueError(
+                    f"mor_gradients={self.mor_gradients} has no effect on "
+                    f"linear={','.join(self.linear)}: it applies to e4m3 and mor-...; add one of "
+                    "them, or leave mor_gradients out"
+                )
         if self.mor_threshold is not None:
             check_range("mor_threshold", self.mor_threshold, 0, 1, top_included=False)
             if not self.mor_threshold or "mor-tensor" not in self.linear:
@@ -133,7 +148,10 @@ class LinearConfig(RunConfig):
             partitions = self.partition or (_PARTITION,)
             for partition in partitions:
                 last = [partition] if len(partitions) > 1 else []
-                yield name + last, Variant(precision, layers, partition, threshold)  # type: ignore[arg-type]
+                yield (
+                    name + last,
+                    Variant(precision, layers, partition, threshold, self.mor_gradients),  # type: ignore[arg-type]
+                )
 
     @property
     def variants(self) -> tuple[str, ...]:

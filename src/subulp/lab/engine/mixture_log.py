@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import nn
@@ -13,7 +13,7 @@ from ...nn import MoR, convert_to_mor
 from ...nn.mor_convert import Filter
 from ...nn.mor_linear import MixtureLayer
 from ...numerics import E4M3, E5M2
-from ...numerics.mixture import ALWAYS_E4M3, DEFAULT_THRESHOLD, Recipe, Summary
+from ...numerics.mixture import ALWAYS_E4M3, ALWAYS_E5M2, DEFAULT_THRESHOLD, Recipe, Summary
 from .linear_operands import Variant
 from .metrics import Metric
 
@@ -28,6 +28,7 @@ tensors count alike; the error is that of the elements in FP8."""
 
 _GRANULARITIES: dict[str, str | Recipe] = {
     "e4m3": ALWAYS_E4M3,
+    "e5m2": ALWAYS_E5M2,
     "mor-tensor": "tensor",
     "mor-2way": "subtensor-2way",
     "mor-3way": "subtensor-3way",
@@ -52,13 +53,21 @@ def convert(model: nn.Module, variant: Variant, filter: Filter | None = None) ->
     """
     if not variant.is_mixture:
         return None
-    mor = MoR(
-        _GRANULARITIES[variant.linear],
-        variant.partition or "block-128x128",
-        variant.threshold or DEFAULT_THRESHOLD,
-    )
+    mor = _represented(variant, variant.linear)
+    if variant.gradients is not None:
+        own = _represented(variant, variant.gradients)
+        mor = replace(mor, roles={"output gradient": own})
     convert_to_mor(model, mor, filter=filter, quiet=True)
     return MixtureLog(model)
+
+
+def _represented(variant: Variant, name: str) -> MoR:
+    threshold = variant.threshold if name == "mor-tensor" else None
+    return MoR(
+        _GRANULARITIES[name],
+        variant.partition or "block-128x128",
+        threshold or DEFAULT_THRESHOLD,
+    )
 
 
 class MixtureLog:

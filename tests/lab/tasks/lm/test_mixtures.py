@@ -75,6 +75,13 @@ def test_a_tensor_above_the_threshold_is_in_bf16(small):
     assert [summary.metrics[name] for name in SHARES] == [0, 0, 0, 0]
 
 
+def test_gradients_have_a_representation_of_their_own(small):
+    config = small(precision=("nearest",), linear=("e4m3",), mor_gradients="e5m2")
+    summary = run(config, load(config), "nearest", 0)
+    # Of input, weight and output gradient of each layer.
+    assert [summary.metrics[name] for name in SHARES[:3]] == pytest.approx([1, 2 / 3, 1 / 3])
+
+
 def test_evaluations_do_not_count(small):
     config = small(precision=("nearest",), linear=("mor-2way",))
     often = dataclasses.replace(config, eval_every=1)

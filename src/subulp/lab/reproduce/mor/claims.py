@@ -21,6 +21,7 @@ from .experiments import (
     BLOCK,
     CLOSE,
     DOWNSTREAM,
+    GRADIENTS,
     GROUPED,
     GROUPS,
     MIXES,
@@ -28,6 +29,7 @@ from .experiments import (
     PARTED,
     PARTITIONS,
     RANGES,
+    ROLES,
     SCALES,
     SECOND,
     TENSOR_CHOICES,
@@ -36,6 +38,7 @@ from .experiments import (
     THRESHOLDS,
     TWO,
     TWO_WAY_CHOICES,
+    by_role,
 )
 
 PAPER = "mor"
@@ -158,6 +161,42 @@ CLAIMS: Sequence[Claim] = (
         ),
         shows=("perplexity", "fp8 share", "fp8 error"),
         differs=_DATA,
+    ),
+    Claim(
+        PAPER,
+        "Section 1, roles",
+        "Earlier recipes have E4M3 in the forward pass and E5M2 in the backward pass: operands are "
+        "represented by their role.",
+        ROLES,
+        checks=(
+            *(
+                _par(by_role(linear, gradients))
+                for linear, gradients in zip((ALWAYS, MOR), GRADIENTS, strict=True)
+            ),
+            Check(
+                "gradients in E5M2 lose against E4M3 for all",
+                "perplexity",
+                by_role(ALWAYS, GRADIENTS[0]),
+                than=f"{BASE} {ALWAYS}",
+                how="ratio",
+                low=1.0,
+                role="aside",
+            ),
+            *(
+                _mostly(by_role(linear, gradients))
+                for linear, gradients in zip((ALWAYS, MOR), GRADIENTS, strict=True)
+            ),
+            Check(
+                "gradients are in E5M2",
+                "e5m2 share",
+                by_role(ALWAYS, GRADIENTS[0]),
+                low=0.2,
+                role="premise",
+            ),
+        ),
+        shows=("perplexity", "fp8 share", "e4m3 share", "e5m2 share", "fp8 error"),
+        curves=("training loss",),
+        differs=f"The paper says no more than that others do so: its numbers are ours. {_DATA}",
     ),
     Claim(
         PAPER,

@@ -180,6 +180,36 @@ SECOND = Experiment(
     _second,
 )
 
+GRADIENTS = ("e5m2", THREE)
+"""Of outputs, beside other operands that have one format, or a choice of two."""
+
+
+def by_role(linear: str, gradients: str) -> str:
+    """The case of such a recipe."""
+    return f"{linear} with gradients in {gradients}, {BASE}"
+
+
+def _roles(options: Options) -> tuple[Part, ...]:
+    """Recipes by role, and the same for all roles."""
+    parts = [Training("alike", _lm(options, linear=("bf16", ALWAYS, MOR)), curves=_CURVES[:2])]
+    for linear, gradients in zip((ALWAYS, MOR), GRADIENTS, strict=True):
+        config = _lm(options, linear=(linear,), mor_gradients=gradients)
+        case = by_role(linear, gradients).removesuffix(f" {BASE}")
+        parts.append(Training(f"{linear}-{gradients}", config, case, _CURVES))
+    return tuple(parts)
+
+
+ROLES = Experiment(
+    "mor-roles",
+    {
+        "smallest": "as small, with a GPT of width 16, 12 steps, one seed",
+        "small": "GPT of 0.9 million parameters on a megabyte of Shakespeare by characters, "
+        "BF16 weights and activations, scales by blocks of 128 x 128, 400 steps",
+        "paper": "a model as Llama's of 6.9 billion parameters on a text of yours, 20,000 steps",
+    },
+    _roles,
+)
+
 BERT = "BERT,"
 
 

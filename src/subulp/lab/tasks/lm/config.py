@@ -43,6 +43,7 @@ class LMConfig(LinearConfig):
     earlier: ClassVar[dict[str, Any]] = {
         "activations": "fp32",
         "model": "gpt",
+        "mor_gradients": None,
         "vocabulary": None,
     }
 

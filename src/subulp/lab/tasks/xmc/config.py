@@ -50,6 +50,7 @@ class XMCConfig(LinearConfig):
     decides: ClassVar[tuple[str, ...]] = ("preset", "encoder")
     earlier: ClassVar[dict[str, Any]] = {
         "generated_labels": None,
+        "mor_gradients": None,
         "output_layer": "normalized",
         "refine_epochs": 0,
         "refine_lr": 0.05,
