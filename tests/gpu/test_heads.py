@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from subulp import nn, optim
+from subulp.numerics.mixture import ALWAYS_E5M2
 from tests.ops.support import environment
 
 from .places import on_both, on_every_device, same_bits
@@ -118,10 +119,14 @@ def test_linear_layers(device, dtype):
 
 @on_every_device
 @pytest.mark.parametrize("partition", ["tensor", "block-128x128"])
-def test_mixtures(device, partition):
+@pytest.mark.parametrize("gradients", [None, ALWAYS_E5M2], ids=["alike", "by role"])
+def test_mixtures(device, gradients, partition):
+    roles = {} if gradients is None else {"output gradient": nn.MoR(gradients, partition)}
+
     def compute(place):
         torch.manual_seed(0)
-        layer = nn.MoRLinear(64, 32, mor=nn.MoR("tensor", partition)).to(BF16).to(place)
+        mor = nn.MoR("tensor", partition, roles=roles)
+        layer = nn.MoRLinear(64, 32, mor=mor).to(BF16).to(place)
         x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1)).to(BF16).to(place)
         x.requires_grad_()
         layer(x).float().square().sum().backward()
