@@ -227,7 +227,8 @@ def _downstream(options: Options) -> tuple[Part, ...]:
         own = {"width": 768, "layers": 12, "heads": 12, "context": 512, "vocabulary": 30_522}
         own |= {"steps": 28_125}
     own |= {"model": "bert", "level": "bpe", "tie_head": True}
-    config = _lm(options, linear=("bf16", MOR), partition=("tensor", BLOCK), **own)
+    # The coarsest partition, which has most to lose.
+    config = _lm(options, linear=("bf16", MOR), partition=("tensor",), **own)
     return (fine_tuning.FineTuning(Training("bert", config, BERT, ("training loss",)), recipe),)
 
 
