@@ -431,8 +431,8 @@ CLAIMS: Sequence[Claim] = (
         shows=(fine_tuning.AVERAGE, *sentence_tasks.TASKS, "perplexity", "fp8 share"),
         curves=("training loss",),
         differs="Our copy of the paper has no results of tasks: what is checked is our choice. A "
-        "small BERT, pre-trained on Shakespeare with one scale a tensor, and sentence tasks made of "
-        "it, which are learned in FP32 with plain layers.",
+        "small BERT, pre-trained on Shakespeare with one scale a tensor, and sentence tasks made "
+        "of it, which are learned in FP32 with plain layers.",
     ),
     Claim(
         PAPER,
