@@ -128,8 +128,9 @@ class FineTuning:
             model = build(trained.built.shape).to(trained.device)
             if trained.built.activations == "bf16":
                 use_bf16(model)
-        # Plain layers, however it was pre-trained: only what was learned differs.
-        convert_from_mor(model)
+        elif trained.built.variant.is_mixture:
+            # Plain layers, however it was pre-trained: only what was learned differs.
+            convert_from_mor(model)
         assert isinstance(model, BERT)
         parts = _parts(config.data)
         case = f"{self.training.case} {fit.case}".strip()
