@@ -1,7 +1,8 @@
 // One step of a chunk of a classifier's rows, products of BF16 operands: src/subulp/ops/head/tiles.py defines it. A
 // thread takes a tile of rows and goes through it block by block: logits, their gradient, the inputs' gradient and the
 // rows' own, which updates them at once. So a row is read once. The tiles' parts of the inputs' gradient are added in
-// their order; a part whose turn has not come waits in memory while its thread goes on with another tile. Included by product.cpp, once per instruction set.
+// their order; a part whose turn has not come waits in memory while its thread goes on with another tile. Included by
+// product.cpp, once per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -78,7 +79,7 @@ class Turns {
   bool is(int64_t tile) const {
     int64_t added;
 #if defined(_OPENMP)
-#pragma omp atomic read acquire
+#pragma omp atomic read seq_cst
 #endif
     added = added_;
     return added == tile;
@@ -88,7 +89,7 @@ class Turns {
   }
   void pass(int64_t tile) {
 #if defined(_OPENMP)
-#pragma omp atomic write release
+#pragma omp atomic write seq_cst
 #endif
     added_ = tile + 1;
   }

@@ -204,7 +204,8 @@ inline void pack_columns(const Pairs<Format>& pairs, const Source& from, int64_t
   }
   for (int64_t step = (depth + 1) / 2; step < steps; ++step) store_u32(to + step * width, u32(0));
 }
-// A panel: `count` columns of B from `first` on, at most WIDTH of them; missing ones of a vector or tile are any numbers.
+// A panel: `count` columns of B from `first` on, at most WIDTH of them; missing ones of a vector or tile are any
+// numbers.
 template <class Format>
 inline void pack_b(const Source& from, int64_t first, int64_t count, int64_t k, int64_t depth, uint32_t* to) {
   const Pairs<Format> pairs(from.scale);

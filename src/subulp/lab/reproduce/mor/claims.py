@@ -19,9 +19,9 @@ from .experiments import (
     BASE,
     BERT,
     BLOCK,
+    BY_ROLE,
     CLOSE,
     DOWNSTREAM,
-    GRADIENTS,
     GROUPED,
     GROUPS,
     MIXES,
@@ -169,27 +169,21 @@ CLAIMS: Sequence[Claim] = (
         "represented by their role.",
         ROLES,
         checks=(
-            *(
-                _par(by_role(linear, gradients))
-                for linear, gradients in zip((ALWAYS, MOR), GRADIENTS, strict=True)
-            ),
+            *(_par(by_role(*each)) for each in BY_ROLE),
             Check(
                 "gradients in E5M2 lose against E4M3 for all",
                 "perplexity",
-                by_role(ALWAYS, GRADIENTS[0]),
+                by_role(*BY_ROLE[0]),
                 than=f"{BASE} {ALWAYS}",
                 how="ratio",
                 low=1.0,
                 role="aside",
             ),
-            *(
-                _mostly(by_role(linear, gradients))
-                for linear, gradients in zip((ALWAYS, MOR), GRADIENTS, strict=True)
-            ),
+            *(_mostly(by_role(*each)) for each in BY_ROLE),
             Check(
                 "gradients are in E5M2",
                 "e5m2 share",
-                by_role(ALWAYS, GRADIENTS[0]),
+                by_role(*BY_ROLE[0]),
                 low=0.2,
                 role="premise",
             ),

@@ -180,8 +180,8 @@ SECOND = Experiment(
     _second,
 )
 
-GRADIENTS = ("e5m2", THREE)
-"""Of outputs, beside other operands that have one format, or a choice of two."""
+BY_ROLE = ((ALWAYS, "e5m2"), (MOR, THREE))
+"""How operands are represented, and how outputs' gradients are instead."""
 
 
 def by_role(linear: str, gradients: str) -> str:
@@ -192,7 +192,7 @@ def by_role(linear: str, gradients: str) -> str:
 def _roles(options: Options) -> tuple[Part, ...]:
     """Recipes by role, and the same for all roles."""
     parts = [Training("alike", _lm(options, linear=("bf16", ALWAYS, MOR)), curves=_CURVES[:2])]
-    for linear, gradients in zip((ALWAYS, MOR), GRADIENTS, strict=True):
+    for linear, gradients in BY_ROLE:
         config = _lm(options, linear=(linear,), mor_gradients=gradients)
         case = by_role(linear, gradients).removesuffix(f" {BASE}")
         parts.append(Training(f"{linear}-{gradients}", config, case, _CURVES))
