@@ -45,6 +45,7 @@ class Adam(Optimizer):
     _states = (("exp_avg", "fast"), ("exp_avg_sq", "slow"))
     _op = "adam"
     _make_job = staticmethod(op.make_job)
+    _roles = ("exp_avg", "exp_avg_sq", "exp_avg_sq_low")
 
     def __init__(
         self,
@@ -107,19 +108,19 @@ class Adam(Optimizer):
                 )
 
     def _arguments(self, bucket: Bucket) -> dict[str, Any]:
-        group, (common, role) = bucket.group, self._common_arguments(bucket)
-        beta1, beta2 = group["betas"]
+        common, role = self._common_arguments(bucket)
         return common | {
             "exp_avgs": role("exp_avg"),
             "exp_avg_sqs": role("exp_avg_sq"),
             "exp_avg_sq_lows": role("exp_avg_sq_low"),
-            "beta1": float(beta1),
-            "beta2": float(beta2),
-            "eps": float(group["eps"]),
-            "weight_decay": float(group["weight_decay"]),
             "decoupled": self._decoupled,
             "folded": bucket.folded,
         }
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        beta1, beta2 = map(float, group["betas"])
+        eps, decay = float(group["eps"]), float(group["weight_decay"])
+        return {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": decay}
 
     @torch.no_grad()
     def fold(self, bucket: Bucket, number: int) -> None:

@@ -14,15 +14,19 @@ from torch import Tensor
 from ..ops import capture
 from ..ops.all_finite import are_finite
 from ..ops.graph_breaks import between_graphs
-from ..ops.step import storage
+from ..ops.step import repeat, storage
 from ..ops.step.counters import Counters
 from ..ops.step.job import StepJob
+from ..ops.step.repeat import Repeated
 from ..ops.step.scales import largest
 from . import capturable, loss_scaling, parameters, shards
 from .components import beside, in_layout_of, storage_view
 from .parameters import Bucket, Buckets
-from .pending import Pending
+from .pending import Pending, Prepared
 from .saved import SavedGroups
+
+_OPTIONS = "arithmetic", "maximize", "seed"
+"""Options of a group that every fused op takes as they are."""
 
 _SLICE = 1 << 18
 """Elements of a tensor that plain PyTorch works on at a time: its temporaries stay in a cache."""
@@ -154,7 +158,7 @@ class Optimizer(SavedGroups):
                     self.step_bucket(part)
         self.end_step()
 
-    def _prepare(self, buckets: Iterable[Bucket]) -> list[Pending]:
+    def _prepare(self, buckets: Iterable[Bucket]) -> list[Prepared]:
         """The steps of buckets, all of them checked, none of them taken."""
         self._created.clear()
         try:
@@ -169,7 +173,11 @@ class Optimizer(SavedGroups):
                 del self.state[p][name]
             raise
 
-    def _pending(self, bucket: Bucket) -> Pending:
+    def _pending(self, bucket: Bucket) -> Prepared:
+        # Observers read the whole of a job.
+        repeatable = not (self.observers or bucket.sharded or bucket.folded)
+        if repeatable and (found := self._repeated(bucket)) is not None:
+            return found
         arguments = self._arguments(bucket)
         counters = None
         if bucket.group["capturable"]:
@@ -178,22 +186,59 @@ class Optimizer(SavedGroups):
         else:
             counters = Counters(arguments["steps"], bucket.params[0].device)
             arguments["steps"] = counters.after
-        return Pending(self._op, bucket, self._make_job(**arguments), counters)
+        job = self._make_job(**arguments)
+        # Unless a tensor is laid out otherwise than it is stored.
+        if repeatable and job.params is bucket.params:
+            fast, slow, slow_low = self._roles
+            names = fast, slow, bucket.strategy.extra_name, slow_low
+            columns = _columns([self.state[p] for p in bucket.params])
+            repeat.remember(self._key(bucket), self._op, job, columns, names, self._given(bucket))
+        return Pending(self._op, bucket, job, counters)
+
+    def _repeated(self, bucket: Bucket) -> Repeated | None:
+        """The step of a bucket, if one like it has been prepared before."""
+        states = [self.state[p] for p in bucket.params]
+        try:
+            columns = {name: [state[name] for state in states] for name in states[0]}
+        except KeyError:
+            return None
+        lr = float(bucket.group["lr"])
+        return repeat.repeated(
+            self._key(bucket),
+            self._op,
+            bucket.params,
+            bucket.grads,
+            columns,
+            self._given(bucket),
+            lr,
+        )
+
+    def _key(self, bucket: Bucket) -> tuple[Any, ...]:
+        return type(self), id(bucket.params[0]), len(bucket.params)
+
+    def _given(self, bucket: Bucket) -> object:
+        """What a job depends on beside tensors and the learning rate."""
+        group = bucket.group
+        options = [group[name] for name in _OPTIONS]
+        return options, group["capturable"], self._numbers(group), bucket.strategy, bucket.streams
 
     def begin_step(self) -> None:
         """Tell the observers that a step begins."""
         for observer in self.observers:
             observer.begin_step()
 
-    def step_bucket(self, bucket: Bucket, pending: Pending | None = None) -> None:
+    def step_bucket(self, bucket: Bucket, pending: Prepared | None = None) -> None:
         """Update the parameters of a bucket; whether its gradients are finite is not checked.
 
         Args:
             bucket: The parameters and their gradients.
             pending: Their step, if it has been prepared (default: ``None``).
         """
-        pending = pending or self._prepare([bucket])[0]
+        if pending is None or (self.observers and isinstance(pending, Repeated)):
+            # Also if somebody has begun to observe since it was prepared.
+            (pending,) = self._prepare([bucket])
         for observer in self.observers:
+            assert isinstance(pending, Pending), "what is observed has a job"
             observer.begin_update(pending)
         self.update(bucket, pending)
         for observer in self.observers:
@@ -212,7 +257,7 @@ class Optimizer(SavedGroups):
         for group in self.param_groups:
             group["skipped_steps"] += 1
 
-    def update(self, bucket: Bucket, pending: Pending | None = None) -> None:
+    def update(self, bucket: Bucket, pending: Prepared | None = None) -> None:
         """The arithmetic of :meth:`step_bucket`; no observer is told."""
         (pending or self._prepare([bucket])[0]).take()
 
@@ -247,8 +292,14 @@ class Optimizer(SavedGroups):
     #: Name of the fused op, and its job, which takes ``_arguments``.
     _op: ClassVar[str]
     _make_job: Callable[..., StepJob]
+    #: Names of the states that the job calls ``fast``, ``slow`` and ``slow_lows``.
+    _roles: ClassVar[tuple[str | None, str, str]]
 
     def _arguments(self, bucket: Bucket) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        """The arguments of a fused op that are a group's options, but for those of all ops."""
         raise NotImplementedError
 
     def _common_arguments(self, bucket: Bucket) -> tuple[dict[str, Any], Role]:
@@ -285,12 +336,11 @@ class Optimizer(SavedGroups):
             "steps": steps,
             "lr": group["lr"],
             "precision": strategy.name,
-            "arithmetic": group["arithmetic"],
-            "maximize": group["maximize"],
-            "seed": group["seed"],
             "streams": bucket.streams,
             "offsets": [0] * len(params),
         }
+        common |= self._numbers(group)
+        common |= {name: group[name] for name in _OPTIONS}
         if bucket.sharded:
             common |= self._shard_arguments(bucket, grads)
         return common, role

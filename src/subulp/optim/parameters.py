@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import format_of
+from ..ops.kinds import Remembered
 from ..ops.pointers import check_plain, is_plain_type
 from ..ops.step.job import is_strict
 from ..ops.strategy import Strategy
@@ -26,6 +27,8 @@ _KIND: tuple[Callable[[Tensor], Hashable], ...] = (
     type,
     *map(attrgetter, ("dtype", "device", "layout")),
 )
+
+_alike: Remembered[bool] = Remembered()
 
 _NBYTES = attrgetter("nbytes")
 
@@ -217,10 +220,12 @@ class Buckets:
         indices = list(compress(range(len(params)), [grad is not None for grad in grads]))
         if len(indices) < len(params):
             params, grads = [params[i] for i in indices], [grads[i] for i in indices]
+        if not params:
+            return
         streams = streams_of(group, first)
         places = (Place(number, i, streams[i]) for i in indices)
         # What was checked for the first holds for all of its kind.
-        if not all(len(set(map(of, ts))) == 1 for ts in (params, grads) for of in _KIND):
+        if not _are_alike(params, grads):
             for place, p, grad in zip(places, params, grads, strict=True):
                 self.add(group, place, p, grad)
             return
@@ -249,6 +254,16 @@ class Buckets:
 
     def __len__(self) -> int:
         return len(self._buckets)
+
+
+def _are_alike(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+    """Whether what is checked for the first parameter and its gradient holds for all."""
+    key, tensors = (id(params[0]), len(params)), [*params, *grads]
+    alike = _alike.get(key, tensors)
+    if alike is None:
+        alike = all(len(set(map(of, ts))) == 1 for ts in (params, grads) for of in _KIND)
+        _alike.put(key, tensors, alike)
+    return alike
 
 
 def buckets_of(groups: list[dict[str, Any]]) -> Buckets:

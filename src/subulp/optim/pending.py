@@ -9,6 +9,7 @@ import torch
 from ..ops import backend
 from ..ops.step.counters import Counters
 from ..ops.step.job import StepJob
+from ..ops.step.repeat import Repeated
 from .parameters import Bucket
 
 
@@ -49,3 +50,7 @@ class Pending:
                 self.counters.count()
         # A backward pass that still needs an old value must notice.
         torch.autograd.graph.increment_version(self.bucket.params)
+
+
+Prepared = Pending | Repeated
+"""A step that has been checked, prepared anew or like one before."""

@@ -55,6 +55,7 @@ class SGD(Optimizer):
     _states = (("momentum_buffer", "slow"),)
     _op = "sgd"
     _make_job = staticmethod(op.make_job)
+    _roles = (None, "momentum_buffer", "momentum_buffer_low")
 
     def __init__(
         self,
@@ -117,11 +118,11 @@ class SGD(Optimizer):
             "momentum_buffers": role("momentum_buffer") if used else [],
             "momentum_lows": role("momentum_buffer_low") if used else [],
             "fresh": fresh,
-            "momentum": float(group["momentum"]),
-            "dampening": float(group["dampening"]),
-            "weight_decay": float(group["weight_decay"]),
-            "nesterov": group["nesterov"],
         }
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        names = "momentum", "dampening", "weight_decay"
+        return {name: float(group[name]) for name in names} | {"nesterov": group["nesterov"]}
 
     def _reference_update(
         self, job: StepJob, i: int, theta: Tensor, moments: list[Tensor]

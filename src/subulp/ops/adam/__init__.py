@@ -63,12 +63,13 @@ def make_job(
         },
     )
     factor = weight_decay if decoupled else 0.0
+    numbers = partial(_numbers, beta1, beta2, factor)
     scalars, counts = counted(
         steps,
         streams,
         offsets,
         lr,
-        partial(_numbers, beta1, beta2, factor),
+        numbers,
         held,
         betas=(beta1, beta2),
         weight_decay=factor,
@@ -103,6 +104,7 @@ def make_job(
         },
         scaling=scaling_of(strategy, params, exp_avg_sqs, amaxes, 2, gradient_amaxes),
         counts=counts,
+        numbers=numbers,
         sizes=sizes,
     )
 

@@ -79,6 +79,7 @@ def make_job(
         },
         scaling=scaling_of(strategy, params, momentum_buffers, amaxes, 1, gradient_amaxes),
         counts=counts,
+        numbers=_numbers,
         sizes=sizes,
     )
 

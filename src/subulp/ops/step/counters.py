@@ -43,7 +43,8 @@ class Counters:
     def __init__(self, steps: Sequence[Tensor], device: torch.device) -> None:
         self._steps = steps
         self._addresses: array[int] | None = None
-        if backend.choose(device).backend == "cpu" and _are_plain(steps):
+        many = len(steps) >= FEWEST
+        if many and backend.choose(device).backend == "cpu" and are_counters(steps):
             self._addresses = array("Q", pointers.held_ptrs(_NAME, steps, [_SIZE] * len(steps)))
             self.after = torch.empty(len(steps), dtype=torch.float32, device="cpu")
             native.library().subulp_gather(*self._where(), self.after.data_ptr())
@@ -72,10 +73,8 @@ class Counters:
         return len(self._addresses), self._addresses.buffer_info()[0]
 
 
-def _are_plain(steps: Sequence[Tensor]) -> bool:
-    """Whether all are FP32 tensors () with memory on the CPU, and many of them."""
-    if len(steps) < FEWEST:
-        return False
+def are_counters(steps: Sequence[Tensor]) -> bool:
+    """Whether all are what C++ counts: FP32 tensors () with memory of their own on the CPU."""
     key = id(steps[0])
     if (found := _plain.get(key, steps)) is not None:
         return found

@@ -12,6 +12,8 @@ from .. import facts, native
 from ..strategy import CODES
 from .job import StepJob
 
+_FAMILIES = {code: family for family, code in CODES.items()}
+
 
 def addresses(job: StepJob) -> array[int]:
     """Sizes of a job's tensors, then the addresses of each role.
@@ -45,13 +47,22 @@ def run(entry: str, job: StepJob) -> None:
     step.param, step.grad, step.fast, step.slow, step.extra, step.slow_low = (
         row if role else None for role, row in zip(roles, rows, strict=True)
     )
-    lib = native.library()
-    if getattr(lib, entry)(ctypes.byref(step)) != 0:
-        raise RuntimeError(
-            f"{entry} has no kernel for precision={job.strategy.name!r} with {job.params[0].dtype} "
-            f"parameters and {job.grads[0].dtype} gradients"
-        )
+    call(entry, step)
     job.keep_amaxes()
+
+
+def call(entry: str, step: native.Step) -> None:
+    """Call the kernel ``entry``.
+
+    Raises:
+        RuntimeError: The library is missing or has no such kernel.
+    """
+    if getattr(native.library(), entry)(ctypes.byref(step)) != 0:
+        dtypes = {code: dtype for dtype, code in facts.DTYPES.items()}
+        raise RuntimeError(
+            f"{entry} has no kernel for the strategy {_FAMILIES[step.strategy]!r} with "
+            f"{dtypes[step.param_dtype]} parameters and {dtypes[step.grad_dtype]} gradients"
+        )
 
 
 def arguments(job: StepJob) -> native.Step:

@@ -60,6 +60,9 @@ _TYPES = [SCALARS[name] for name in SCALARS.names or ()]
 _ROW = struct.Struct("=" + "".join(_CODES[type_.itemsize, type_.kind] for type_ in _TYPES))
 assert _ROW.size == SCALARS.itemsize
 
+OWN: int = dict(SCALARS.fields or {})["stream"][1]
+"""The byte of a record from which on it is the tensor's own, the same in each step."""
+
 NEWS = tuple(
     name
     for name in SCALARS.names or ()
@@ -116,6 +119,8 @@ class StepJob:
     """What scales stored states by powers of two (FP8), ``None`` if they are not scaled."""
     counts: Counts | None = None
     """What the step counts on the device, ``None`` if the host has counted."""
+    numbers: Callable[[float], Numbers] | None = None
+    """From a learning rate to the scalars of each step."""
     sizes: Sizes | None = None
     """Known, with all but the addresses, of tensors whose like have passed before: filled as they
     are asked for. ``None`` if everything about the tensors has to be read."""
@@ -234,7 +239,7 @@ def _scalars(
 ) -> np.ndarray:
     # Made of bytes, and column by column: in the middle of a backward pass, where nothing is in the
     # caches, an array of NumPy's records takes a twentieth of the step.
-    rows = {t: _row(t, numbers(t)) for t in set(counters)}
+    rows = {t: row(t, numbers(t)) for t in set(counters)}
     scalars = np.frombuffer(bytearray().join([rows[t] for t in counters]), dtype=SCALARS)
     scalars["stream"], scalars["offset"] = streams, offsets
     if runs:
@@ -247,7 +252,7 @@ def _scalars(
     return scalars
 
 
-def _row(t: int, numbers: tuple[float, float, float]) -> bytes:
+def row(t: int, numbers: tuple[float, float, float]) -> bytes:
     """A record of ``SCALARS``, but for the address of the random bits."""
     # In SCALARS' order.
     rest = 1.0, 1.0, 1.0, 1.0, 0.0, t, t == 1, *dither(t), 0, 0, 0, 1, 1, 0, 0, 0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .... import optim
 from ....numerics import E5M2, extra_bits, round_to
 from ....optim.parameters import Bucket, Params
-from ....optim.pending import Pending
+from ....optim.pending import Prepared
 
 _NAME = re.compile(r"e5m2(?:\+(\d+))?")
 
@@ -63,7 +63,7 @@ class SimulatedSGD(optim.SGD):
             simulated["extra_bits"] = self._bits / 8
         return {**simulated, "total": sum(simulated.values())}
 
-    def _pending(self, bucket: Bucket) -> Pending:
+    def _pending(self, bucket: Bucket) -> Prepared:
         # What the model computes with is cut to E5M2, and is no FP16 rounding of the master weight:
         # a step would take it for a weight that somebody has written.
         for p in bucket.params:
@@ -75,7 +75,7 @@ class SimulatedSGD(optim.SGD):
         state = self.state.get(p)
         return state["master"] if state else super()._wide_value(group, p)
 
-    def update(self, bucket: Bucket, pending: Pending | None = None) -> None:
+    def update(self, bucket: Bucket, pending: Prepared | None = None) -> None:
         """As for any optimizer; then the master weights lose what is not stored."""
         super().update(bucket, pending)
         self._cut(bucket.params)
