@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from subulp import optim
 from subulp.ops.kinds import Remembered
-from subulp.ops.step import job
+from subulp.ops.step import job, repeat
 
 from .support import BF16, E4M3, FP16, FP32, gradient, same_bits
 
 PRECISIONS = [("collage-plus", BF16), ("master", FP16), ("extra-bits-5", BF16), ("fp32", FP32)]
 Edit = Callable[[optim.AdamW, Tensor], Any]
+STEPS = (2, 4)
+"""After so many steps kinds are known, and the step itself."""
 
 
 def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
@@ -118,15 +120,15 @@ EDITS = (
 
 
 def trained(
-    precision: str, dtype: torch.dtype, edit: Edit | None, *, together: bool
+    precision: str, dtype: torch.dtype, edit: Edit | None, before: int, *, together: bool
 ) -> list[Tensor]:
-    """All tensors after two steps, an edit of the second parameter, and two steps more."""
+    """All tensors after some steps, an edit of the second parameter, and two steps more."""
     params = parameters(dtype)
     groups = [{"params": params}] if together else [{"params": [p]} for p in params]
     optimizer = optim.AdamW(groups, lr=0.1, precision=precision, seed=1)
-    for t in (1, 2, 3, 4):
+    for t in range(1, before + 3):
         give_gradients(params, t)
-        if t == 3 and edit is not None:
+        if t == before + 1 and edit is not None:
             edit(optimizer, params[1])
         optimizer.step()
     states = [optimizer.state[p] for p in params]
@@ -134,15 +136,18 @@ def trained(
     return [p.detach().flatten() for p in params] + stored
 
 
+@pytest.mark.parametrize("before", STEPS)
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
 @pytest.mark.parametrize(("precision", "dtype"), PRECISIONS)
-def test_an_edit_counts_as_it_would_alone(precision: str, dtype: torch.dtype, edit: Edit) -> None:
-    apart = trained(precision, dtype, edit, together=False)
-    together = trained(precision, dtype, edit, together=True)
+def test_an_edit_counts_as_it_would_alone(
+    precision: str, dtype: torch.dtype, edit: Edit, before: int
+) -> None:
+    apart = trained(precision, dtype, edit, before, together=False)
+    together = trained(precision, dtype, edit, before, together=True)
     assert all(same_bits(a, b) for a, b in zip(apart, together, strict=True))
     # Layouts and equal loads aside, an edit changes what comes out.
     if "layout" not in edit.__name__:
-        unedited = trained(precision, dtype, None, together=True)
+        unedited = trained(precision, dtype, None, before, together=True)
         assert not all(same_bits(a, b) for a, b in zip(together, unedited, strict=True))
 
 
@@ -188,6 +193,10 @@ def largest_gradient_freed(optimizer: optim.AdamW, p: Tensor) -> None:
     optimizer.state[p]["gradient_amax"].untyped_storage().resize_(0)
 
 
+def counter_freed(optimizer: optim.AdamW, p: Tensor) -> None:
+    optimizer.state[p]["step"].untyped_storage().resize_(0)
+
+
 def parameter_shortened(optimizer: optim.AdamW, p: Tensor) -> None:
     p.untyped_storage().resize_(p.untyped_storage().nbytes() // 2)
 
@@ -226,6 +235,7 @@ REFUSED = {
     parameter_freed: (ValueError, "params has a tensor of shape .* without memory"),
     state_freed: (ValueError, "the slow states has a tensor of shape .* without memory"),
     largest_gradient_freed: (ValueError, r"amaxes has a tensor of shape \(\) .* without memory"),
+    counter_freed: (ValueError, r"the step counters has a tensor of shape \(\) .* without memory"),
     parameter_shortened: (ValueError, "params of shape .* reaches beyond its storage"),
     gradient_sparse: (ValueError, "gradient of parameter 2 of group [01] has layout"),
     gradient_negated: (ValueError, "grads has a tensor that is a negated view"),
@@ -238,14 +248,16 @@ REFUSED = {
 
 @pytest.mark.parametrize("damage", REFUSED, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_one_damaged_tensor_is_found_among_many(groups: int, damage: Edit) -> None:
+@pytest.mark.parametrize("steps", STEPS)
+def test_one_damaged_tensor_is_found_among_many(steps: int, groups: int, damage: Edit) -> None:
     """Nothing is updated, not in the groups before it either."""
     params = parameters(E4M3 if damage is largest_gradient_freed else BF16)
     parts = [params] if groups == 1 else [params[3:], params[:3]]
     optimizer = optim.AdamW([{"params": part} for part in parts], lr=0.1, seed=1)
-    give_gradients(params, 1)
-    optimizer.step()
-    give_gradients(params, 2)
+    for t in range(1, steps + 1):
+        give_gradients(params, t)
+        optimizer.step()
+    give_gradients(params, steps + 1)
     damage(optimizer, params[2])
     others = [p for i, p in enumerate(params) if i != 2]
     before = copy.deepcopy([(p.detach(), optimizer.state[p]) for p in others])
@@ -280,6 +292,7 @@ def test_kinds_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "_check_tensors", spy)
     # A parameter of a test before, now freed, may have had this one's identity and its kinds.
     monkeypatch.setattr(job, "_checked", Remembered())
+    monkeypatch.setattr(repeat, "_known", Remembered())
     params = parameters(BF16)
     optimizer = optim.AdamW(params, lr=0.1, seed=1)
     roles = ["params", "grads", "exp_avgs", "exp_avg_sqs", "extras", "exp_avg_sq_lows"]

@@ -89,8 +89,10 @@ class Remembered(Generic[Found]):
         """Remember what was found of tensors, unless they are few."""
         if len(tensors) < FEWEST:
             return
-        self._found.pop(key, None)
-        self._found[key] = Kinds(tensors), found
+        kinds, _ = self._found.pop(key, (None, None))
+        if kinds is None or not kinds.are_those_of(tensors):
+            kinds = Kinds(tensors)
+        self._found[key] = kinds, found
         while len(self._found) > 1 and sum(k.count for k, _ in list(self._found.values())) > MOST:
             with suppress(KeyError):
                 self._found.popitem(last=False)

@@ -174,13 +174,14 @@ class Optimizer(SavedGroups):
             raise
 
     def _pending(self, bucket: Bucket) -> Prepared:
+        capturable, parted = bucket.group["capturable"], bucket.sharded or bucket.folded
         # Observers read the whole of a job.
-        repeatable = not (self.observers or bucket.sharded or bucket.folded)
+        repeatable = not (self.observers or capturable or parted)
         if repeatable and (found := self._repeated(bucket)) is not None:
             return found
         arguments = self._arguments(bucket)
         counters = None
-        if bucket.group["capturable"]:
+        if capturable:
             # On the device, by the step itself.
             arguments["held"] = self._graphs
         else:
@@ -220,7 +221,7 @@ class Optimizer(SavedGroups):
         """What a job depends on beside tensors and the learning rate."""
         group = bucket.group
         options = [group[name] for name in _OPTIONS]
-        return options, group["capturable"], self._numbers(group), bucket.strategy, bucket.streams
+        return options, self._numbers(group), bucket.strategy, bucket.streams
 
     def begin_step(self) -> None:
         """Tell the observers that a step begins."""
