@@ -101,18 +101,19 @@ inline float half_of(uint32_t pair, int place) {
 template <int down, int across>
 inline void multiply(int64_t steps, const uint32_t* a, const uint32_t* b, int64_t width, float* c, int64_t stride,
                      bool add, const uint32_t*) {
-  for (int64_t i = 0; i < down * TILE; ++i)
-    for (int64_t j = 0; j < across * TILE; ++j) {
-      float sum = add ? c[i * stride + j] : 0.0f;
-      for (int64_t step = 0; step < steps; step += TILE) {
-        float of[2] = {0.0f, 0.0f};
-        for (int64_t s = step; s < step + TILE; ++s)
-          for (int place = 0; place < 2; ++place)
-            of[place] = std::fma(half_of(a[i * ROW + s], place), half_of(b[s * width + j], place), of[place]);
-        sum += of[0] + of[1];
-      }
-      c[i * stride + j] = sum;
+  constexpr int64_t columns = across * TILE;
+  for (int64_t i = 0; i < down * TILE; ++i) {
+    float* const sums = c + i * stride;
+    if (!add) std::fill(sums, sums + columns, 0.0f);
+    for (int64_t step = 0; step < steps; step += TILE) {
+      float of[2][columns] = {};
+      for (int64_t s = step; s < step + TILE; ++s)
+        for (int place = 0; place < 2; ++place)
+          for (int64_t j = 0; j < columns; ++j)
+            of[place][j] = std::fma(half_of(a[i * ROW + s], place), half_of(b[s * width + j], place), of[place][j]);
+      for (int64_t j = 0; j < columns; ++j) sums[j] += of[0][j] + of[1][j];
     }
+  }
 }
 #endif
 
