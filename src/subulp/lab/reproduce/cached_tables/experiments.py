@@ -285,3 +285,37 @@ DRIFTING = Experiment(
     _drifting,
     lambda found: tuple(_drops(found, _FP32)),
 )
+
+
+def _late(options: Options) -> tuple[Part, ...]:
+    """Tables 2 and 3 on a public data set, the caches rounded stochastically."""
+    options.check_data("criteo:FILE or csv:FILE")
+    shape: dict[str, object] = {"data": options.data or "flights", "batch_size": 128}
+    if options.size == "smallest":
+        shape |= {"steps": 12, "dim": 4, "batch_size": 32}
+    shape |= {"evaluations": 1, "seeds": _seeds(options)}
+
+    def trained(**own: object) -> CTRConfig:
+        return CTRConfig(**{**shape, "policy": ("lfu",), "ways": (32,), **own})  # type: ignore[arg-type]
+
+    plain = trained(precision=("fp32", *INTEGERS), cache_fraction=(0.0,), rounding=ROUNDINGS)
+    byte = trained(precision=("int8",), cache_fraction=(0.05,), rounding=("stochastic",))
+    narrow = trained(precision=NARROWEST, cache_fraction=(0.05, 0.3), rounding=("stochastic",))
+    return (
+        Training("no-cache", plain, PLAIN),
+        Training("32-way-int8", byte, WIDE_SETS),
+        Training("32-way", narrow, WIDE_SETS),
+    )
+
+
+LATE = Experiment(
+    "cached-flights",
+    {
+        "smallest": "as small, with rows of 4 numbers, 12 steps, one seed",
+        "small": "DLRM with the 36 tables of subulp train ctr on flights, one epoch in batches of "
+        "128",
+        "paper": "DLRM with the same rows on data of yours, one epoch in batches of 128",
+    },
+    _late,
+    _gains,
+)
