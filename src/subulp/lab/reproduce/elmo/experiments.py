@@ -132,27 +132,27 @@ QUALITY = Experiment(
 )
 
 
-MANY = "131,072 labels"
+LARGER = "131,072 labels"
 """What the cases of the larger set are called."""
 
 
-def _many(options: Options) -> tuple[Part, ...]:
+def _larger(options: Options) -> tuple[Part, ...]:
     """Table 2 on a set of more labels."""
     own = {"generated_labels": 131_072, "batch_size": 512, "epochs": 2}
     return tuple(
-        Training(name, _xmc(options, BAGS, chosen, **own), f"{MANY},", ("training loss", "P@1"))
+        Training(name, _xmc(options, BAGS, chosen, **own), f"{LARGER},", ("training loss", "P@1"))
         for name, chosen in (("others", (RENEE, BF16)), (FP8, (FP8,)))
     )
 
 
-MANY_LABELS = Experiment(
+LARGER_SET = Experiment(
     "elmo-many-labels",
     {
         "smallest": _SMALLEST,
-        "small": "a bag encoder of width 64 on a generated set of 131,072 labels without texts, two "
-        "epochs in batches of 512",
+        "small": "a bag encoder of width 64 on a generated set of 131,072 labels without texts, "
+        "two epochs in batches of 512",
     },
-    _many,
+    _larger,
 )
 
 
