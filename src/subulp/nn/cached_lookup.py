@@ -72,7 +72,8 @@ class CachedLookup(FixedDtypes):
         self.register_load_state_dict_post_hook(_follow_tables)  # type: ignore[no-untyped-call]
 
     def _tables(self) -> list[CachedTable]:
-        return list(self.tables)  # type: ignore[arg-type]
+        # Each step asks for them several times, and a module's attributes take long to find.
+        return list(self._modules["tables"]._modules.values())  # type: ignore[union-attr,arg-type]
 
     # ------------------------------------------------------------------------------- optimizer
 

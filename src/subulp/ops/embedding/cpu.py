@@ -148,7 +148,7 @@ _layout = lru_cache(_Layout)
 
 
 def _tables(job: Job) -> np.ndarray:
-    """The tables as the library reads them."""
+    """The tables as the library reads them: uint64 ``(tables, words of a structure)``."""
     tensors, known = job.table_tensors(), job.known
     if known:
         made: np.ndarray = known["tables"].copy()
@@ -157,15 +157,15 @@ def _tables(job: Job) -> np.ndarray:
         addresses = [at if size else 0 for at, size in zip(held, sizes, strict=True)]
     else:
         addresses = run_ptrs("a table", tensors)
-        made = np.array([_table(job, i) for i in range(len(job.tables))], dtype=native.TABLE)
+        structures = [_table(job, i) for i in range(len(job.tables))]
+        made = np.array(structures, dtype=native.TABLE).view(np.uint64).reshape(len(structures), -1)
         if known is not None:
             known |= {"tables": made.copy(), "sizes": [tensor.nbytes for tensor in tensors]}
-    words = made.view(np.uint64).reshape(len(made), -1)
     roles = len(tensors) // max(len(made), 1)
-    words[:, :roles] = np.array(addresses, dtype=np.uint64).reshape(len(made), roles)
+    made[:, :roles] = np.array(addresses, dtype=np.uint64).reshape(len(made), roles)
     if job.updates:
-        numbers = np.array([(u.lr, u.weight_decay, u.eps) for u in job.updates], np.float64)
-        made["lr"], made["weight_decay"], made["eps"] = numbers.T
+        numbers = [(u.lr, u.weight_decay, u.eps) for u in job.updates]
+        made.view(np.float32)[:, _NUMBERS : _NUMBERS + 3] = numbers
     return made
 
 
@@ -188,3 +188,6 @@ def _table(job: Job, i: int) -> tuple[float, ...]:
 
 _ADDRESSES = 7
 """Roles of a table's tensors, the first fields of its structure."""
+
+_NUMBERS: int = dict(native.TABLE.fields or {})["lr"][1] // 4
+"""Where learning rate, weight decay and epsilon are in a structure, in FP32 numbers."""
