@@ -690,11 +690,12 @@ CLAIMS: Sequence[Claim] = (
         "The same with 131,072 labels: BF16 and FP8 rows are on par with Renee, and need less "
         "memory.",
         LARGER_SET,
-        checks=(*_on_par(LARGER, _PRECISION, (RENEE,), _NEAR), *_smaller(LARGER)),
+        checks=(*_on_par(LARGER, _PRECISION, (RENEE, WIDE), _NEAR), *_smaller(LARGER)),
         shows=(*_PRECISION, "peak MiB"),
         curves=("P@1",),
         differs="Data are generated, as large as the smallest of the paper's: labels of their own "
-        "features, in clusters, as frequent as Zipf's law has it.",
+        "features, in clusters, as frequent as Zipf's law has it. The training is a fifth of an "
+        "epoch. Renee has momentum, which FP32, BF16 and FP8 rows do not have.",
     ),
     Claim(
         PAPER,

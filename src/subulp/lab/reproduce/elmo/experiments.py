@@ -141,7 +141,7 @@ def _larger(options: Options) -> tuple[Part, ...]:
     own = {"generated_labels": 131_072, "batch_size": 512, "epochs": None, "steps": 200}
     return tuple(
         Training(name, _xmc(options, BAGS, chosen, **own), f"{LARGER},", ("training loss", "P@1"))
-        for name, chosen in (("others", (RENEE, BF16)), (FP8, (FP8,)))
+        for name, chosen in (("others", (RENEE, BF16)), (FP8, (FP8,)), (WIDE, (WIDE,)))
     )
 
 
