@@ -53,7 +53,7 @@ def _xmc(options: Options, kind: str, precision: Sequence[str], **own: object) -
         "seeds": _seeds(options),
         "precision": tuple(precision),
         "threads": 1,
-        "products": "fp8" if FP8 in precision else "bf16",
+        "products": "fp8" if FP8 in precision else "fp32" if set(precision) == {WIDE} else "bf16",
         "watch_every": 10**9,
     }
     if options.size == "paper":
@@ -140,14 +140,9 @@ def _larger(options: Options) -> tuple[Part, ...]:
     """Table 2 on a set of more labels."""
     own = {"generated_labels": 131_072, "batch_size": 512, "epochs": None, "steps": 200}
 
-    def trained(name: str, precision: tuple[str, ...], **more: object) -> Training:
-        config = _xmc(options, BAGS, precision, **own, **more)
-        return Training(name, config, f"{LARGER},", ("training loss", "P@1"))
-
-    return (
-        trained("others", (RENEE, BF16)),
-        trained(FP8, (FP8,)),
-        trained(WIDE, (WIDE,), products="fp32"),
+    return tuple(
+        Training(name, _xmc(options, BAGS, chosen, **own), f"{LARGER},", ("training loss", "P@1"))
+        for name, chosen in (("others", (RENEE, BF16)), (FP8, (FP8,)), (WIDE, (WIDE,)))
     )
 
 
