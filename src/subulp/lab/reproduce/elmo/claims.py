@@ -687,8 +687,8 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         PAPER,
         "Table 2, many labels",
-        "The same with 131,072 labels: BF16 and FP8 rows are on par with Renee, and need less "
-        "memory.",
+        "With 131,072 labels too BF16 and FP8 rows are on par with Renee in precision, and need "
+        "less memory.",
         LARGER_SET,
         checks=(*_on_par(LARGER, _PRECISION, (RENEE, WIDE), _NEAR), *_smaller(LARGER)),
         shows=(*_PRECISION, "peak MiB"),
