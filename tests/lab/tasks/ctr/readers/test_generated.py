@@ -67,6 +67,26 @@ def test_clicks_depend_on_pairs_and_on_no_category_alone():
     assert pair > 1.2 * single
 
 
+def test_examples_of_the_shape_of_criteos():
+    data = load_data("generated:examples=700,rows=64,tables=26,numbers=13", ReadOptions())
+    batch = next(data.train.in_order(50))
+    assert (batch.numbers.shape, batch.keys.shape) == ((50, 13), (50, 26))
+    layout = Generated(tables=26, numbers=13).layout
+    assert layout.columns[:14] == ("label", *(f"I{i}" for i in range(1, 14)))
+
+
+def test_numbers_have_the_same_part_in_clicks_however_many_they_are():
+    def part(count):
+        drawn = Generated(examples=60_000, rows=64, numbers=count, zipf=0.0).draw()
+        return np.corrcoef(drawn.numbers.sum(1), drawn.labels)[0, 1]
+
+    few, four, many = map(part, (1, 4, 13))
+    # Four times the standard error of a correlation of so many examples.
+    assert few == pytest.approx(four, abs=0.017)
+    assert many == pytest.approx(four, abs=0.017)
+    assert four > 0.1
+
+
 def test_a_data_set_has_its_last_examples_as_test_part():
     data = load_data("generated:examples=700,rows=64", ReadOptions(buffer=128), test_share=0.1)
     assert (len(data.train), len(data.test)) == (630, 70)

@@ -34,6 +34,8 @@ class Generated(Drawn):
         tables: Columns of categories, 2 to 64 (default: 8).
         rows: Categories of the first, third and every other table; the others have a quarter
             (default: 20,000).
+        numbers: Columns of numbers, 1 to 64; with 13 and 26 tables, examples are of the shape of
+            Criteo's. All together they have the same part in the logits (default: 4).
         zipf: Popularity falls with the rank to the power of so much (default: 1.05).
         drift: Share of its categories over which the most popular one moves from the first example
             to the last (default: 0).
@@ -47,6 +49,7 @@ class Generated(Drawn):
     examples: int = 100_000
     tables: int = 8
     rows: int = 20_000
+    numbers: int = _SHARED
     zipf: float = 1.05
     drift: float = 0.0
     signal: float = 2.0
@@ -56,6 +59,7 @@ class Generated(Drawn):
         "examples": (100, 10**9),
         "tables": (2, 64),
         "rows": (8, 2**31 - 1),
+        "numbers": (1, 64),
         "zipf": (0, 8),
         "drift": (0, 1),
         "signal": (0, 100),
@@ -70,7 +74,7 @@ class Generated(Drawn):
     @property
     def layout(self) -> Layout:
         """The columns: a label, numbers, and categories as Criteo's."""
-        numbers = [f"I{i + 1}" for i in range(_SHARED)]
+        numbers = [f"I{i + 1}" for i in range(self.numbers)]
         categories = [f"C{i + 1}" for i in range(self.tables)]
         return Layout(
             columns=("label", *numbers, *categories),
@@ -89,9 +93,10 @@ class Generated(Drawn):
         time = np.arange(self.examples) / self.examples
         keys = np.stack([self._categories(source, rows, time) for rows in self.sizes], 1)
         vectors = [source.standard_normal((rows, _SHARED)) for rows in self.sizes]
-        numbers = source.standard_normal((self.examples, _SHARED))
+        numbers = source.standard_normal((self.examples, self.numbers))
         own = [of[keys[:, i]] for i, of in enumerate(vectors)]
-        logits = sum((a * b).sum(1) for a, b in pairwise(own)) + numbers.sum(1)
+        direct = numbers.sum(1) * (_SHARED / self.numbers) ** 0.5
+        logits = sum((a * b).sum(1) for a, b in pairwise(own)) + direct
         spread = (_SHARED * self.tables) ** 0.5
         click = 1 / (1 + np.exp(-self.signal * np.asarray(logits) / spread))
         labels = source.random(self.examples) < click
