@@ -174,18 +174,19 @@ class Optimizer(SavedGroups):
             raise
 
     def _pending(self, bucket: Bucket) -> Prepared:
-        capturable, parted = bucket.group["capturable"], bucket.sharded or bucket.folded
-        # Observers read the whole of a job.
-        repeatable = not (self.observers or capturable or parted)
+        device, device_counts = bucket.params[0].device, bucket.group["capturable"]
+        # Observers read the whole of a job; what is of several ranks or passes is asked anew.
+        special = self.observers or device_counts or bucket.sharded or bucket.folded
+        repeatable = device.type == "cpu" and not special
         if repeatable and (found := self._repeated(bucket)) is not None:
             return found
         arguments = self._arguments(bucket)
         counters = None
-        if capturable:
-            # On the device, by the step itself.
+        if device_counts:
+            # By the step itself.
             arguments["held"] = self._graphs
         else:
-            counters = Counters(arguments["steps"], bucket.params[0].device)
+            counters = Counters(arguments["steps"], device)
             arguments["steps"] = counters.after
         job = self._make_job(**arguments)
         # Unless a tensor is laid out otherwise than it is stored.

@@ -140,6 +140,19 @@ def _less(says: str, case: str, than: str, of: str = DROP) -> Check:
     return Check(says, of, case, than=than, high=-1e-12)
 
 
+def _stochastic_wins(of: str) -> tuple[Check, ...]:
+    """Without a cache, integers that are rounded stochastically have less of something."""
+    return tuple(
+        _less(
+            f"{storage}: stochastic is better",
+            f"{PLAIN} {storage} stochastic",
+            f"{PLAIN} {storage} nearest",
+            of,
+        )
+        for storage in INTEGERS
+    )
+
+
 def _neutral(case: str, of: str = DROP) -> Check:
     return Check(f"{case}: at most {_NEUTRAL} %", of, case, high=_NEUTRAL)
 
@@ -229,15 +242,7 @@ _FLIGHTS = (
                 )
                 for wide, narrow in (("int8", "int4"), ("int4", "int2"))
             ),
-            *(
-                _less(
-                    f"{storage}: stochastic is better",
-                    f"{PLAIN} {storage} stochastic",
-                    f"{PLAIN} {storage} nearest",
-                    ENTROPY,
-                )
-                for storage in INTEGERS
-            ),
+            *_stochastic_wins(ENTROPY),
         ),
         (PLAIN,),
     ),
@@ -495,14 +500,7 @@ CLAIMS: Sequence[Claim] = (
         "it is neutral.",
         (
             _neutral(f"{PLAIN} fp16 stochastic"),
-            *(
-                _less(
-                    f"{storage}: stochastic is better",
-                    f"{PLAIN} {storage} stochastic",
-                    f"{PLAIN} {storage} nearest",
-                )
-                for storage in INTEGERS
-            ),
+            *_stochastic_wins(DROP),
             *(
                 _less(
                     f"{wide} is better than {narrow}, {rounding}",
@@ -666,15 +664,7 @@ CLAIMS: Sequence[Claim] = (
         "better.",
         (
             _neutral(f"{PLAIN} fp16 stochastic", ENTROPY),
-            *(
-                _less(
-                    f"{storage}: stochastic is better",
-                    f"{PLAIN} {storage} stochastic",
-                    f"{PLAIN} {storage} nearest",
-                    ENTROPY,
-                )
-                for storage in INTEGERS
-            ),
+            *_stochastic_wins(ENTROPY),
             *(
                 Check(
                     f"{storage} stochastic is not neutral",
