@@ -7,7 +7,7 @@ import torch
 
 from subulp import nn, optim
 from subulp.nn import EmbeddingTable
-from subulp.ops.kinds import FEWEST
+from subulp.ops.embedding import repeat
 
 CONFIGS = [
     EmbeddingTable(60, 8, "int8"),
@@ -17,8 +17,8 @@ CONFIGS = [
 ] * 2
 ROWS = [config.num_embeddings for config in CONFIGS]
 BAGS = 5
-# Nothing is remembered in the first step, and made in the second: from the third on all is known.
-STEPS = 4
+# Nothing is known in the first step: from the second on all is.
+STEPS = 3
 
 
 def batch(step):
@@ -49,8 +49,105 @@ def same(one, other):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_they_are_enough_to_be_remembered():
-    assert 3 * len(CONFIGS) >= FEWEST
+@pytest.fixture
+def known(monkeypatch):
+    """Whether the tables of each pass were known."""
+    found, find = [], repeat.find
+
+    def watched(*arguments):
+        tables = find(*arguments)
+        found.append(tables is not None)
+        return tables
+
+    monkeypatch.setattr(repeat, "find", watched)
+    return found
+
+
+def test_they_are_known_from_the_second_step_on(known):
+    train(*made(), range(STEPS))
+    assert known == [False] * 2 + [True] * 2 * (STEPS - 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False)], ids=str
+)
+def test_batches_of_any_size_and_one_table(known, monkeypatch, mode, weighted):
+    def run(backend):
+        monkeypatch.setenv("SUBULP_BACKEND", backend)
+        bag = nn.CachedEmbeddingBag(90, 8, "int4", 0.2, "lfu", 4, mode, seed=1)
+        optim.RowAdagrad(bag, lr=0.1)
+        sums = []
+        for step, count in enumerate((12, 0, 31, 7)):
+            generator = torch.Generator().manual_seed(step)
+            values = torch.randint(90, (count,), generator=generator)
+            weights = torch.rand(count, generator=generator) if weighted else None
+            sums.append(bag(values, torch.arange(0, max(count, 1), 3), weights))
+            sums[-1].square().sum().backward()
+        return [*sums, *bag.state_dict().values()]
+
+    expected = run("reference")
+    known.clear()
+    actual = run("cpu")
+    assert all(map(torch.equal, expected, actual))
+    assert known == [False] * 2 + [True] * 6
+
+
+def test_rows_step_alike_whether_weights_have_a_gradient():
+    found = []
+    for requires_grad in (False, True):
+        bag = nn.CachedEmbeddingBag(90, 8, "int8", 0.2, seed=1)
+        optim.RowAdagrad(bag, lr=0.1)
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(step)
+            values = torch.randint(90, (30,), generator=generator)
+            weights = torch.rand(30, generator=generator).requires_grad_(requires_grad)
+            bag(values, torch.arange(0, 30, 3), weights).square().sum().backward()
+            assert (weights.grad is not None) is requires_grad
+        found.append(bag)
+    assert same(*found)
+    assert torch.equal(found[0].statistics, found[1].statistics)
+
+
+@pytest.mark.parametrize("name", ["per_sample_weights", "gradient", "row number", "offsets"])
+def test_what_does_not_fit_known_tables_is_refused(known, name):
+    bag = nn.CachedEmbeddingBag(90, 8, "int8", 0.2, seed=1)
+    optim.RowAdagrad(bag, lr=0.1)
+    values, bounds, weights = torch.arange(30), torch.arange(0, 30, 3), torch.ones(30)
+    for _ in range(STEPS):
+        bag(values, bounds, weights).sum().backward()
+    known.clear()
+    before = copy.deepcopy(bag.state_dict())
+    grad = torch.ones(10, 8)
+    match name:
+        case "per_sample_weights":
+            weights[3] = torch.inf
+        case "gradient":
+            grad[4, 2] = torch.nan
+        case "row number":
+            values[5] = 90
+        case _:
+            bounds[2] = 31
+    error = {"row number": IndexError, "offsets": ValueError}.get(name, FloatingPointError)
+    with pytest.raises(error, match=name):
+        bag(values, bounds, weights).backward(grad)
+    assert known
+    assert all(known)
+    after = bag.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_optimizer_of_another_rule_takes_over(known):
+    bags, _ = made()
+    train(bags, bags.row_optimizer, range(STEPS))
+    alone = copy.deepcopy(bags)
+    for each in (bags, alone):
+        each.row_optimizer = None
+        sgd = optim.RowSGD(each, lr=0.1)
+        known.clear()
+        train(each, sgd, range(STEPS, STEPS + 2))
+    # The copy has been met by nobody.
+    assert known == [False, False, True, True]
+    assert same(bags, alone)
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "sgd"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..ops.embedding import calls, embedding_pool
+from ..ops.embedding import calls, embedding_pool, repeat
 from ..ops.embedding.job import Lookups, Table, TableUpdate
 from ..ops.row_protocols import RowRule
 from .cached_table import CachedTable, CacheMemory, EmbeddingTable
@@ -60,7 +60,7 @@ class CachedLookup(FixedDtypes):
         self._width = sum(configs[t].embedding_dim for t in features)
         kept = [(t, None) for t in range(len(configs))] if parts is None else parts
         # The parts of a table share its stream: random bits are counted by places in the whole.
-        self._streams = [t for t, _ in kept]
+        self._streams = tuple(t for t, _ in kept)
         self.tables = nn.ModuleList(CachedTable(configs[t], device, part) for t, part in kept)
         count = len(self.tables)
         for name, shape in (("statistics", (count, 2)), ("evicted", (count,))):
@@ -114,16 +114,22 @@ class CachedLookup(FixedDtypes):
         if update:
             remedy = "Split the tables: nn.ShardedCachedEmbeddingBags(tables, mesh)"
             check_one_process(type(self).__name__, remedy)
-        if not (update or (weights is not None and weights.requires_grad and grads)):
+        weighs = weights is not None and weights.requires_grad and grads
+        if not (update or weighs):
             return self._pool(values, offsets, weights, torch.zeros_like(self.statistics))
         # Counted once: what a backward pass computes again counts when it updates the rows.
         again = inside_backward()
         statistics = torch.zeros_like(self.statistics) if again or not update else self.statistics
+        late = statistics if again else None
+        if not weighs:
+            trained: Tensor = _Trained.apply(  # type: ignore[no-untyped-call]
+                anchor(values.device), self, values, offsets, weights, statistics, late
+            )
+            return trained
         rows = None
         if update:
             shape = (offsets.numel() - 1) // len(self._features), self._width
             given = None if weights is None else weights.detach()
-            late = statistics if again else None
             rows = _Rows.apply(anchor(values.device), self, values, offsets, given, shape, late)  # type: ignore[no-untyped-call]
         out: Tensor = _Lookup.apply(rows, weights, self, values, offsets, statistics)  # type: ignore[no-untyped-call]
         return out
@@ -154,7 +160,17 @@ class CachedLookup(FixedDtypes):
         self, values: Tensor, offsets: Tensor, weights: Tensor | None, statistics: Tensor
     ) -> Tensor:
         lookups = Lookups(self._features, values, offsets, weights)
-        return calls.pool(self._operands(), lookups, statistics)
+        key, found = ("pool", id(self)), self._tables()
+        stored = repeat.Stored(
+            [tensor for table in found for tensor in table.stored()],
+            [tuple(self._features), *(table.options() for table in found)],
+        )
+        if values.is_cpu and (known := repeat.find(key, stored)) is not None:
+            return repeat.pool(known, lookups, statistics)
+        tables = self._operands()
+        out = calls.pool(tables, lookups, statistics)
+        repeat.remember(key, stored, tables, (), self._features)
+        return out
 
     def _operands(self) -> list[Table]:
         return [table.as_op() for table in self._tables()]
@@ -169,29 +185,43 @@ class CachedLookup(FixedDtypes):
         optimizer = self.checked_optimizer()
         unscaled = optimizer.unscaled(grad)
         # Rows may have been frozen since the forward pass.
-        if unscaled is None or all(p.frozen for p in self._codes()):
+        frozen = [p.frozen for p in self._codes()]
+        if unscaled is None or all(frozen):
             return
         lookups = Lookups(self._features, values, offsets, weights)
-        lookups, grad = self._of_trained(lookups, unscaled)
-        calls.update(
-            self._operands(),
-            [
-                update_of(optimizer, table, stream)
-                for table, stream in zip(self._tables(), self._streams, strict=True)
-            ],
-            lookups,
-            grad,
-            self.evicted,
-            self.seed,
-            self.steps + 1,
-        )
+        if any(frozen):
+            lookups, unscaled = self._of_trained(lookups, unscaled)
+        self._take_step(optimizer, lookups, unscaled)
         self.steps += 1
+
+    def _take_step(self, optimizer: RowRule, lookups: Lookups, grad: Tensor) -> None:
+        key, tables = ("update", id(self)), self._tables()
+        rest = grad, self.evicted, self.seed, self.steps + 1
+        numbers = [_numbers(optimizer, table.codes) for table in tables]
+        accumulators = [optimizer.accumulator(table.codes) for table in tables]
+        stored = repeat.Stored(
+            [
+                tensor
+                for table, total in zip(tables, accumulators, strict=True)
+                for tensor in (*table.stored(), *table.policy_state(), total)
+                if tensor is not None
+            ],
+            [tuple(lookups.features), self._streams, *(table.options() for table in tables)],
+        )
+        if lookups.values.is_cpu and (known := repeat.find(key, stored)) is not None:
+            repeat.update(known, numbers, lookups, *rest)
+            return
+        operands = self._operands()
+        updates = [
+            update_of(optimizer, table, stream)
+            for table, stream in zip(tables, self._streams, strict=True)
+        ]
+        calls.update(operands, updates, lookups, *rest)
+        repeat.remember(key, stored, operands, updates, lookups.features)
 
     def _of_trained(self, lookups: Lookups, grad: Tensor) -> tuple[Lookups, Tensor]:
         """The lookups and the gradient without the features of frozen tables."""
         codes, batch = self._codes(), lookups.batch
-        if not any(p.frozen for p in codes):
-            return lookups, grad
         trained = [f for f, t in enumerate(lookups.features) if not codes[t].frozen]
         columns = lookups.columns(self._operands())
         own = [slice(f * batch, (f + 1) * batch) for f in trained]
@@ -339,7 +369,7 @@ def update_of(optimizer: RowRule, table: CachedTable, stream: int) -> TableUpdat
     """What an update of a table needs beside it; its random bits have the key word ``stream``."""
     rows = table.codes
     counts, stamps, floors = table.policy_state()
-    group, device = optimizer.group_of(rows), rows.device
+    (lr, weight_decay, eps), device = _numbers(optimizer, rows), rows.device
     accumulator = optimizer.accumulator(rows)
 
     def role(name: str, tensor: Tensor | None, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -352,16 +382,47 @@ def update_of(optimizer: RowRule, table: CachedTable, stream: int) -> TableUpdat
         accumulator=role("accumulator", accumulator, torch.float32),
         stochastic=table.config.rounding == "stochastic",
         stream=stream,
-        lr=float(group["lr"]),
-        weight_decay=float(group["weight_decay"]),
-        eps=float(group.get("eps", 0.0)),
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
     )
+
+
+def _numbers(optimizer: RowRule, rows: Tensor) -> tuple[float, float, float]:
+    """Learning rate, weight decay and epsilon of a table."""
+    group = optimizer.group_of(rows)
+    return float(group["lr"]), float(group["weight_decay"]), float(group.get("eps", 0.0))
 
 
 @cache
 def _absent(dtype: torch.dtype, device: torch.device, role: str, stream: int) -> Tensor:
     # One for each role of each table: tensors that come twice are not recognised, see ops.kinds.
     return torch.empty(0, dtype=dtype, device=device)
+
+
+class _Trained(torch.autograd.Function):
+    """A lookup whose weights need no gradient: its backward pass updates the rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        module: CachedLookup,
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        statistics: Tensor,
+        late: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(weights, values, offsets)
+        ctx.module, ctx.late = module, late
+        return module._pool(values, offsets, weights, statistics)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        _update_rows(ctx, grad)
+        return (None,) * 7
 
 
 class _Rows(torch.autograd.Function):
@@ -390,11 +451,15 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        weights, values, offsets = ctx.saved_tensors
-        ctx.module._update(values, offsets, weights, grad.contiguous())
-        if ctx.late is not None:
-            ctx.module.statistics.add_(ctx.late)
+        _update_rows(ctx, grad)
         return (None,) * 7
+
+
+def _update_rows(ctx: Any, grad: Tensor) -> None:
+    weights, values, offsets = ctx.saved_tensors
+    ctx.module._update(values, offsets, weights, grad.contiguous())
+    if ctx.late is not None:
+        ctx.module.statistics.add_(ctx.late)
 
 
 class _Lookup(torch.autograd.Function):

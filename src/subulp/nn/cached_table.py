@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -215,24 +215,33 @@ class CachedTable(FixedDtypes):
     @property
     def codes(self) -> RowParameter:
         """The stored rows."""
-        return cast(RowParameter, self._rows._parameters["codes"])
+        return self._rows._parameters["codes"]  # type: ignore[return-value]
 
     @property
     def _rows(self) -> RowTable:
-        return cast(RowTable, self._modules["table"])
+        return self._modules["table"]  # type: ignore[return-value]
 
     def as_op(self) -> Table:
         """The table in the form that :mod:`subulp.ops.embedding` takes."""
-        kept: dict[str, Any] = self._buffers
+        codes, cache, tags = self.stored()
         return Table(
-            codes=memory_of(self.codes),
-            cache=kept["cache"],
-            tags=kept["tags"],
+            codes=memory_of(codes),
+            cache=cache,
+            tags=tags,
             bits=self._rows.bits,
             ways=self.ways,
             mixed=self.config.hash == "mixed",
             part=None if self.part is None else self.part.as_op(),
         )
+
+    def stored(self) -> tuple[RowParameter, Tensor, Tensor]:
+        """The stored rows, the cached rows and their tags."""
+        kept: dict[str, Any] = self._buffers
+        return self.codes, kept["cache"], kept["tags"]
+
+    def options(self) -> tuple[object, ...]:
+        """What :meth:`as_op` depends on beside tensors, and the policy."""
+        return self._rows.storage, self.ways, self.config, self.part
 
     def policy_state(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """What the cache's policy keeps, ``None`` where it has no use for it.

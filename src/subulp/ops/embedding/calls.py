@@ -7,7 +7,6 @@ for a schema has no dataclasses. Modules call them directly: see :mod:`subulp.op
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,23 +19,25 @@ from .job import MAX_WAYS, Job, Lookups, Table, TableUpdate, table_tensors
 
 _WORD = 2**32
 
-_checked: Remembered[dict[str, Any]] = Remembered()
+_checked: Remembered[bool] = Remembered()
 
 
 def pool(tables: Sequence[Table], lookups: Lookups, statistics: Tensor) -> Tensor:
     """See :func:`subulp.ops.embedding.embedding_pool`; the statistics are added."""
-    known = _check(tables, (), lookups)
-    _check_role("statistics", statistics, torch.int64, (len(tables), 2), lookups)
-    job = Job("pool", tables, lookups, statistics=statistics, known=known)
+    _check_tables(tables, (), lookups)
+    check_lookups(lookups, len(tables))
+    check_role("statistics", statistics, torch.int64, (len(tables), 2), lookups)
+    job = Job("pool", tables, lookups, statistics=statistics)
     result: Tensor = backend.run("embedding", job)
     return result
 
 
 def weight_grad(tables: Sequence[Table], lookups: Lookups, grad: Tensor) -> Tensor:
     """See :func:`subulp.ops.embedding.embedding_weight_grad`."""
-    known = _check(tables, (), lookups, grad)
-    job = Job("weight-grad", tables, lookups, grad, known=known)
-    result: Tensor = backend.run("embedding", job)
+    _check_tables(tables, (), lookups)
+    check_lookups(lookups, len(tables))
+    check_grad(grad, lookups, lookups.columns(tables)[-1])
+    result: Tensor = backend.run("embedding", Job("weight-grad", tables, lookups, grad))
     return result
 
 
@@ -52,24 +53,16 @@ def update(
     """See :func:`subulp.ops.embedding.embedding_update`."""
     if len(updates) != len(tables):
         raise ValueError(f"there are {len(updates)} updates for {len(tables)} tables: one for each")
-    known = _check(tables, updates, lookups, grad)
-    _check_role("evictions", evictions, torch.int64, (len(tables),), lookups)
-    if not (0 <= seed < _WORD and 0 < step < _WORD):
-        raise ValueError(
-            f"seed={seed} and step={step} are out of range: expected words of 32 bits, steps from 1"
-        )
-    job = Job("update", tables, lookups, grad, None, updates, evictions, seed, step, known)
+    _check_tables(tables, updates, lookups)
+    check_lookups(lookups, len(tables))
+    check_grad(grad, lookups, lookups.columns(tables)[-1])
+    check_step(evictions, len(tables), lookups, seed, step)
+    job = Job("update", tables, lookups, grad, None, updates, evictions, seed, step)
     backend.run("embedding", job)
 
 
-def _check(
-    tables: Sequence[Table],
-    updates: Sequence[TableUpdate],
-    lookups: Lookups,
-    grad: Tensor | None = None,
-) -> dict[str, Any] | None:
-    """Refuse arguments that do not fit together; return :attr:`.job.Job.known`."""
-    known = _check_tables(tables, updates, lookups)
+def check_lookups(lookups: Lookups, tables: int) -> None:
+    """Refuse lookups that do not fit together, or to so many tables."""
     values, offsets, weights = lookups.values, lookups.offsets, lookups.weights
     if values.dtype != torch.int64 or offsets.dtype != torch.int64:
         raise ValueError(
@@ -80,44 +73,52 @@ def _check(
             f"values and offsets have shapes {tuple(values.shape)} and {tuple(offsets.shape)} on "
             f"{values.device} and {offsets.device}: expected (count,) and (bags + 1,) on one device"
         )
-    features = len(lookups.features)
-    if not features or (offsets.numel() - 1) % features or offsets.numel() < 1:
+    features, bounds = lookups.features, offsets.shape[0]
+    if not features or (bounds - 1) % len(features) or bounds < 1:
         raise ValueError(
-            f"{offsets.numel()} offsets do not divide into the bags of {features} features: "
+            f"{bounds} offsets do not divide into the bags of {len(features)} features: "
             "expected features * batch + 1"
         )
-    if not all(0 <= t < len(tables) for t in lookups.features):
+    if min(features) < 0 or max(features) >= tables:
         raise ValueError(
-            f"features={list(lookups.features)} are out of range: tables from 0 to "
-            f"{len(tables) - 1}"
+            f"features={list(features)} are out of range: tables from 0 to {tables - 1}"
         )
     if weights is not None:
-        _check_role("weights", weights, torch.float32, values.shape, lookups)
-    if grad is not None:
-        expected = (lookups.batch, lookups.columns(tables)[-1])
-        _check_role("grad", grad, torch.float32, expected, lookups)
-    return known
+        check_role("weights", weights, torch.float32, values.shape, lookups)
+
+
+def check_grad(grad: Tensor, lookups: Lookups, width: int) -> None:
+    """Refuse a gradient that is not that of so many columns."""
+    check_role("grad", grad, torch.float32, (lookups.batch, width), lookups)
+
+
+def check_step(evictions: Tensor, tables: int, lookups: Lookups, seed: int, step: int) -> None:
+    """Refuse what else an update of so many tables takes."""
+    check_role("evictions", evictions, torch.int64, (tables,), lookups)
+    if not (0 <= seed < _WORD and 0 < step < _WORD):
+        raise ValueError(
+            f"seed={seed} and step={step} are out of range: expected words of 32 bits, steps from 1"
+        )
 
 
 def _check_tables(
     tables: Sequence[Table], updates: Sequence[TableUpdate], lookups: Lookups
-) -> dict[str, Any] | None:
+) -> None:
     """Check tables, unless their like have been: they are many, and to look at each takes time."""
     tensors = table_tensors(tables, updates)
     own = tuple((t.bits, t.ways, t.mixed, t.part) for t in tables)
     words = tuple((u.stochastic, u.stream) for u in updates)
     whose = id(tables[0].tags) if tables else 0
     key = (whose, lookups.values.device, own, words)
-    if (found := _checked.get(key, tensors)) is not None:
-        return found
+    if _checked.get(key, tensors):
+        return
     for i, table in enumerate(tables):
         _check_table(i, table, lookups)
     if updates:
         _check_updates(tables, updates, lookups)
     # Others are refused where addresses are read, and must be looked at there each time.
     if are_plain(tensors):
-        _checked.put(key, tensors, {})
-    return None
+        _checked.put(key, tensors, True)
 
 
 def _check_table(i: int, table: Table, lookups: Lookups) -> None:
@@ -168,20 +169,21 @@ def _check_updates(
             ("floors", update.floors, table.sets),
         ):
             if tensor.numel():
-                _check_role(f"{name} of table {i}", tensor, torch.int32, (count,), lookups)
+                check_role(f"{name} of table {i}", tensor, torch.int32, (count,), lookups)
         if update.counts.numel() and table.sets and not update.floors.numel():
             raise ValueError(f"table {i} has counts and no floors: LFU keeps both")
         total = update.accumulator
         if total.numel():
             shape = (rows,) if total.dim() == 1 else (rows, table.dim)
-            _check_role(f"accumulator of table {i}", total, torch.float32, shape, lookups)
+            check_role(f"accumulator of table {i}", total, torch.float32, shape, lookups)
 
 
-def _check_role(
+def check_role(
     name: str, tensor: Tensor, dtype: torch.dtype, shape: Sequence[int], lookups: Lookups
 ) -> None:
+    """Refuse a tensor of another dtype, of another shape, or on another device than the lookups."""
     device = lookups.values.device
-    if tensor.dtype != dtype or tensor.shape != torch.Size(shape) or tensor.device != device:
+    if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype} on {tensor.device}: "
             f"expected {dtype} {tuple(shape)} on {device}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -11,9 +12,19 @@ import torch
 from torch import Tensor
 
 from .. import facts, native
-from ..pointers import data_ptr, held_ptrs, run_ptrs
+from ..pointers import data_ptr, run_ptrs
 from .faults import check_offsets, index_error, not_finite, unknown_resident
-from .job import Job
+from .job import Job, Lookups, Table, TableUpdate, table_tensors
+
+ROLES = ("codes", "cache", "tags", "counts", "stamps", "floors", "accumulator")
+"""Tensors of a table, whose addresses are the first words of its structure."""
+
+WORDS = native.TABLE.itemsize // 8
+"""Words of a structure."""
+
+_PLACES: dict[str, int] = {name: at for name, (_, at) in dict(native.TABLE.fields or {}).items()}  # type: ignore[misc]
+_NUMBERS = _PLACES["lr"] // 4
+"""Where learning rate, weight decay and epsilon are in a structure, in FP32 numbers."""
 
 
 def run(job: Job) -> Tensor | None:
@@ -27,112 +38,23 @@ def run(job: Job) -> Tensor | None:
         FloatingPointError: The gradient of an update or its weights are not finite.
         RuntimeError: The library is missing or has no kernel for a storage.
     """
-    call = _Call(job)
+    tables = structures(job.tables, job.updates, job.lookups.features)
+    addresses = run_ptrs("a table", table_tensors(job.tables, job.updates))
+    roles = len(addresses) // max(len(job.tables), 1)
+    tables.words[:, :roles] = np.array(addresses, dtype=np.uint64).reshape(-1, roles)
     if job.kind == "pool":
-        return call.pool()
+        assert job.statistics is not None
+        return pool(tables, job.lookups, job.statistics)
+    assert job.grad is not None
     if job.kind == "weight-grad":
-        return call.weight_grad()
-    call.update()
+        return weight_grad(tables, job.lookups, job.grad)
+    assert job.evictions is not None
+    tables.set_numbers([(u.lr, u.weight_decay, u.eps) for u in job.updates])
+    update(tables, job.lookups, job.grad, job.evictions, job.seed, job.step)
     return None
 
 
-class _Call:
-    """The structures that a call of the library reads, alive while it runs."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.lib = native.library()
-        self.tables = _tables(job)
-        looked = job.lookups
-        self.layout = _layout(
-            tuple(looked.features), tuple(job.tables[t].dim for t in looked.features)
-        )
-        self.values, self.offsets = looked.values.contiguous(), looked.offsets.contiguous()
-        weights = looked.weights
-        self.weights = None if weights is None else weights.resolve_neg().contiguous()
-        self.lookups = native.Lookups(
-            len(looked.features),
-            looked.batch,
-            self.layout.width,
-            self.values.numel(),
-            self.layout.features_at,
-            self.layout.columns_at,
-            data_ptr("values", self.values, torch.int64),
-            data_ptr("offsets", self.offsets, torch.int64),
-            None if self.weights is None else data_ptr("weights", self.weights, torch.float32),
-        )
-        self.where = (torch.get_num_threads(), native.isa())
-
-    def pool(self) -> Tensor:
-        job = self.job
-        shape = (job.lookups.batch, self.layout.width)
-        out = torch.empty(shape, dtype=torch.float32, device=job.device)
-        assert job.statistics is not None
-        self._call(
-            self.lib.subulp_embedding_pool,
-            data_ptr("out", out, torch.float32),
-            data_ptr("statistics", job.statistics, torch.int64),
-        )
-        return out
-
-    def _call(self, function: Callable[..., int], *addresses: int) -> None:
-        tables, lookups = native.address(self.tables), ctypes.byref(self.lookups)
-        self._check(function(tables, lookups, *addresses, *self.where))
-
-    def _check(self, result: int) -> None:
-        if result > 0:
-            raise self._index_error(result - 1)
-        if result == facts.BAD_OFFSETS:
-            check_offsets(self.offsets, self.values.numel())
-        if result == facts.BAD_GRADIENT:
-            assert self.job.grad is not None
-            raise not_finite("gradient", self.job.grad.shape)
-        if result == facts.BAD_WEIGHTS:
-            assert self.weights is not None
-            raise not_finite("per_sample_weights", self.weights.shape)
-        if result == facts.BAD_TAGS:
-            raise unknown_resident()
-        if result < 0:
-            raise RuntimeError("the C++ kernels have no tables of such rows")
-
-    def _index_error(self, position: int) -> IndexError:
-        looked = self.job.lookups
-        ends = looked.offsets[looked.batch :: looked.batch]
-        feature = int((ends <= position).sum())
-        rows = self.job.tables[looked.features[feature]].rows
-        return index_error(position, int(looked.values[position]), feature, rows)
-
-    def weight_grad(self) -> Tensor:
-        grad = self._grad()
-        result = torch.zeros(self.values.shape, dtype=torch.float32, device=self.job.device)
-        self._call(
-            self.lib.subulp_embedding_weight_grad,
-            data_ptr("grad", grad, torch.float32),
-            data_ptr("result", result, torch.float32),
-        )
-        return result
-
-    def update(self) -> None:
-        grad, job = self._grad(), self.job
-        assert job.evictions is not None
-        result = self.lib.subulp_embedding_update(
-            native.address(self.tables),
-            len(self.tables),
-            ctypes.byref(self.lookups),
-            data_ptr("grad", grad, torch.float32),
-            data_ptr("evictions", job.evictions, torch.int64),
-            job.seed,
-            job.step,
-            *self.where,
-        )
-        self._check(result)
-
-    def _grad(self) -> Tensor:
-        assert self.job.grad is not None
-        return self.job.grad.resolve_neg().contiguous()
-
-
-class _Layout:
+class Layout:
     """The table and the first column of each feature, where the library can read them."""
 
     def __init__(self, features: Sequence[int], dims: Sequence[int]) -> None:
@@ -144,41 +66,42 @@ class _Layout:
 
 
 # The same in every step of a module.
-_layout = lru_cache(_Layout)
+_layout = lru_cache(Layout)
 
 
-def _tables(job: Job) -> np.ndarray:
-    """The tables as the library reads them: uint64 ``(tables, words of a structure)``."""
-    tensors, known = job.table_tensors(), job.known
-    if known:
-        made: np.ndarray = known["tables"].copy()
-        sizes = known["sizes"]
-        held = held_ptrs("a table", tensors, sizes)
-        addresses = [at if size else 0 for at, size in zip(held, sizes, strict=True)]
-    else:
-        addresses = run_ptrs("a table", tensors)
-        structures = [_table(job, i) for i in range(len(job.tables))]
-        made = np.array(structures, dtype=native.TABLE).view(np.uint64).reshape(len(structures), -1)
-        if known is not None:
-            known |= {"tables": made.copy(), "sizes": [tensor.nbytes for tensor in tensors]}
-    roles = len(tensors) // max(len(made), 1)
-    made[:, :roles] = np.array(addresses, dtype=np.uint64).reshape(len(made), roles)
-    if job.updates:
-        numbers = [(u.lr, u.weight_decay, u.eps) for u in job.updates]
-        made.view(np.float32)[:, _NUMBERS : _NUMBERS + 3] = numbers
-    return made
+@dataclass(frozen=True)
+class Structures:
+    """Tables as the library reads them.
+
+    Attributes:
+        words: uint64 ``(tables, WORDS)``.
+        layout: Their features.
+    """
+
+    words: np.ndarray
+    layout: Layout
+
+    def set_numbers(self, numbers: Sequence[tuple[float, float, float]]) -> None:
+        """Set learning rate, weight decay and epsilon of each table."""
+        self.words.view(np.float32)[:, _NUMBERS : _NUMBERS + 3] = numbers
 
 
-def _table(job: Job, i: int) -> tuple[float, ...]:
-    """All of a table but the addresses and what may change from step to step."""
-    table = job.tables[i]
+def structures(
+    tables: Sequence[Table], updates: Sequence[TableUpdate], features: Sequence[int]
+) -> Structures:
+    """All of the tables but the addresses, and what may change from step to step."""
+    made = [_structure(table, updates[i] if updates else None) for i, table in enumerate(tables)]
+    words = np.array(made, dtype=native.TABLE).view(np.uint64).reshape(len(made), -1)
+    return Structures(words, _layout(tuple(features), tuple(tables[t].dim for t in features)))
+
+
+def _structure(table: Table, update: TableUpdate | None) -> tuple[float, ...]:
     codes, place, numbers = table.codes, table.place, (0, 0, 0)
-    if job.updates:
-        update = job.updates[i]
+    if update is not None:
         stochastic = update.stochastic and codes.dtype != torch.float32
         numbers = (stochastic, facts.RULES[update.rule], update.stream)
     return (
-        *(0,) * _ADDRESSES,
+        *(0,) * len(ROLES),
         *(codes.shape[0], codes.shape[1] * codes.itemsize, table.dim, table.sets),
         *(place.period, place.first, place.taken, place.dim, place.column),
         facts.FORMATS[table.storage.name],
@@ -186,8 +109,100 @@ def _table(job: Job, i: int) -> tuple[float, ...]:
     )
 
 
-_ADDRESSES = 7
-"""Roles of a table's tensors, the first fields of its structure."""
+# ----------------------------------------------------------------------------------------- calls
 
-_NUMBERS: int = dict(native.TABLE.fields or {})["lr"][1] // 4
-"""Where learning rate, weight decay and epsilon are in a structure, in FP32 numbers."""
+
+def pool(tables: Structures, lookups: Lookups, statistics: Tensor) -> Tensor:
+    """Sums of the bags; the statistics are added. See :func:`run` for what is raised."""
+    call = _Call(tables, lookups)
+    out = torch.empty(lookups.batch, tables.layout.width, dtype=torch.float32, device="cpu")
+    result = native.library().subulp_embedding_pool(
+        *(call.tables_at, ctypes.byref(call.lookups)),
+        data_ptr("out", out, torch.float32),
+        data_ptr("statistics", statistics, torch.int64),
+        *call.where,
+    )
+    call.check(result)
+    return out
+
+
+def weight_grad(tables: Structures, lookups: Lookups, grad: Tensor) -> Tensor:
+    """Gradient of the lookups' weights. See :func:`run` for what is raised."""
+    call = _Call(tables, lookups, grad)
+    out = torch.zeros(call.values.shape, dtype=torch.float32, device="cpu")
+    result = native.library().subulp_embedding_weight_grad(
+        *(call.tables_at, ctypes.byref(call.lookups), call.grad_at()),
+        data_ptr("result", out, torch.float32),
+        *call.where,
+    )
+    call.check(result)
+    return out
+
+
+def update(
+    tables: Structures, lookups: Lookups, grad: Tensor, evictions: Tensor, seed: int, step: int
+) -> None:
+    """Update the rows; evictions are added. See :func:`run` for what is raised."""
+    call = _Call(tables, lookups, grad)
+    result = native.library().subulp_embedding_update(
+        *(call.tables_at, len(tables.words), ctypes.byref(call.lookups), call.grad_at()),
+        data_ptr("evictions", evictions, torch.int64),
+        *(seed, step),
+        *call.where,
+    )
+    call.check(result)
+
+
+class _Call:
+    """What a call of the library reads, alive while it runs."""
+
+    def __init__(self, tables: Structures, lookups: Lookups, grad: Tensor | None = None) -> None:
+        self.tables, self.tables_at = tables, native.address(tables.words)
+        self.values, self.offsets = lookups.values.contiguous(), lookups.offsets.contiguous()
+        weights = lookups.weights
+        self.weights = None if weights is None else weights.resolve_neg().contiguous()
+        self.grad = None if grad is None else grad.resolve_neg().contiguous()
+        layout, features = tables.layout, len(lookups.features)
+        self.batch = lookups.batch
+        self.lookups = native.Lookups(
+            features,
+            self.batch,
+            layout.width,
+            self.values.shape[0],
+            layout.features_at,
+            layout.columns_at,
+            data_ptr("values", self.values, torch.int64),
+            data_ptr("offsets", self.offsets, torch.int64),
+            None if self.weights is None else data_ptr("weights", self.weights, torch.float32),
+        )
+        self.where = (torch.get_num_threads(), native.isa())
+
+    def grad_at(self) -> int:
+        """Address of the gradient."""
+        assert self.grad is not None
+        return data_ptr("grad", self.grad, torch.float32)
+
+    def check(self, result: int) -> None:
+        """Raise the error that the library has returned."""
+        if result == 0:
+            return
+        if result > 0:
+            raise self._index_error(result - 1)
+        if result == facts.BAD_OFFSETS:
+            check_offsets(self.offsets, self.values.numel())
+        if result == facts.BAD_GRADIENT:
+            assert self.grad is not None
+            raise not_finite("gradient", self.grad.shape)
+        if result == facts.BAD_WEIGHTS:
+            assert self.weights is not None
+            raise not_finite("per_sample_weights", self.weights.shape)
+        if result == facts.BAD_TAGS:
+            raise unknown_resident()
+        raise RuntimeError("the C++ kernels have no tables of such rows")
+
+    def _index_error(self, position: int) -> IndexError:
+        ends = self.offsets[self.batch :: self.batch]
+        feature = int((ends <= position).sum())
+        table = self.tables.layout.features[feature]
+        rows = int(self.tables.words[table, _PLACES["rows"] // 8])
+        return index_error(position, int(self.values[position]), feature, rows)

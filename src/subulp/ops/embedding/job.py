@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -206,8 +206,6 @@ class Job:
         evictions: For ``"update"``: int64 ``(tables,)``; the number of evicted rows is added.
         seed: Philox key word.
         step: Philox counter word, and the time stamp of LRU; from 1.
-        known: What a backend made of tables whose like have passed before, filled by it; ``None``
-            if everything about them has to be read.
     """
 
     kind: Literal["pool", "weight-grad", "update"]
@@ -219,11 +217,6 @@ class Job:
     evictions: Tensor | None = None
     seed: int = 0
     step: int = 0
-    known: dict[str, Any] | None = None
-
-    def table_tensors(self) -> list[Tensor]:
-        """All tensors of the tables and of their updates, table by table."""
-        return table_tensors(self.tables, self.updates)
 
     @property
     def device(self) -> torch.device:

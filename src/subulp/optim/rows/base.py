@@ -88,7 +88,7 @@ class RowOptimizer(TorchOptimizer):
 
     def _check_options(self, group: dict[str, Any]) -> None:
         for name in _NUMBERS:
-            if not 0 <= group.get(name, 0.0) < math.inf:
+            if name in group and not 0 <= group[name] < math.inf:
                 raise ValueError(f"{name}={group[name]} is out of range: use 0 or more")
 
     def _check_module(self, module: RowModule) -> None:
@@ -178,7 +178,8 @@ class RowOptimizer(TorchOptimizer):
             ValueError: They are none of this optimizer's, or an option was set out of range.
         """
         for group in self.param_groups:
-            if any(p is rows for p in group["params"]):
+            # Tables of a module ask one by one, in every step.
+            if id(rows) in map(id, group["params"]):
                 self._check_options(group)
                 return group
         raise ValueError(

@@ -1,0 +1,160 @@
+"""Tables that have been passed over before: what was found out about them is not asked again.
+
+A batch of lookups takes a millisecond, and in the middle of a training step nothing of Python is in
+the caches: to find out what a table is takes as long as to look its rows up. All of that is as in
+the step before, but for the addresses, which are read; tables of which anything else is new are
+prepared as the first ones were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import backend, pointers
+from ..kinds import Remembered
+from . import calls, cpu
+from .job import Lookups, Table, TableUpdate, table_tensors
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a pass over tables reads and writes, without a look at it.
+
+    Attributes:
+        tensors: Those of :func:`.job.table_tensors`, but for those that stand for an absent role.
+        options: What else the tables depend on, but for the optimizer's numbers.
+    """
+
+    tensors: list[Tensor]
+    options: list[object]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What tables of a key and of tensors of the same kinds have in common.
+
+    Attributes:
+        options: Their options.
+        tables: Their structures, without addresses.
+        sizes: Bytes of each tensor.
+        held: Which tensors have any.
+        places: The words of the structures where the addresses of these belong.
+    """
+
+    options: list[object]
+    tables: cpu.Structures
+    sizes: list[int]
+    held: list[int]
+    places: np.ndarray
+
+
+_known: Remembered[_Known] = Remembered()
+
+
+def remember(
+    key: Hashable,
+    stored: Stored,
+    tables: Sequence[Table],
+    updates: Sequence[TableUpdate],
+    features: Sequence[int],
+) -> None:
+    """Remember tables that were passed over, if they can be again.
+
+    Args:
+        key: Tells apart whose tables they are.
+        stored: What they are made of.
+        tables: The tables.
+        updates: What an update of them needs; none for other passes.
+        features: The table of each feature.
+    """
+    tensors = stored.tensors
+    if (
+        any(t.device != _CPU for t in tensors)
+        or backend.choose(_CPU).backend != "cpu"
+        or not pointers.are_plain(tensors)
+    ):
+        return
+    roles = len(cpu.ROLES) if updates else 3
+    # Tensors of absent roles have no bytes.
+    places = [
+        i // roles * cpu.WORDS + i % roles
+        for i, tensor in enumerate(table_tensors(tables, updates))
+        if tensor.nbytes
+    ]
+    known = _Known(
+        list(stored.options),
+        cpu.structures(tables, updates, features),
+        [tensor.nbytes for tensor in tensors],
+        [i for i, tensor in enumerate(tensors) if tensor.nbytes],
+        np.array(places, dtype=np.int64),
+    )
+    _known.put(key, tensors, known)
+
+
+def find(key: Hashable, stored: Stored) -> cpu.Structures | None:
+    """The tables as the library reads them, if their like have been remembered.
+
+    Args:
+        key: See :func:`remember`.
+        stored: What they are made of.
+    """
+    known = _known.get(key, stored.tensors)
+    if known is None or known.options != stored.options or backend.choose(_CPU).backend != "cpu":
+        return None
+    try:
+        addresses = pointers.held_ptrs("a table", stored.tensors, known.sizes)
+    except (TypeError, ValueError):
+        # Prepared anew, they are refused by name.
+        return None
+    words = known.tables.words.copy()
+    words.reshape(-1)[known.places] = [addresses[i] for i in known.held]
+    return cpu.Structures(words, known.tables.layout)
+
+
+def pool(tables: cpu.Structures, lookups: Lookups, statistics: Tensor) -> Tensor:
+    """See :func:`.calls.pool`.
+
+    Args:
+        tables: Those of :func:`find`, made for the lookups' features.
+        lookups: Which rows.
+        statistics: Added to.
+    """
+    count = len(tables.words)
+    calls.check_lookups(lookups, count)
+    calls.check_role("statistics", statistics, torch.int64, (count, 2), lookups)
+    return cpu.pool(tables, lookups, statistics)
+
+
+def update(
+    tables: cpu.Structures,
+    numbers: Sequence[tuple[float, float, float]],
+    lookups: Lookups,
+    grad: Tensor,
+    evictions: Tensor,
+    seed: int,
+    step: int,
+) -> None:
+    """See :func:`.calls.update`.
+
+    Args:
+        tables: Those of :func:`find`, made for the lookups' features.
+        numbers: Learning rate, weight decay and epsilon of each.
+        lookups: Which rows.
+        grad: The output's gradient.
+        evictions: Added to.
+        seed: Philox key word.
+        step: Number of the step.
+    """
+    count = len(tables.words)
+    calls.check_lookups(lookups, count)
+    calls.check_grad(grad, lookups, tables.layout.width)
+    calls.check_step(evictions, count, lookups, seed, step)
+    tables.set_numbers(numbers)
+    cpu.update(tables, lookups, grad, evictions, seed, step)
