@@ -185,20 +185,23 @@ class CachedLookup(FixedDtypes):
         optimizer = self.checked_optimizer()
         unscaled = optimizer.unscaled(grad)
         # Rows may have been frozen since the forward pass.
-        frozen = [p.frozen for p in self._codes()]
+        codes = self._codes()
+        frozen = [p.frozen for p in codes]
         if unscaled is None or all(frozen):
             return
         lookups = Lookups(self._features, values, offsets, weights)
         if any(frozen):
             lookups, unscaled = self._of_trained(lookups, unscaled)
-        self._take_step(optimizer, lookups, unscaled)
+        self._take_step(optimizer, codes, lookups, unscaled)
         self.steps += 1
 
-    def _take_step(self, optimizer: RowRule, lookups: Lookups, grad: Tensor) -> None:
+    def _take_step(
+        self, optimizer: RowRule, codes: list[RowParameter], lookups: Lookups, grad: Tensor
+    ) -> None:
         key, tables = ("update", id(self)), self._tables()
         rest = grad, self.evicted, self.seed, self.steps + 1
-        numbers = [_numbers(optimizer, table.codes) for table in tables]
-        accumulators = [optimizer.accumulator(table.codes) for table in tables]
+        numbers = [_numbers(optimizer, rows) for rows in codes]
+        accumulators = [optimizer.accumulator(rows) for rows in codes]
         stored = repeat.Stored(
             [
                 tensor

@@ -215,7 +215,7 @@ class CachedTable(FixedDtypes):
     @property
     def codes(self) -> RowParameter:
         """The stored rows."""
-        return self._rows._parameters["codes"]  # type: ignore[return-value]
+        return self._modules["table"]._parameters["codes"]  # type: ignore[union-attr,return-value]
 
     @property
     def _rows(self) -> RowTable:
