@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ...tasks.ctr.config import CTRConfig
 from ..claim import Experiment, Options, Part
@@ -287,17 +287,8 @@ DRIFTING = Experiment(
 )
 
 
-def _late(options: Options) -> tuple[Part, ...]:
-    """Tables 2 and 3 on a public data set, the caches rounded stochastically."""
-    options.check_data("criteo:FILE or csv:FILE")
-    shape: dict[str, object] = {"data": options.data or "flights", "batch_size": 128}
-    if options.size == "smallest":
-        shape |= {"steps": 12, "dim": 4, "batch_size": 32}
-    shape |= {"evaluations": 1, "seeds": _seeds(options)}
-
-    def trained(**own: object) -> CTRConfig:
-        return CTRConfig(**{**shape, "policy": ("lfu",), "ways": (32,), **own})  # type: ignore[arg-type]
-
+def _again(trained: Callable[..., CTRConfig]) -> tuple[Part, ...]:
+    """Tables 2 and 3 on other data, the caches rounded stochastically."""
     plain = trained(precision=("fp32", *INTEGERS), cache_fraction=(0.0,), rounding=ROUNDINGS)
     byte = trained(precision=("int8",), cache_fraction=(0.05,), rounding=("stochastic",))
     narrow = trained(precision=NARROWEST, cache_fraction=(0.05, 0.3), rounding=("stochastic",))
@@ -306,6 +297,16 @@ def _late(options: Options) -> tuple[Part, ...]:
         Training("32-way-int8", byte, WIDE_SETS),
         Training("32-way", narrow, WIDE_SETS),
     )
+
+
+def _late(options: Options) -> tuple[Part, ...]:
+    """A public data set."""
+    options.check_data("criteo:FILE or csv:FILE")
+    shape: dict[str, object] = {"data": options.data or "flights", "batch_size": 128}
+    if options.size == "smallest":
+        shape |= {"steps": 12, "dim": 4, "batch_size": 32}
+    shape |= {"evaluations": 1, "seeds": _seeds(options), "policy": ("lfu",), "ways": (32,)}
+    return _again(lambda **own: CTRConfig(**{**shape, **own}))
 
 
 LATE = Experiment(
@@ -317,5 +318,30 @@ LATE = Experiment(
         "paper": "DLRM with the same rows on data of yours, one epoch in batches of 128",
     },
     _late,
+    _gains,
+)
+
+
+def _many(options: Options) -> tuple[Part, ...]:
+    """Generated examples of the shape of Criteo's."""
+    own: dict[str, object] = {"policy": ("lfu",), "ways": (32,)}
+    if options.size != "paper" and options.data is None:
+        # Of fewer, nothing is learned about as many pairs.
+        examples = 2000 if options.size == "smallest" else 1_000_000
+        own["data"] = f"generated:examples={examples},tables=26,numbers=13,rows=8000,zipf=1.05"
+    return _again(lambda **given: _ctr(options, **{**own, **given}))
+
+
+MANY_TABLES = Experiment(
+    "cached-26-tables",
+    {
+        "smallest": "as small, with 2,000 examples, 12 steps, one seed",
+        "small": "DLRM with 26 tables of 8,000 and 2,000 rows of 16 numbers and 13 columns of "
+        "numbers, the shape of Criteo's, on a million generated examples, one epoch in batches of "
+        "128",
+        "paper": "DLRM with the paper's tables, rows of 128 numbers, on Criteo's data of yours, "
+        "one epoch in batches of 128",
+    },
+    _many,
     _gains,
 )
