@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 
 from subulp.lab.engine.stopping import Interrupted
-from subulp.lab.reproduce import training
+from subulp.lab.reproduce import measurement, training
 from subulp.lab.reproduce.check import Check
 from subulp.lab.reproduce.claim import Claim, Experiment, Options, Watch
 from subulp.lab.reproduce.figures import MOST_ROWS, charts
@@ -125,6 +126,28 @@ def test_a_measurement_is_made_once(tmp_path):
     first, second = part.run(tmp_path / "m", Watch()), part.run(tmp_path / "m", Watch())
     assert calls == [3]
     assert str(first) == str(second)
+
+
+def own_process(size):
+    """Which process measures, where nothing else can tell."""
+    process = Observation("process", "number", os.getpid())
+    return Found((process, Observation("a", "q", size)), (Curve("a", "q", (1,), (size,)),))
+
+
+def test_processes_that_repeat_a_measurement_count_as_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(measurement, "PROCESSES", 3)
+    part = measurement.in_processes("m", own_process, {"size": 2.0}, "small")
+    found = part.run(tmp_path / "m", Watch())
+    assert found.values("a", "q") == {0: 2.0, 1: 2.0, 2: 2.0}
+    assert [curve.seed for curve in found.curves] == [0, 1, 2]
+    numbers = set(found.values("process", "number").values())
+    assert len(numbers) == 3
+    assert os.getpid() not in numbers
+    # Made once, and another number of them is another experiment.
+    assert part.run(tmp_path / "m", Watch()).observations == found.observations
+    assert part.settings["processes"] == 3
+    smallest = measurement.in_processes("m", own_process, {"size": 2.0}, "smallest")
+    assert smallest.settings["processes"] == 1
 
 
 def test_the_smallest_size_decides_nothing(tmp_path):

@@ -6,16 +6,21 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..engine.files import write_text
 from ..engine.metrics import to_json
+from ..engine.process_memory import alone
 from ..engine.typed_files import read_json
-from .claim import Experiment, Watch
+from .claim import Experiment, Size, Watch
 from .found import Curve, Found, Observation
 
 FILE = "found.json"
+
+PROCESSES = 5
+"""That repeat a timing."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,33 @@ class Measurement:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(file, to_json(asdict(found)))
         return found
+
+
+def in_processes(
+    name: str, function: Callable[..., Found], settings: Mapping[str, object], size: Size
+) -> Measurement:
+    """A measurement that several fresh processes repeat, one after the other.
+
+    Times differ more from process to process than from round to round: each process counts as a
+    seed, and a verdict takes the interval over them.
+
+    Args:
+        name: Its folder in the experiment's.
+        function: Takes the settings by name.
+        settings: Plain JSON.
+        size: Of the experiment: the smallest has one process.
+    """
+    processes = 1 if size == "smallest" else PROCESSES
+    repeated = partial(_over_processes, function)
+    return Measurement(name, repeated, {**settings, "processes": processes})
+
+
+def _over_processes(function: Callable[..., Found], *, processes: int, **settings: object) -> Found:
+    found = [alone(partial(function, **settings)) for _ in range(processes)]
+    return Found(
+        tuple(replace(o, seed=i) for i, own in enumerate(found) for o in own.observations),
+        tuple(replace(c, seed=i) for i, own in enumerate(found) for c in own.curves),
+    )
 
 
 def measured(name: str, size: str, measurement: Measurement) -> Experiment:

@@ -234,8 +234,8 @@ def _size(figure: int, name: str) -> Claim:
             _beside(f"{option} matches {D}", f"{name}, {option}", f"{name}, {D}", high=_NEAR)
             for option in (B, C)
         ),
-        shows=("perplexity",),
-        curves=("training loss", "perplexity"),
+        shows=("perplexity", "last gradient norm"),
+        curves=("training loss", "perplexity", "gradient norm"),
         cases=(f"{name}, ",),
         differs=f"Here {name} parameters stand for the paper's size. {_CHARACTERS}",
     )

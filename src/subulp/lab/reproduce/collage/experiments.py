@@ -10,7 +10,7 @@ from ...tasks.lm.config import LMConfig
 from .. import fine_tuning
 from ..claim import Experiment, Options, Part
 from ..found import Found, Observation
-from ..measurement import Measurement, measured
+from ..measurement import Measurement, in_processes, measured
 from ..training import Training
 from . import (
     algorithms,
@@ -328,20 +328,23 @@ _PAPER_SIZES = {
 def _by_size(options: Options) -> tuple[Part, ...]:
     """Table 5, left, and Figures 13 to 15: models of four sizes."""
     parts = []
-    for name, shape in SIZES.items():
+    # The longest first, so that those which run side by side end together.
+    for name, shape in reversed(SIZES.items()):
         own: dict[str, object] = {**shape, "batch_size": 8, "lr": 1e-3}
         if options.size == "paper":
             own = {**_PAPER_SIZES[name], "context": 2048, "vocabulary": 50_257}
         if options.size == "smallest":
             own = {"vocabulary": 300}
         else:
-            own["steps"] = 20_000 if options.size == "paper" else 200
+            own["steps"] = steps = 20_000 if options.size == "paper" else 200
+            # Looking at updates takes longer than some steps, and so does the validation part.
+            own |= {"watch_every": 10**9, "eval_every": steps // 4}
         parts.append(
             Training(
                 f"llama-{name}",
                 _lm(options, precision=OPTIONS, beta2=0.95, model="llama", level="bpe", **own),
                 f"{name},",
-                ("training loss", "perplexity"),
+                ("training loss", "perplexity", "gradient norm"),
             )
         )
     return tuple(parts)
@@ -474,15 +477,17 @@ def _speeds(options: Options) -> tuple[Part, ...]:
         "paper": (_PEAK_SHAPES["6.7B"], 50),
     }[options.size]
     settings = {"strategies": list(OPTIONS), "shape": shape, "batch": 1, "rounds": rounds}
-    return (Measurement("steps", speed.steps, settings),)
+    return (in_processes("steps", speed.steps, settings, options.size),)
 
 
 SPEEDS = Experiment(
     "collage-speed",
     {
         "smallest": "a model of 2 blocks and width 64",
-        "small": "a model as Llama's of 42 million parameters, one sequence of 128, on the CPU",
-        "paper": "a model as Llama's of 6.7 billion parameters, one sequence of 2,048",
+        "small": "a model as Llama's of 42 million parameters, one sequence of 128, on the CPU, in "
+        "five processes, each a seed",
+        "paper": "a model as Llama's of 6.7 billion parameters, one sequence of 2,048, in five "
+        "processes, each a seed",
     },
     _speeds,
 )

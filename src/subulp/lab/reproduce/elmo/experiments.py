@@ -12,7 +12,7 @@ from pathlib import Path
 from ...tasks.xmc.config import XMCConfig
 from ..claim import Experiment, Options, Part
 from ..found import Found, Observation
-from ..measurement import Measurement, measured
+from ..measurement import Measurement, in_processes, measured
 from ..training import Training
 from . import (
     classifier_memory,
@@ -520,19 +520,18 @@ def _by_chunks(options: Options) -> tuple[Part, ...]:
     settings = {"storage": BF16, "chunks": list(_CHUNKS), "labels": labels, "dim": 768}
     if options.size == "smallest":
         settings |= {"chunks": [1, 8], "dim": 64}
-    return (
-        Measurement(
-            "chunks", classifier_memory.by_chunks, {**settings, "batch": 128, "threads": 1}
-        ),
-    )
+    settings |= {"batch": 128, "threads": 1}
+    return (in_processes("chunks", classifier_memory.by_chunks, settings, options.size),)
 
 
 CHUNKS = Experiment(
     "elmo-chunks",
     {
         "smallest": "1 and 8 chunks of 4,096 labels of 64 numbers",
-        "small": "1 to 128 chunks of 131,072 labels of 768 numbers, a batch of 128",
-        "paper": "1 to 128 chunks of 2,812,281 labels of 768 numbers, a batch of 128",
+        "small": "1 to 128 chunks of 131,072 labels of 768 numbers, a batch of 128, in five "
+        "processes, each a seed",
+        "paper": "1 to 128 chunks of 2,812,281 labels of 768 numbers, a batch of 128, in five "
+        "processes, each a seed",
     },
     _by_chunks,
 )
@@ -541,12 +540,8 @@ CHUNKS = Experiment(
 def _speed(options: Options) -> tuple[Part, ...]:
     labels = {"smallest": 2048, "small": 32_768, "paper": _AT[0]}[options.size]
     settings = {"storages": [RENEE, BF16, FP8], "labels": labels, "dim": 768, "batch": 128}
-    rounds = 2 if options.size == "smallest" else 9
-    return (
-        Measurement(
-            "steps", classifier_memory.by_storage, {**settings, "threads": 1, "rounds": rounds}
-        ),
-    )
+    settings |= {"threads": 1, "rounds": 2 if options.size == "smallest" else 9}
+    return (in_processes("steps", classifier_memory.by_storage, settings, options.size),)
 
 
 SPEED = Experiment(
@@ -554,8 +549,9 @@ SPEED = Experiment(
     {
         "smallest": "2,048 labels of 768 numbers, two steps",
         "small": "the classifier's step alone: 32,768 labels of 768 numbers, a batch of 128, nine "
-        "steps by turns, one thread",
-        "paper": "the classifier's step alone: 2,812,281 labels of 768 numbers, a batch of 128",
+        "steps by turns, one thread, in five processes, each a seed",
+        "paper": "the classifier's step alone: 2,812,281 labels of 768 numbers, a batch of 128, in "
+        "five processes, each a seed",
     },
     _speed,
 )

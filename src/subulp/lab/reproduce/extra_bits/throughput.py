@@ -72,12 +72,10 @@ def means(found: Found, cases: dict[str, list[str]]) -> tuple[Observation, ...]:
         cases: Names of the means, and of what is in them.
     """
     quantity = "share of a copy's bandwidth"
-    together = {
-        name: [v for case in own for v in found.values(case, quantity).values()]
-        for name, own in cases.items()
-    }
-    return tuple(
-        Observation(name, quantity, statistics.fmean(values))
-        for name, values in together.items()
-        if values
-    )
+    means = []
+    for name, own in cases.items():
+        shares = [of for case in own if (of := found.values(case, quantity))]
+        for seed in shares[0] if shares else ():
+            mean = statistics.fmean(of[seed] for of in shares)
+            means.append(Observation(name, quantity, mean, seed))
+    return tuple(means)

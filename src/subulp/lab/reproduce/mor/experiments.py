@@ -122,6 +122,33 @@ PARTED = Experiment(
     _partitions,
 )
 
+LARGEST = "30M,"
+
+
+def _large(options: Options) -> tuple[Part, ...]:
+    """The abstract's share, of the largest model that two cores train."""
+    seeds = options.seeds or ((0,) if options.size == "smallest" else SIX)
+    own: dict[str, object] = {"model": "llama", "level": "bpe", "seeds": seeds}
+    if options.size == "small":
+        own |= {"vocabulary": 1024, "width": 512, "layers": 9, "heads": 8, "steps": 200}
+        own["eval_every"] = 100
+    elif options.size == "smallest":
+        own["vocabulary"] = 300
+    config = _lm(options, linear=("bf16", MOR), partition=("tensor", BLOCK), **own)
+    return (Training("llama", config, LARGEST, _CURVES),)
+
+
+LARGE = Experiment(
+    "mor-large",
+    {
+        "smallest": "as small, with a width of 16, 12 steps, one seed",
+        "small": "a model as Llama's of 29 million parameters on a megabyte of Shakespeare in "
+        "1,024 byte pairs, BF16 weights and activations, batches of 8 sequences of 64, 200 steps",
+        "paper": "a model as Llama's of 6.9 billion parameters on a text of yours, 20,000 steps",
+    },
+    _large,
+)
+
 _THRESHOLDS = (0.01, 0.02, 0.025, 0.045, 0.1)
 
 
