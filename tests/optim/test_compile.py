@@ -75,6 +75,13 @@ def test_a_step_in_a_compiled_loop_warns_of_nothing(capfd):
     assert "will be ignored" not in capfd.readouterr().err
 
 
+def test_a_graph_that_must_be_one_has_no_place_for_a_step():
+    run = TRAINABLE[2].fresh([(5,)])
+    whole = torch.compile(run.optimizer.step, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="it runs between graphs: call it out"):
+        whole()
+
+
 def test_compiled_step_with_policy():
     """Whether a step is left out depends on the gradients' values: no graph decides it."""
     case = Case("adamw", "collage-plus", torch.bfloat16)

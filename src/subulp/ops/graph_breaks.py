@@ -12,6 +12,9 @@ import torch
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_REASON = "it runs between graphs: call it outside of what fullgraph=True compiles"
+"""What a program that must be one graph is told."""
+
 
 def between_graphs(function: Callable[P, T]) -> Callable[P, T]:
     """``torch.compiler.disable``, applied at the first call instead of when a module is imported.
@@ -27,8 +30,8 @@ def between_graphs(function: Callable[P, T]) -> Callable[P, T]:
         if not _may_compile() or torch.compiler.is_exporting():
             return function(*args, **kwargs)
         if not disabled:
-            disable = cast("Callable[[Callable[P, T]], Callable[P, T]]", torch.compiler.disable)
-            disabled.append(disable(function))
+            disable = cast("Callable[..., Callable[P, T]]", torch.compiler.disable)
+            disabled.append(disable(function, reason=_REASON))
         return disabled[0](*args, **kwargs)
 
     return call
