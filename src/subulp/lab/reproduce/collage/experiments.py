@@ -28,7 +28,7 @@ A, B, C, D = "nearest", "collage-light", "collage-plus", "master"
 """The paper's options, as the command line calls them."""
 
 OPTIONS = (A, B, C, D)
-SEEDS = (0, 1, 2)
+SEEDS, SIX = (0, 1, 2), tuple(range(6))
 
 
 EXPANSIONS = measured(
@@ -90,8 +90,8 @@ LOST = measured(
 )
 
 
-def _seeds(options: Options) -> list[int]:
-    return list(options.seeds or ((0,) if options.size == "smallest" else SEEDS))
+def _seeds(options: Options, own: tuple[int, ...] = SEEDS) -> tuple[int, ...]:
+    return options.seeds or ((0,) if options.size == "smallest" else own)
 
 
 WATCHED = ("nearest", "collage-light", "fp32")
@@ -100,7 +100,7 @@ WATCHED = ("nearest", "collage-light", "fp32")
 def _qualities(options: Options) -> tuple[Part, ...]:
     elements, steps = {"smallest": (64, 2), "small": (2048, 8), "paper": (32_768, 32)}[options.size]
     settings = {"strategies": list(WATCHED), "elements": elements, "steps": steps}
-    own = {**settings, "seeds": _seeds(options)}
+    own = {**settings, "seeds": list(_seeds(options))}
     return (Measurement("steps", descent_quality.steps, own),)
 
 
@@ -124,7 +124,7 @@ MOMENT_DECAYS = (0.95, 0.99, 0.999)
 def _moments(options: Options) -> tuple[Part, ...]:
     elements, steps = {"smallest": (8, 8), "small": (32, 400), "paper": (256, 4000)}[options.size]
     settings = {"strategies": [B, C], "betas": list(MOMENT_DECAYS), "elements": elements}
-    settings |= {"steps": steps, "seeds": _seeds(options)}
+    settings |= {"steps": steps, "seeds": list(_seeds(options))}
     return (
         Measurement(
             "decays", second_moment.decays, {"betas": [*ONE_OF.values(), *NONE_OF.values()]}
@@ -171,8 +171,7 @@ def _lm(options: Options, **own: object) -> LMConfig:
     }
     # The paper's activations; chosen by speed, they would be another experiment elsewhere.
     shape["activations"] = "bf16"
-    seeds = options.seeds or ((0,) if options.size == "smallest" else SEEDS)
-    return LMConfig(**{**shape, **length, "seeds": seeds, "data": options.data, **own})  # type: ignore[arg-type]
+    return LMConfig(**{**shape, **length, "seeds": _seeds(options), "data": options.data, **own})  # type: ignore[arg-type]
 
 
 def _grid(options: Options) -> tuple[Part, ...]:
@@ -390,6 +389,7 @@ def _by_decay(options: Options) -> tuple[Part, ...]:
         own = {"vocabulary": 300}
     else:
         own["steps"] = 9000 if options.size == "paper" else 400
+    own["seeds"] = _seeds(options, SIX)
     return tuple(
         Training(
             f"beta2-{decay}",
