@@ -431,6 +431,7 @@ FP8 = Experiment(
 )
 
 _GPT_125M = {"vocabulary": 50_257, "context": 2048, "width": 768, "layers": 12, "heads": 12}
+_GPT_350M = {**_GPT_125M, "width": 1024, "layers": 24, "heads": 16}
 _TINY = {"vocabulary": 300, "context": 64, "width": 64, "layers": 2, "heads": 2}
 _PEAK_SHAPES = {
     "125M": _GPT_125M,
@@ -446,7 +447,7 @@ def _peaks(options: Options) -> tuple[Part, ...]:
         "small": {
             "60M": {**_GPT_125M, "width": 512, "layers": 8, "heads": 8},
             "125M": _GPT_125M,
-            "350M": {**_GPT_125M, "width": 1024, "layers": 24, "heads": 16},
+            "350M": _GPT_350M,
         },
         "paper": _PEAK_SHAPES,
     }
@@ -467,6 +468,41 @@ PEAKS = Experiment(
     },
     _peaks,
     partial(memory.savings, beside=D),
+)
+
+_GPT_30B = {**_GPT_125M, "width": 7168, "layers": 56, "heads": 56}
+
+
+def _limits(options: Options) -> tuple[Part, ...]:
+    """Table 8: micro-batches of one sequence and of two, short and twice as long."""
+    shape = {"smallest": _TINY, "small": _GPT_350M, "paper": _GPT_30B}[options.size]
+    lengths = {"short": shape["context"] // 2, "long": shape["context"]}
+    return tuple(
+        Measurement(
+            f"peak-{batch}-{name}",
+            memory.peak,
+            {
+                "name": f"{batch} x {name}",
+                "shape": {**shape, "context": length},
+                "strategies": list(OPTIONS),
+                "batch": batch,
+            },
+        )
+        for batch in (1, 2)
+        for name, length in lengths.items()
+    )
+
+
+LIMITS = Experiment(
+    "collage-limits",
+    {
+        "smallest": "a model of 2 blocks and width 64, sequences of 32 and 64",
+        "small": "a model as Llama's of the sizes of GPT-350M, one sequence and two of 1,024 and "
+        "of 2,048, live tensors of a step on the CPU",
+        "paper": "a model as Llama's of the sizes of GPT-30B, the same",
+    },
+    _limits,
+    partial(memory.fitting, beside=D),
 )
 
 

@@ -14,6 +14,8 @@ from ..found import Found, Observation
 _GIB = 2**30
 PEAK, SAVED = "peak GiB", "percent saved"
 GROWTH = "least growth of percent saved"
+SHARE = "of the memory allowed"
+FITTING = "combinations that fit"
 
 
 def peak(name: str, strategies: list[str], shape: dict[str, int], batch: int) -> Found:
@@ -39,8 +41,10 @@ def peak(name: str, strategies: list[str], shape: dict[str, int], batch: int) ->
         ids = torch.randint(sizes.vocabulary, (batch, sizes.context + 1))
         memory = track_memory(model, optimizer)
         for step in range(2):
+            # To make the states two tokens do.
+            now = ids if step else ids[:1, :3]
             with memory if step else torch.enable_grad():
-                model.loss(ids[:, :-1], ids[:, 1:]).backward()  # type: ignore[no-untyped-call]
+                model.loss(now[:, :-1], now[:, 1:]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 optimizer.zero_grad()
         gib = memory.peak_bytes["total"] / _GIB
@@ -56,9 +60,7 @@ def savings(found: Found, beside: str) -> tuple[Observation, ...]:
         found: What :func:`peak` has found of several models, the smallest first.
         beside: The other strategy.
     """
-    names = [o.case for o in found.observations if o.quantity == "million parameters"]
-    peaks = {o.case: o.value for o in found.observations if o.quantity == PEAK}
-    strategies = [case.removeprefix(f"{names[0]} ") for case in peaks if case.startswith(names[0])]
+    names, strategies, peaks = _table(found)
     derived = []
     for strategy in strategies:
         if strategy == beside:
@@ -71,3 +73,29 @@ def savings(found: Found, beside: str) -> tuple[Observation, ...]:
         growth = [after - before for before, after in pairwise(saved)]
         derived.append(Observation(strategy, GROWTH, min(growth)))
     return tuple(derived)
+
+
+def fitting(found: Found, beside: str) -> tuple[Observation, ...]:
+    """Which batches fit into the memory that one strategy needs for the smallest of them.
+
+    Args:
+        found: What :func:`peak` has found of several batches, the smallest first.
+        beside: That strategy.
+    """
+    names, strategies, peaks = _table(found)
+    allowed = peaks[f"{names[0]} {beside}"]
+    derived = []
+    for strategy in strategies:
+        shares = {f"{name} {strategy}": peaks[f"{name} {strategy}"] / allowed for name in names}
+        derived += [Observation(case, SHARE, share) for case, share in shares.items()]
+        fit = sum(share <= 1 for share in shares.values())
+        derived.append(Observation(strategy, FITTING, fit))
+    return tuple(derived)
+
+
+def _table(found: Found) -> tuple[list[str], list[str], dict[str, float]]:
+    """Names of what was measured, strategies, and the peaks of each with each."""
+    names = [o.case for o in found.observations if o.quantity == "million parameters"]
+    peaks = {o.case: o.value for o in found.observations if o.quantity == PEAK}
+    strategies = [case.removeprefix(f"{names[0]} ") for case in peaks if case.startswith(names[0])]
+    return names, strategies, peaks
