@@ -81,6 +81,14 @@ class Options:
     data: str | None = None
     encoder: str | None = None
 
+    def seeds_or(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The caller's seeds, or an experiment's own, of which the smallest size takes one.
+
+        Args:
+            own: The experiment's.
+        """
+        return self.seeds or ((0,) if self.size == "smallest" else own)
+
     def check_data(self, what: str) -> None:
         """Refuse the paper's size without data: what ships would be another experiment.
 

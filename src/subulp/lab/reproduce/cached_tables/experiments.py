@@ -112,10 +112,6 @@ _FEW = "generated:examples=2000,tables=4,rows=8000,zipf=1.05"
 _DRIFT = ",drift=0.03,signal=4"
 
 
-def _seeds(options: Options) -> tuple[int, ...]:
-    return options.seeds or ((0,) if options.size == "smallest" else SEEDS)
-
-
 def _ctr(options: Options, *, drift: bool = False, **own: object) -> CTRConfig:
     """A comparison of the size that was asked for."""
     shape: dict[str, object] = {
@@ -138,7 +134,7 @@ def _ctr(options: Options, *, drift: bool = False, **own: object) -> CTRConfig:
             shape["shuffle_rows"] = 1 << 16
     if options.data is not None:
         shape["data"] = options.data
-    seeds = _seeds(options)
+    seeds = options.seeds_or(SEEDS)
     given = {"row_optimizer": "adagrad", "evaluations": 1, "seeds": seeds, "rounding": ROUNDINGS}
     return CTRConfig(**{**given, **shape, **own})  # type: ignore[arg-type]
 
@@ -305,7 +301,7 @@ def _late(options: Options) -> tuple[Part, ...]:
     shape: dict[str, object] = {"data": options.data or "flights", "batch_size": 128}
     if options.size == "smallest":
         shape |= {"steps": 12, "dim": 4, "batch_size": 32}
-    shape |= {"evaluations": 1, "seeds": _seeds(options), "policy": ("lfu",), "ways": (32,)}
+    shape |= {"evaluations": 1, "seeds": options.seeds_or(SEEDS), "policy": ("lfu",), "ways": (32,)}
     return _again(lambda **own: CTRConfig(**{**shape, **own}))
 
 

@@ -90,17 +90,13 @@ LOST = measured(
 )
 
 
-def _seeds(options: Options, own: tuple[int, ...] = SEEDS) -> tuple[int, ...]:
-    return options.seeds or ((0,) if options.size == "smallest" else own)
-
-
 WATCHED = ("nearest", "collage-light", "fp32")
 
 
 def _qualities(options: Options) -> tuple[Part, ...]:
     elements, steps = {"smallest": (64, 2), "small": (2048, 8), "paper": (32_768, 32)}[options.size]
     settings = {"strategies": list(WATCHED), "elements": elements, "steps": steps}
-    own = {**settings, "seeds": list(_seeds(options))}
+    own = {**settings, "seeds": list(options.seeds_or(SEEDS))}
     return (Measurement("steps", descent_quality.steps, own),)
 
 
@@ -124,7 +120,7 @@ MOMENT_DECAYS = (0.95, 0.99, 0.999)
 def _moments(options: Options) -> tuple[Part, ...]:
     elements, steps = {"smallest": (8, 8), "small": (32, 400), "paper": (256, 4000)}[options.size]
     settings = {"strategies": [B, C], "betas": list(MOMENT_DECAYS), "elements": elements}
-    settings |= {"steps": steps, "seeds": list(_seeds(options))}
+    settings |= {"steps": steps, "seeds": list(options.seeds_or(SEEDS))}
     return (
         Measurement(
             "decays", second_moment.decays, {"betas": [*ONE_OF.values(), *NONE_OF.values()]}
@@ -171,7 +167,8 @@ def _lm(options: Options, **own: object) -> LMConfig:
     }
     # The paper's activations; chosen by speed, they would be another experiment elsewhere.
     shape["activations"] = "bf16"
-    return LMConfig(**{**shape, **length, "seeds": _seeds(options), "data": options.data, **own})  # type: ignore[arg-type]
+    own = {**shape, **length, "seeds": options.seeds_or(SEEDS), "data": options.data, **own}
+    return LMConfig(**own)  # type: ignore[arg-type]
 
 
 def _grid(options: Options) -> tuple[Part, ...]:
@@ -389,7 +386,7 @@ def _by_decay(options: Options) -> tuple[Part, ...]:
         own = {"vocabulary": 300}
     else:
         own["steps"] = 9000 if options.size == "paper" else 400
-    own["seeds"] = _seeds(options, SIX)
+    own["seeds"] = options.seeds_or(SIX)
     return tuple(
         Training(
             f"beta2-{decay}",

@@ -39,10 +39,6 @@ _PAPER_DATA = {TEXTS: "LF-AmazonTitles-131K", BAGS: "AmazonTitles-670K"}
 # ------------------------------------------------------------------------------ comparisons
 
 
-def _seeds(options: Options, own: tuple[int, ...] = SEEDS) -> tuple[int, ...]:
-    return options.seeds or ((0,) if options.size == "smallest" else own)
-
-
 def _xmc(options: Options, kind: str, precision: Sequence[str], **own: object) -> XMCConfig:
     """A comparison of the size that was asked for, on one kind of data.
 
@@ -50,7 +46,7 @@ def _xmc(options: Options, kind: str, precision: Sequence[str], **own: object) -
     operands of the products that no machine chooses: rows in FP8 have the paper's.
     """
     given: dict[str, object] = {
-        "seeds": _seeds(options),
+        "seeds": options.seeds_or(SEEDS),
         "precision": tuple(precision),
         "threads": 1,
         "products": "fp8" if FP8 in precision else "fp32" if set(precision) == {WIDE} else "bf16",
@@ -106,7 +102,7 @@ HEAD, POST_HOC = f"{TEXTS}, head Kahan", f"{TEXTS}, post-hoc"
 
 def _quality(options: Options) -> tuple[Part, ...]:
     """Tables 2, 6, 7 and 8."""
-    seeds = _seeds(options, TEN)
+    seeds = options.seeds_or(TEN)
     head = _xmc(options, TEXTS, (FP8,), head_fraction=0.2, seeds=seeds)
     refined = _xmc(options, TEXTS, (FP8,), refine_epochs=1, seeds=seeds)
     return (
@@ -169,7 +165,10 @@ def _sampling(options: Options) -> tuple[Part, ...]:
         if options.size != "paper":
             config = _xmc(options, kind, (BF16,))
             name = f"{kind.replace(' ', '-')}-{linear_tree.TREE}"
-            settings = {"case": f"{kind}, {linear_tree.TREE}", "seeds": list(_seeds(options))}
+            settings = {
+                "case": f"{kind}, {linear_tree.TREE}",
+                "seeds": list(options.seeds_or(SEEDS)),
+            }
             parts.append(Measurement(name, partial(linear_tree.quality, config), settings))
     return tuple(parts)
 
@@ -216,7 +215,7 @@ def _grid(options: Options) -> tuple[Part, ...]:
     """Figure 2(a)."""
     bits = ((2, 3), (4, 3)) if options.size == "smallest" else _BITS
     names = [f"e{e}m{m}{rounding}" for e, m in bits for rounding in ("", "+nearest")]
-    own: dict[str, object] = {"products": "fp32", "seeds": _seeds(options, SIX)}
+    own: dict[str, object] = {"products": "fp32", "seeds": options.seeds_or(SIX)}
     if options.size == "small":
         own |= {"width": 64, "batch_size": 512, "epochs": 2, "head_lr": 0.05}
     config = _xmc(options, TEXTS, (WIDE, BF16, f"{BF16}+nearest", *names), **own)
@@ -302,7 +301,7 @@ def _histograms(options: Options) -> tuple[Part, ...]:
         Measurement(
             f"seed-{seed}", exponents.exponents, {"config": config, "seed": seed, "batches": 4}
         )
-        for seed in _seeds(options)
+        for seed in options.seeds_or(SEEDS)
     )
 
 
@@ -499,7 +498,11 @@ FEW, MANY = 1024, 65_536
 def _overflow(options: Options) -> tuple[Part, ...]:
     labels, steps = ([256, FEW], 3) if options.size == "smallest" else ([FEW, MANY], 12)
     settings = {"labels": labels, "dim": 64, "batch": 32, "steps": steps}
-    return (Measurement("growth", overflow.growth, {**settings, "seeds": list(_seeds(options))}),)
+    return (
+        Measurement(
+            "growth", overflow.growth, {**settings, "seeds": list(options.seeds_or(SEEDS))}
+        ),
+    )
 
 
 OVERFLOW = Experiment(

@@ -31,10 +31,6 @@ EIGHT, CUT, ALONE, WIDE = "extra-bits-8", "extra-bits-8-truncate", "nearest", "f
 """Eight extra bits, as here and as the paper codes them, none, and FP32 parameters."""
 
 
-def _seeds(options: Options, own: tuple[int, ...] = SEEDS) -> tuple[int, ...]:
-    return options.seeds or ((0,) if options.size == "smallest" else own)
-
-
 # ------------------------------------------------------------------------ storage
 
 STORAGE = Experiment(
@@ -94,7 +90,7 @@ EXACT = Experiment(
 def _hooks(options: Options) -> tuple[Part, ...]:
     width, steps = {"smallest": (16, 3), "small": (128, 40), "paper": (1024, 200)}[options.size]
     settings = {"precision": EIGHT, "width": width, "steps": steps, "clip": 0.005}
-    settings |= {"seeds": list(_seeds(options))}
+    settings |= {"seeds": list(options.seeds_or(SEEDS))}
     return (Measurement("adamw", clipping.hooks, {"optimizer": "AdamW", **settings}),)
 
 
@@ -114,7 +110,7 @@ HOOKS = Experiment(
 
 def _errors(options: Options) -> tuple[Part, ...]:
     values = {"smallest": 1000, "small": 50_000, "paper": 1_000_000}[options.size]
-    settings = {"bits": [4, 8, 12], "values": values, "seeds": list(_seeds(options))}
+    settings = {"bits": [4, 8, 12], "values": values, "seeds": list(options.seeds_or(SEEDS))}
     return (Measurement("errors", forward_error.errors, settings),)
 
 
@@ -232,7 +228,7 @@ def _pictures(options: Options) -> tuple[Part, ...]:
         }
     if options.data is not None:
         own["data"] = options.data
-    config = ImageConfig(precision=_FORMATS, seeds=_seeds(options), dtype="fp16", **own)  # type: ignore[arg-type]
+    config = ImageConfig(precision=_FORMATS, seeds=options.seeds_or(SEEDS), dtype="fp16", **own)  # type: ignore[arg-type]
     return (Training("resnet-18", config, curves=("training loss", "accuracy")),)
 
 
@@ -256,7 +252,7 @@ def _shaped(options: Options) -> tuple[Part, ...]:
     pictures, own = sizes[options.size]
     data = options.data or f"generated:pictures={pictures}"
     # A point of accuracy is less than what seeds differ by.
-    seeds = _seeds(options, MANY)
+    seeds = options.seeds_or(MANY)
     config = ImageConfig(precision=_FORMATS, seeds=seeds, dtype="fp16", lr=0.1, data=data, **own)
     return (Training("resnet-18", config, curves=("training loss", "accuracy")),)
 
@@ -283,7 +279,7 @@ def _peaks(options: Options) -> tuple[Part, ...]:
         width=width,
         batch_size=batch,
         dtype="fp16",
-        seeds=_seeds(options),
+        seeds=options.seeds_or(SEEDS),
     )
     return (Training("resnet-18", config),)
 
@@ -316,7 +312,7 @@ def _clicks(options: Options) -> tuple[Part, ...]:
         "cache_fraction": (0.0,),
         "batch_size": 128,
         "evaluations": 4,
-        "seeds": _seeds(options, MANY),
+        "seeds": options.seeds_or(MANY),
     }
     if options.size == "paper":
         options.check_data("criteo:FILE")
@@ -380,7 +376,7 @@ def _generated(options: Options) -> tuple[Part, ...]:
     # A part for each seed, so that what was stopped goes on.
     return tuple(
         Measurement(f"seed-{seed}", adversarial.quality, {**settings, "seeds": [seed]})
-        for seed in _seeds(options, MANY)
+        for seed in options.seeds_or(MANY)
     )
 
 
@@ -416,7 +412,7 @@ FUSED = Experiment(
 def _one_pass(options: Options) -> tuple[Part, ...]:
     width, rounds = {"smallest": (4, 3), "small": (32, 60), "paper": (64, 500)}[options.size]
     settings = {"precision": CUT, "width": width, "batch": 64, "rounds": rounds}
-    settings |= {"seeds": list(_seeds(options))}
+    settings |= {"seeds": list(options.seeds_or(SEEDS))}
     return (Measurement("one pass", one_pass.turns, settings),)
 
 
@@ -495,7 +491,7 @@ def _berts(options: Options) -> tuple[Part, ...]:
         precision=(WIDE,),
         # Chosen by speed, they would be another experiment elsewhere.
         activations="bf16",
-        seeds=_seeds(options),
+        seeds=options.seeds_or(SEEDS),
         **own,  # type: ignore[arg-type]
     )
     return (fine_tuning.FineTuning(Training("bert", config, BERT), recipe, TUNED),)

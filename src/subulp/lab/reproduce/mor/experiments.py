@@ -94,7 +94,7 @@ def _lm(options: Options, **own: object) -> LMConfig:
         given["lr"] = 3e-4
     steps = int(str(given["steps"]))
     given |= {
-        "seeds": options.seeds or ((0,) if options.size == "smallest" else SEEDS),
+        "seeds": options.seeds_or(SEEDS),
         "data": options.data,
         # What is chosen is recorded there; the validation part takes longer than some steps.
         "eval_every": max(12, steps // 5),
@@ -127,7 +127,7 @@ LARGEST = "30M,"
 
 def _large(options: Options) -> tuple[Part, ...]:
     """The abstract's share, of the largest model that two cores train."""
-    seeds = options.seeds or ((0,) if options.size == "smallest" else SIX)
+    seeds = options.seeds_or(SIX)
     own: dict[str, object] = {"model": "llama", "level": "bpe", "seeds": seeds}
     if options.size == "small":
         own |= {"vocabulary": 1024, "width": 512, "layers": 9, "heads": 8, "steps": 200}
@@ -182,7 +182,7 @@ CLOSE = 0.025
 def _second(options: Options) -> tuple[Part, ...]:
     """Another text, and what each layer chooses."""
     data = options.data or "definitions"
-    seeds = options.seeds or ((0,) if options.size == "smallest" else SIX)
+    seeds = options.seeds_or(SIX)
     own: dict[str, object] = {"data": data, "seeds": seeds}
     usual = _lm(options, linear=("bf16", MOR), partition=("tensor", BLOCK), **own)
     curves = ("training loss", "fp8 share")
