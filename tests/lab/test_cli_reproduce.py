@@ -8,6 +8,7 @@ from subulp.lab.cli import main
 from subulp.lab.reproduce.index import CLAIMS
 
 EXACT = "collage-table9"
+NOT_RUN = next(claim for claim in CLAIMS if claim.not_run)
 
 
 @pytest.mark.parametrize("words", [(), ("list",), ("LIST",)])
@@ -48,7 +49,7 @@ def test_records_as_json_are_all_that_is_printed(tmp_path, capsys):
     ("words", "message"),
     [
         (["nothing"], "claims='nothing' is unknown. Use all, a paper (collage, extra-bits"),
-        (["collage-table8"], "claims=collage-table8 is not run: it needs 16 GPUs"),
+        ([NOT_RUN.name], f"claims={NOT_RUN.name} is not run: {NOT_RUN.not_run}"),
         ([EXACT, "--seeds", "1,1"], "seeds repeats 1: give each once"),
         ([EXACT, "--seeds", "-1"], "seeds=-1 is out of range"),
         ([EXACT, "--seeds", "x"], "seeds=x is not a list of integers"),
