@@ -6,6 +6,7 @@ every run, without caching, fragmentation or other libraries in them.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -146,6 +147,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if _has_dtensor(types):
+            # What DTensor makes of it on this rank comes here instead, temporaries and all.
+            return NotImplemented
         kwargs = kwargs or {}
         # A view of a tensor from before the block creates nothing.
         borrowed = {s for tensor in _tensors((args, kwargs)) for s in _storages(tensor)}
@@ -242,6 +246,12 @@ class _StorageLog:
             entry.nbytes += nbytes
             seconds = time.perf_counter() - self._start
             self.changes.append(_Change(entry, nbytes, seconds, self.mark))
+
+
+def _has_dtensor(types: Iterable[type]) -> bool:
+    # There is none as long as nothing has imported it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in types)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .dtensors import embedding_of_shards, is_dtensor
 from .narrow import gradient_dtype
 
 
@@ -34,6 +35,8 @@ def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
         )
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"ids have dtype {ids.dtype}: expected int32 or int64 row numbers")
+    if is_dtensor(weight) or is_dtensor(ids):
+        return embedding_of_shards(ids, weight, narrow_embedding)
     if torch.compiler.is_exporting():
         return weight[ids].float()
     y: Tensor = _NarrowEmbedding.apply(ids, weight)  # type: ignore[no-untyped-call]

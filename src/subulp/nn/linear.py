@@ -21,6 +21,7 @@ from ..ops import bf16_product
 from ..ops.bf16_product import bf16_mm
 from ..ops.pointers import is_plain_type
 from ..ops.rows import decode
+from .dtensors import is_dtensor, linear_of_shards
 from .fp8_linear import fp8_linear
 from .narrow import (
     ACTIVATION_DTYPES,
@@ -80,6 +81,10 @@ def narrow_linear(
     """
     check_linear(x, weight, bias)
     check_products(products)
+    if is_dtensor(weight) or is_dtensor(x):
+        if products == "fp8":
+            raise ValueError("products='fp8' has one scale for a whole tensor: not for DTensors")
+        return linear_of_shards(x, weight, bias, narrow_linear)
     x, weight = autocast_operands(x, weight)
     if products == "fp8" and x.numel() > 0:
         return fp8_linear(x, weight, bias)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .dtensors import is_dtensor
 from .ranks import Ranks, bytes_of
 from .row_shards import RowShards
 
@@ -171,17 +172,6 @@ def whole_fault(ranks: Ranks | None, name: str, value: Tensor, shape: Sequence[i
             f"{tuple(shape)}"
         )
     return None
-
-
-def is_dtensor(value: object) -> bool:
-    """Whether it is a DTensor."""
-    if not isinstance(value, Tensor) or type(value) in (Tensor, torch.nn.Parameter):
-        return False
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415
-
-    return isinstance(value, DTensor)
 
 
 def _word(rows: Tensor) -> Tensor:

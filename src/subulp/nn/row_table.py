@@ -19,9 +19,10 @@ from ..numerics.formats import simulated
 from ..numerics.int_rows import PARAMETER_BYTES, ROW_FORMATS, IntFormat
 from ..ops.big_memory import zeros
 from ..ops.rows import decode, decode_rows, encode, encode_rows
+from .dtensors import is_dtensor
 from .fixed_dtypes import FixedDtypes
 from .ranks import Ranks
-from .row_exchange import from_whole, is_dtensor, permuted, to_dtensor, whole_fault
+from .row_exchange import from_whole, permuted, to_dtensor, whole_fault
 from .row_parameter import RowParameter, memory_of
 from .row_shards import RowShards, Run
 

@@ -428,40 +428,42 @@ FP8 = Experiment(
 )
 
 _GPT_125M = {"vocabulary": 50_257, "context": 2048, "width": 768, "layers": 12, "heads": 12}
-_GPT_350M = {**_GPT_125M, "width": 1024, "layers": 24, "heads": 16}
-_TINY = {"vocabulary": 300, "context": 64, "width": 64, "layers": 2, "heads": 2}
-_PEAK_SHAPES = {
-    "125M": _GPT_125M,
-    "1.3B": {**_GPT_125M, "width": 2048, "layers": 24, "heads": 16},
-    "2.7B": {**_GPT_125M, "width": 2560, "layers": 32, "heads": 32},
-    "6.7B": {**_GPT_125M, "width": 4096, "layers": 32, "heads": 32},
+_TINY = {"vocabulary": 300, "context": 64, "width": 64, "layers": 2, "heads": 8}
+_TENSOR_RANKS = 8
+_GPT_6_7B = {**_GPT_125M, "width": 4096, "layers": 32, "heads": 32}
+_MODELS: dict[str, dict[str, object]] = {
+    "125M": {"shape": _GPT_125M, "ranks": 1},
+    "1.3B": {"shape": {**_GPT_125M, "width": 2048, "layers": 24, "heads": 16}},
+    "2.7B": {"shape": {**_GPT_125M, "width": 2560, "layers": 32, "heads": 32}},
+    "6.7B": {"shape": _GPT_6_7B},
+    "OpenLLaMA-7B": {"shape": {**_GPT_6_7B, "vocabulary": 32_000}, "model": "llama"},
 }
+"""Of Collage's Table 11, and over how many ranks."""
 
 
 def _peaks(options: Options) -> tuple[Part, ...]:
-    shapes = {
-        "smallest": {"tiny": _TINY, "125M": {**_TINY, "width": 128}},
-        "small": {
-            "60M": {**_GPT_125M, "width": 512, "layers": 8, "heads": 8},
-            "125M": _GPT_125M,
-            "350M": _GPT_350M,
-        },
-        "paper": _PEAK_SHAPES,
-    }
-    settings = {"strategies": list(OPTIONS), "batch": 1}
-    return tuple(
-        Measurement(f"peak-{name}", memory.peak, {"name": name, "shape": shape, **settings})
-        for name, shape in shapes[options.size].items()
-    )
+    parts = []
+    for i, (name, own) in enumerate(_MODELS.items()):
+        settings = {"model": "gpt", "ranks": _TENSOR_RANKS, **own}
+        if options.size == "smallest":
+            settings["shape"] = {**_TINY, "width": 64 * (1 + i)}
+        settings |= {"name": name, "strategies": list(OPTIONS), "batch": 1}
+        parts.append(Measurement(f"peak-{name}", memory.peak, settings))
+    return tuple(parts)
 
+
+_FIVE = (
+    "GPT-125M in one process, GPTs of 1.3, 2.7 and 6.7 billion parameters and a model as Llama's "
+    "of 6.5 billion as the first of eight ranks with tensor parallelism, one sequence of 2,048, "
+    "live tensors of a step on the CPU; takes some 18 GiB"
+)
 
 PEAKS = Experiment(
     "collage-memory",
     {
-        "smallest": "models of 2 blocks, of width 64 and 128",
-        "small": "models as Llama's of the sizes of GPT-125M, and of one smaller and one larger, "
-        "one sequence of 2,048, live tensors of a step on the CPU",
-        "paper": "models as Llama's of all four sizes, one sequence of 2,048",
+        "smallest": "as small, with models of 2 blocks, of width 64 to 320",
+        "small": _FIVE,
+        "paper": _FIVE,
     },
     _peaks,
     partial(memory.savings, beside=D),
@@ -472,7 +474,12 @@ _GPT_30B = {**_GPT_125M, "width": 7168, "layers": 56, "heads": 56}
 
 def _limits(options: Options) -> tuple[Part, ...]:
     """Table 8: micro-batches of one sequence and of two, short and twice as long."""
-    shape = {"smallest": _TINY, "small": _GPT_350M, "paper": _GPT_30B}[options.size]
+    shape = {
+        "smallest": _TINY,
+        "small": {**_GPT_30B, "layers": 7},
+        # Two stages of a pipeline share the blocks.
+        "paper": {**_GPT_30B, "layers": 28},
+    }[options.size]
     lengths = {"short": shape["context"] // 2, "long": shape["context"]}
     return tuple(
         Measurement(
@@ -483,6 +490,8 @@ def _limits(options: Options) -> tuple[Part, ...]:
                 "shape": {**shape, "context": length},
                 "strategies": list(OPTIONS),
                 "batch": batch,
+                "model": "gpt",
+                "ranks": _TENSOR_RANKS,
             },
         )
         for batch in (1, 2)
@@ -493,10 +502,13 @@ def _limits(options: Options) -> tuple[Part, ...]:
 LIMITS = Experiment(
     "collage-limits",
     {
-        "smallest": "a model of 2 blocks and width 64, sequences of 32 and 64",
-        "small": "a model as Llama's of the sizes of GPT-350M, one sequence and two of 1,024 and "
-        "of 2,048, live tensors of a step on the CPU",
-        "paper": "a model as Llama's of the sizes of GPT-30B, the same",
+        "smallest": "a model of 2 blocks and width 64 as the first of eight ranks, sequences of 32 "
+        "and 64",
+        "small": "seven of GPT-30B's 56 blocks between its table and its output layer, as the "
+        "first of eight ranks with tensor parallelism, one sequence and two of 1,024 and of 2,048, "
+        "live tensors of a step on the CPU; takes some 18 GiB",
+        "paper": "28 blocks, the half that a pipeline of two stages has on a rank, the same; takes "
+        "some 60 GiB",
     },
     _limits,
     partial(memory.fitting, beside=D),
@@ -507,7 +519,7 @@ def _speeds(options: Options) -> tuple[Part, ...]:
     shape, rounds = {
         "smallest": (_TINY, 3),
         "small": ({**_GPT_125M, "vocabulary": 4096, "context": 128, "width": 512, "heads": 8}, 15),
-        "paper": (_PEAK_SHAPES["6.7B"], 50),
+        "paper": (_GPT_6_7B, 50),
     }[options.size]
     settings = {"strategies": list(OPTIONS), "shape": shape, "batch": 1, "rounds": rounds}
     return (in_processes("steps", speed.steps, settings, options.size),)

@@ -2,62 +2,101 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
+from statistics import fmean
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import loss_parallel
 
 from .... import optim
 from ....diagnostics.memory import track_memory
+from ...engine.process_memory import alone
 from ...tasks.lm.models import Shape, build, use_bf16
 from ..found import Found, Observation
+from .tensor_parallel import divide, first_rank_of, on_this_rank
 
 _GIB = 2**30
 PEAK, SAVED = "peak GiB", "percent saved"
 GROWTH = "least growth of percent saved"
 SHARE = "of the memory allowed"
+MEAN = "mean percent saved"
 FITTING = "combinations that fit"
 
 
-def peak(name: str, strategies: list[str], shape: dict[str, int], batch: int) -> Found:
-    """Live bytes at the peak of the second step, when all states are there.
+def peak(
+    name: str,
+    strategies: list[str],
+    shape: dict[str, int],
+    batch: int,
+    model: str = "llama",
+    ranks: int = 1,
+) -> Found:
+    """Live bytes at the peak of the second step, when all states are there, of one rank.
 
     Args:
         name: What the model is called in the cases.
         strategies: Of AdamW.
-        shape: Sizes of a model with rotary positions, see :class:`..tasks.lm.models.Shape`.
+        shape: Sizes of a model, see :class:`..tasks.lm.models.Shape`.
         batch: Sequences in a batch.
+        model: Which model (default: ``"llama"``).
+        ranks: That the model is divided over, by tensor parallelism; the first is measured, in a
+            process of its own where there are several (default: 1).
     """
-    sizes = Shape(**shape, model="llama")  # type: ignore[arg-type]
+    sizes = Shape(**shape, model=model)  # type: ignore[arg-type]
+    measure = _peaks if ranks == 1 else partial(alone, _peaks)
     found = [Observation(name, "million parameters", sizes.parameters / 1e6)]
-    for strategy in strategies:
-        torch.manual_seed(0)
-        with torch.device("meta"):
-            model = build(sizes).to(torch.bfloat16)
-        model = model.to_empty(device="cpu")
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.02)
-        use_bf16(model)
-        optimizer = optim.AdamW(model.parameters(), precision=strategy, betas=(0.9, 0.95))
-        ids = torch.randint(sizes.vocabulary, (batch, sizes.context + 1))
-        memory = track_memory(model, optimizer)
-        for step in range(2):
-            # To make the states two tokens do.
-            now = ids if step else ids[:1, :3]
-            with memory if step else torch.enable_grad():
-                model.loss(now[:, :-1], now[:, 1:]).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                optimizer.zero_grad()
-        gib = memory.peak_bytes["total"] / _GIB
-        found.append(Observation(f"{name} {strategy}", PEAK, gib))
-        del model, optimizer, memory, parameter
+    for strategy, peak_bytes in measure(sizes, strategies, batch, ranks).items():
+        found.append(Observation(f"{name} {strategy}", PEAK, peak_bytes / _GIB))
     return Found(tuple(found))
+
+
+def _peaks(sizes: Shape, strategies: list[str], batch: int, ranks: int) -> dict[str, int]:
+    if ranks == 1:
+        return {strategy: live_bytes(sizes, strategy, batch, None) for strategy in strategies}
+    with first_rank_of(ranks) as mesh:
+        return {strategy: live_bytes(sizes, strategy, batch, mesh) for strategy in strategies}
+
+
+def live_bytes(sizes: Shape, strategy: str, batch: int, mesh: DeviceMesh | None) -> int:
+    """Bytes of live tensors at the peak of the second step, on this rank.
+
+    Args:
+        sizes: Of the model.
+        strategy: Of AdamW.
+        batch: Sequences in a batch.
+        mesh: Ranks that the model is divided over; ``None`` is one process.
+    """
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = build(sizes).to(torch.bfloat16)
+    use_bf16(model)
+    if mesh is not None:
+        divide(model, mesh)
+    model = model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(on_this_rank(parameter), std=0.02)
+    optimizer = optim.AdamW(model.parameters(), precision=strategy, betas=(0.9, 0.95))
+    ids = torch.randint(sizes.vocabulary, (batch, sizes.context + 1))
+    memory = track_memory(model, optimizer)
+    for step in range(2):
+        # To make the states two tokens do.
+        now = ids if step else ids[:1, :3]
+        with memory if step else nullcontext(), nullcontext() if mesh is None else loss_parallel():
+            model.loss(now[:, :-1], now[:, 1:]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    return memory.peak_bytes["total"]
 
 
 def savings(found: Found, beside: str) -> tuple[Observation, ...]:
     """What every strategy saves of another one's peak, and how that grows with the model.
 
     Args:
-        found: What :func:`peak` has found of several models, the smallest first.
+        found: What :func:`peak` has found of several models: GPTs, the smallest first, and then
+            one of another kind.
         beside: The other strategy.
     """
     names, strategies, peaks = _table(found)
@@ -70,8 +109,13 @@ def savings(found: Found, beside: str) -> tuple[Observation, ...]:
             Observation(f"{name} {strategy}", SAVED, percent)
             for name, percent in zip(names, saved, strict=True)
         ]
-        growth = [after - before for before, after in pairwise(saved)]
-        derived.append(Observation(strategy, GROWTH, min(growth)))
+        *gpts, _ = saved
+        growth = [after - before for before, after in pairwise(gpts)]
+        derived += [
+            Observation(strategy, GROWTH, min(growth)),
+            Observation(f"GPTs {strategy}", MEAN, fmean(gpts)),
+            Observation(f"all {strategy}", MEAN, fmean(saved)),
+        ]
     return tuple(derived)
 
 
