@@ -259,19 +259,27 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """Storages behind a tensor: for a sparse tensor or a wrapper subclass, those of its parts."""
-    if tensor.device.type == "meta":
-        return
+    """Storages behind a tensor: for a sparse tensor or a wrapper subclass, those of its parts.
+
+    Tensors without memory have none: those on the meta device, and those that stand for others
+    while DTensor finds out shapes, which lie there whatever they say.
+    """
     if hasattr(tensor, "__tensor_flatten__"):
         parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         # A DTensor names its mesh among them.
         for part in parts:
             if isinstance(part, Tensor):
                 yield from _storages(part)
-    elif tensor.layout == torch.strided:
-        yield tensor.untyped_storage()
-    elif tensor.layout == torch.sparse_coo:
-        yield from (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
+        return
+    held = [tensor]
+    if tensor.layout == torch.sparse_coo:
+        held = [tensor._indices(), tensor._values()]
+    elif tensor.layout != torch.strided:
+        return
+    for part in held:
+        storage = part.untyped_storage()
+        if storage.device.type != "meta":
+            yield storage
 
 
 def _running(changes: list[_Change]) -> Iterator[tuple[_Change, dict[str, int]]]:

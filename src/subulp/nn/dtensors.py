@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .narrow import gradient_dtype
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
 
@@ -30,9 +32,9 @@ def is_dtensor(value: object) -> bool:
 
 
 def linear_of_shards(
-    x: DTensor,
-    weight: DTensor,
-    bias: DTensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor],
 ) -> DTensor:
     """A linear layer of DTensors: ``multiply`` with what this rank has.
@@ -49,11 +51,12 @@ def linear_of_shards(
 
     Raises:
         TypeError: Some are DTensors, and some are plain tensors.
-        ValueError: They are on different meshes, or placed as nothing here can compute with.
+        ValueError: They are on different meshes, or placed as nothing here can compute with, or
+            the weight has a ``grad_dtype`` of its own.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415
 
-    _check("x", x, weight)
+    x, weight = _on_one_mesh("x", x, weight)
     mesh, last = weight.device_mesh, x.dim() - 1
     placed = _Placed()
     biases: list[Placement] = []
@@ -75,14 +78,15 @@ def linear_of_shards(
             placed.add(batch, batch, _summed(batch), batch)
             biases.append(Replicate())
             bias_grads.append(_summed(batch))
-    x_here = x.redistribute(mesh, placed.inputs).to_local(grad_placements=placed.input_grads)
+    x_here = _moved(x, placed.inputs).to_local(grad_placements=placed.input_grads)
     weight_here = weight.to_local(grad_placements=placed.weight_grads)
     bias_here = None
     if bias is not None:
-        _check("bias", bias, weight)
-        bias_here = bias.redistribute(mesh, biases).to_local(grad_placements=bias_grads)
+        bias, _ = _on_one_mesh("bias", bias, weight)
+        bias_here = _moved(bias, biases).to_local(grad_placements=bias_grads)
         if not adds_bias:
-            bias_here = bias_here.masked_fill(torch.ones_like(bias_here, dtype=torch.bool), 0)
+            wide = bias_here.float()
+            bias_here = wide.masked_fill(torch.ones_like(wide, dtype=torch.bool), 0.0)
     if weight_here.numel():
         y = multiply(x_here, weight_here, bias_here)
     else:
@@ -92,7 +96,7 @@ def linear_of_shards(
 
 
 def embedding_of_shards(
-    ids: DTensor, weight: DTensor, look_up: Callable[[Tensor, Tensor], Tensor]
+    ids: Tensor, weight: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]
 ) -> DTensor:
     """A lookup in a table that is a DTensor: each rank looks up what it has.
 
@@ -107,11 +111,12 @@ def embedding_of_shards(
 
     Raises:
         TypeError: One is a DTensor, and one is a plain tensor.
-        ValueError: They are on different meshes, or placed as nothing here can compute with.
+        ValueError: They are on different meshes, or placed as nothing here can compute with, or
+            the table has a ``grad_dtype`` of its own.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415
 
-    _check("ids", ids, weight)
+    ids, weight = _on_one_mesh("ids", ids, weight)
     mesh = weight.device_mesh
     placed = _Placed()
     # The rows of this rank, while the dimensions of the mesh divide them one after the other.
@@ -127,19 +132,19 @@ def embedding_of_shards(
         else:
             batch = _batch(own, ids.dim())
             placed.add(batch, batch, _summed(batch), batch)
-    ids_here = ids.redistribute(mesh, placed.inputs).to_local()
+    ids_here = _moved(ids, placed.inputs).to_local()
     weight_here = weight.to_local(grad_placements=placed.weight_grads)
     if weight_here.shape[0] != count:
         raise ValueError(
             f"weight has {weight_here.shape[0]} rows on this rank: expected {count}, as "
             "distribute_tensor divides them"
         )
-    if count == weight.shape[0]:
-        y = look_up(ids_here, weight_here)
-    elif count == 0:
+    if weight_here.numel() == 0:
         # The sum of nothing, which gives the shard a gradient as empty as it is.
         y = torch.zeros(*ids_here.shape, weight_here.shape[1], device=ids_here.device)
         y = y + weight_here.float().sum()
+    elif count == weight.shape[0]:
+        y = look_up(ids_here, weight_here)
     else:
         here = (ids_here >= first) & (ids_here < first + count)
         y = look_up(torch.where(here, ids_here - first, 0), weight_here)
@@ -179,26 +184,43 @@ class _Placed:
         )
 
 
-def _check(name: str, tensor: Tensor, weight: Tensor) -> None:
-    """Raise unless both are DTensors on one mesh, and the weight is placed as layers know."""
-    from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415
+def _on_one_mesh(name: str, tensor: Tensor, weight: Tensor) -> tuple[DTensor, DTensor]:
+    """Both; raise unless they are DTensors on one mesh, the weight placed as layers know it."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: PLC0415
 
-    if not (is_dtensor(tensor) and is_dtensor(weight)):
+    if not (isinstance(tensor, DTensor) and isinstance(weight, DTensor)):
         plain, other = ("weight", name) if is_dtensor(tensor) else (name, "weight")
         raise TypeError(
             f"{plain} is a plain tensor, and {other} is a DTensor: divide the layer with "
             "parallelize_module, which makes DTensors of both"
         )
-    if tensor.device_mesh != weight.device_mesh:  # type: ignore[attr-defined]
+    if tensor.device_mesh != weight.device_mesh:
         raise ValueError(
-            f"{name} is on {tensor.device_mesh}, and weight on {weight.device_mesh}: "  # type: ignore[attr-defined]
+            f"{name} is on {tensor.device_mesh}, and weight on {weight.device_mesh}: "
             "expected one mesh"
         )
-    for placement in weight.placements:  # type: ignore[attr-defined]
+    if gradient_dtype(weight) != weight.dtype:
+        raise ValueError(
+            f"weight has grad_dtype {gradient_dtype(weight)}, and as a DTensor it gets its "
+            f"gradient in {weight.dtype}: leave grad_dtype as it is"
+        )
+    for placement in weight.placements:
         if placement not in (Replicate(), Shard(0), Shard(1)):
             raise ValueError(
                 f"weight is placed as {placement}: expected Replicate(), Shard(0) or Shard(1)"
             )
+    return tensor, weight
+
+
+def _moved(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    """The tensor where it is needed.
+
+    One that lies there stays itself: its gradient may be in parts, which torch would else sum up in
+    the gradient's dtype, FP8 too.
+    """
+    if tuple(tensor.placements) == tuple(placements):
+        return tensor
+    return tensor.redistribute(tensor.device_mesh, placements)
 
 
 def _batch(own: Placement, last: int) -> Placement:

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from subulp.lab.reproduce.collage.memory import FITTING, PEAK, SHARE, fitting, peak
+import pytest
+import torch
+
+from subulp.lab.reproduce.collage.memory import (
+    FITTING,
+    GROWTH,
+    MEAN,
+    PEAK,
+    SAVED,
+    SHARE,
+    fitting,
+    live_bytes,
+    peak,
+    savings,
+)
+from subulp.lab.reproduce.collage.tensor_parallel import divide, first_rank_of
 from subulp.lab.reproduce.found import Found, Observation
+from subulp.lab.tasks.lm.models import Shape, build
+from tests.lab.reproduce import divided_model
 
 SHAPE = {"vocabulary": 300, "context": 32, "width": 32, "layers": 2, "heads": 2}
 
@@ -30,11 +47,72 @@ def test_what_fits_into_the_memory_of_the_smallest():
     )
 
 
+def test_savings_grow_with_gpts_and_are_averaged():
+    """The last model is of another kind: growth is without it."""
+    peaks = {"small": (8.0, 10.0), "large": (14.0, 20.0), "other": (10.0, 20.0)}
+    found = Found(
+        tuple(
+            observation
+            for name, (nearest, master) in peaks.items()
+            for observation in (
+                Observation(name, "million parameters", 1.0),
+                Observation(f"{name} nearest", PEAK, nearest),
+                Observation(f"{name} master", PEAK, master),
+            )
+        )
+    )
+    assert savings(found, "master") == (
+        Observation("small nearest", SAVED, pytest.approx(20)),
+        Observation("large nearest", SAVED, pytest.approx(30)),
+        Observation("other nearest", SAVED, pytest.approx(50)),
+        Observation("nearest", GROWTH, pytest.approx(10)),
+        Observation("GPTs nearest", MEAN, pytest.approx(25)),
+        Observation("all nearest", MEAN, pytest.approx(100 / 3)),
+    )
+
+
 def test_a_peak_grows_by_what_is_kept_of_each_sequence():
     """Activations are of the second step: were they the first one's, they would not grow."""
-    one, two, three = (
-        peak("tiny", ["collage-plus"], SHAPE, batch).values("tiny collage-plus", PEAK)[None]
-        for batch in (1, 2, 3)
-    )
+    shape = Shape(**SHAPE, model="llama")
+    one, two, three = (live_bytes(shape, "collage-plus", batch, None) for batch in (1, 2, 3))
     assert two > one
     assert abs((three - two) / (two - one) - 1) < 0.05
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_a_rank_of_many_keeps_what_real_ranks_keep(ranks, model):
+    """The first of ranks of which the others are nowhere, beside the first of real ones."""
+    shape = Shape(**SHAPE, model=model)
+    (alone,) = (
+        peak("it", ["collage-light"], SHAPE, 2, model, 2).values("it collage-light", PEAK).values()
+    )
+    runs = [
+        ranks.run(2, divided_model.live_bytes_of_rank, shape, "collage-light", 2) for _ in range(3)
+    ]
+    # The thread of a real collective may let go of a tensor a moment later.
+    real = [min(own) for own in zip(*runs, strict=True)]
+    assert [round(alone * 2**30)] * 2 == real
+    # Norms and the residual stream are on all ranks.
+    whole = live_bytes(shape, "collage-light", 2, None)
+    assert whole / 2 < real[0] < whole
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_a_divided_model_is_the_whole_one(ranks, model):
+    """In FP32, so that sums in another order differ little."""
+    shape = Shape(**SHAPE, model=model)
+    loss, gradients = divided_model.of_one_process(shape, 2)
+    for own_loss, own in ranks.run(2, divided_model.of_ranks, shape):
+        torch.testing.assert_close(own_loss, loss, rtol=1e-5, atol=0)
+        assert own.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(own[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused():
+    with (
+        first_rank_of(3) as mesh,
+        pytest.raises(ValueError, match="3 ranks do not divide 2 heads"),
+    ):
+        divide(build(Shape(**SHAPE)), mesh)
+    assert not torch.distributed.is_initialized()

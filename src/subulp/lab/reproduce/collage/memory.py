@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
@@ -34,7 +33,8 @@ def peak(
     model: str = "llama",
     ranks: int = 1,
 ) -> Found:
-    """Live bytes at the peak of the second step, when all states are there, of one rank.
+    """Live bytes at the peak of the second step, when all states are there, of one rank, in a fresh
+    process, which has a process group of its own and gives all memory back.
 
     Args:
         name: What the model is called in the cases.
@@ -42,13 +42,13 @@ def peak(
         shape: Sizes of a model, see :class:`..tasks.lm.models.Shape`.
         batch: Sequences in a batch.
         model: Which model (default: ``"llama"``).
-        ranks: That the model is divided over, by tensor parallelism; the first is measured, in a
-            process of its own where there are several (default: 1).
+        ranks: That the model is divided over, by tensor parallelism; the first is measured
+            (default: 1).
     """
     sizes = Shape(**shape, model=model)  # type: ignore[arg-type]
-    measure = _peaks if ranks == 1 else partial(alone, _peaks)
     found = [Observation(name, "million parameters", sizes.parameters / 1e6)]
-    for strategy, peak_bytes in measure(sizes, strategies, batch, ranks).items():
+    peaks: dict[str, int] = alone(_peaks, sizes, strategies, batch, ranks)
+    for strategy, peak_bytes in peaks.items():
         found.append(Observation(f"{name} {strategy}", PEAK, peak_bytes / _GIB))
     return Found(tuple(found))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -16,7 +15,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ...tasks.lm.models import LanguageModel
+from ...tasks.lm.models import Attention, LanguageModel
 
 
 @contextmanager
@@ -50,7 +49,8 @@ def divide(model: LanguageModel, mesh: DeviceMesh) -> None:
     Raises:
         ValueError: Ranks do not divide the heads.
     """
-    heads = model.blocks[0].attention.heads
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    heads = attentions[0].heads
     if heads % mesh.size():
         raise ValueError(f"{mesh.size()} ranks do not divide {heads} heads")
     rows = RowwiseParallel(input_layouts=Replicate())
@@ -68,8 +68,8 @@ def divide(model: LanguageModel, mesh: DeviceMesh) -> None:
             "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
         },
     )
-    for block in model.blocks:
-        block.attention.heads //= mesh.size()
+    for attention in attentions:
+        attention.heads = heads // mesh.size()
 
 
 def on_this_rank(parameter: Tensor) -> Tensor:
