@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor, Shard
 
 from subulp.diagnostics.memory import CATEGORIES, track_memory
+from tests.ranks import mesh_of
 
 PARAMETERS = 100 * 200 + 200 * 10
 
@@ -187,3 +189,29 @@ def test_hooks_are_removed_even_after_an_error():
         raise RuntimeError("boom")
     step(model, optimizer, torch.randn(2, 100))
     assert memory.peak_bytes["gradients"] == 0
+
+
+def peaks_of_a_dtensor() -> list[int]:
+    """Live bytes at the peak of two operations on this rank's half of 8 x 6 numbers."""
+    mesh = mesh_of((2,))
+    model = torch.nn.Linear(1, 1)
+    peaks = []
+    for dim in (0, 1):
+        half = torch.ones((4, 6) if dim == 0 else (8, 3))
+        x = DTensor.from_local(half, mesh, (Shard(dim),), run_check=False)
+        # Twice: the first time DTensor finds out shapes with tensors that have no memory.
+        for _ in range(2):
+            with track_memory(model) as memory:
+                y = x * 2
+                z = y.full_tensor()
+            peaks.append(memory.peak_bytes["total"] - memory.peak_bytes["weights"])
+            del y, z
+    return peaks
+
+
+def test_what_a_dtensor_makes_on_its_rank_counts(ranks):
+    """The whole of a tensor whose columns are divided is put together from a copy of all rows."""
+    half, whole = 4 * 24, 4 * 48
+    for rows, rows_again, columns, columns_again in ranks.run(2, peaks_of_a_dtensor):
+        assert rows == rows_again == half + whole
+        assert columns == columns_again == half + 2 * whole

@@ -29,6 +29,15 @@ def of_ranks(shape: Shape) -> tuple[Tensor, dict[str, Tensor]]:
     return whole.detach(), _gradients(model)
 
 
+def refusal(shape: Shape) -> str | None:
+    """Why a model cannot be divided over the team."""
+    try:
+        divide(build(shape), mesh_of((torch.distributed.get_world_size(),)))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def of_one_process(shape: Shape, ranks: int) -> tuple[Tensor, dict[str, Tensor]]:
     """The same of a model whose matrices have their rows as ranks' own: those of some heads."""
     model = _model(shape)

@@ -17,9 +17,8 @@ from subulp.lab.reproduce.collage.memory import (
     peak,
     savings,
 )
-from subulp.lab.reproduce.collage.tensor_parallel import divide, first_rank_of
 from subulp.lab.reproduce.found import Found, Observation
-from subulp.lab.tasks.lm.models import Shape, build
+from subulp.lab.tasks.lm.models import Shape
 from tests.lab.reproduce import divided_model
 
 SHAPE = {"vocabulary": 300, "context": 32, "width": 32, "layers": 2, "heads": 2}
@@ -109,10 +108,7 @@ def test_a_divided_model_is_the_whole_one(ranks, model):
             torch.testing.assert_close(own[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_ranks_that_do_not_divide_the_heads_are_refused():
-    with (
-        first_rank_of(3) as mesh,
-        pytest.raises(ValueError, match="3 ranks do not divide 2 heads"),
-    ):
-        divide(build(Shape(**SHAPE)), mesh)
-    assert not torch.distributed.is_initialized()
+def test_ranks_that_do_not_divide_the_heads_are_refused(ranks):
+    shape = Shape(**SHAPE | {"width": 30, "heads": 3})
+    for message in ranks.run(2, divided_model.refusal, shape):
+        assert message == "2 ranks do not divide 3 heads"
