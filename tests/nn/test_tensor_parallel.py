@@ -19,10 +19,12 @@ def test_results_and_gradients_are_those_of_one_process(any_ranks, kind, count):
         assert {case: own for case, own in found.items() if own} == {}
 
 
-@pytest.mark.parametrize("precision", ["collage-plus", "master"])
-def test_a_narrow_block_trains(ranks, precision):
+@pytest.mark.parametrize(
+    ("precision", "compiled"), [("collage-plus", False), ("master", False), ("master", True)]
+)
+def test_a_narrow_block_trains(ranks, precision, compiled):
     """Near what one process has, for sums depend on their order, and equal on all ranks."""
-    first, second = ranks.run(2, tensor_parallel.train, 2, precision)
+    first, second = ranks.run(2, tensor_parallel.train, 2, precision, compiled=compiled)
     whole = tensor_parallel.train(1, precision)
     for ours, theirs, expected in zip(first, second, whole, strict=True):
         assert torch.equal(ours, theirs)
@@ -38,6 +40,8 @@ def test_what_cannot_be_computed_is_refused(ranks):
             "plain table",
             "plain x",
             "plain ids",
+            "ids too large",
+            "negative ids",
             "other mesh",
             "grad_dtype",
             "fp8",
@@ -49,6 +53,8 @@ def test_what_cannot_be_computed_is_refused(ranks):
             "TypeError: x is a plain tensor, and weight is a DTensor"
         )
         assert found["plain ids"].startswith("TypeError: ids is a plain tensor, and weight is")
+        assert found["ids too large"].startswith("IndexError: index out of range")
+        assert found["negative ids"].startswith("IndexError: index out of range")
         assert "expected one mesh" in found["other mesh"]
         assert "leave grad_dtype as it is" in found["grad_dtype"]
         assert "products='fp8'" in found["fp8"]

@@ -52,7 +52,7 @@ def linear_of_shards(
     Raises:
         TypeError: Some are DTensors, and some are plain tensors.
         ValueError: They are on different meshes, or placed as nothing here can compute with, or
-            the weight has a ``grad_dtype`` of its own.
+            the weight has a ``grad_dtype`` of its own (unseen in graphs of ``torch.compile``).
     """
     from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415
 
@@ -112,7 +112,7 @@ def embedding_of_shards(
     Raises:
         TypeError: One is a DTensor, and one is a plain tensor.
         ValueError: They are on different meshes, or placed as nothing here can compute with, or
-            the table has a ``grad_dtype`` of its own.
+            the table has a ``grad_dtype`` of its own (unseen in graphs of ``torch.compile``).
     """
     from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415
 
@@ -147,7 +147,9 @@ def embedding_of_shards(
         y = look_up(ids_here, weight_here)
     else:
         here = (ids_here >= first) & (ids_here < first + count)
-        y = look_up(torch.where(here, ids_here - first, 0), weight_here)
+        # What no rank has is one too far here too, for the lookup to refuse.
+        elsewhere = torch.where((ids_here >= 0) & (ids_here < weight.shape[0]), 0, count)
+        y = look_up(torch.where(here, ids_here - first, elsewhere), weight_here)
         y = torch.where(here[..., None], y, 0.0)
     return placed.output(y, weight, (*ids.shape, weight.shape[1]))
 
@@ -199,7 +201,8 @@ def _on_one_mesh(name: str, tensor: Tensor, weight: Tensor) -> tuple[DTensor, DT
             f"{name} is on {tensor.device_mesh}, and weight on {weight.device_mesh}: "
             "expected one mesh"
         )
-    if gradient_dtype(weight) != weight.dtype:
+    # Dynamo cannot ask a DTensor for its grad_dtype.
+    if not torch.compiler.is_compiling() and gradient_dtype(weight) != weight.dtype:
         raise ValueError(
             f"weight has grad_dtype {gradient_dtype(weight)}, and as a DTensor it gets its "
             f"gradient in {weight.dtype}: leave grad_dtype as it is"

@@ -184,7 +184,7 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
-def train(count: int, precision: str) -> list[Tensor]:
+def train(count: int, precision: str, *, compiled: bool = False) -> list[Tensor]:
     """Parameters after four steps of a block that ``parallelize_module`` has divided, if at all."""
     torch.manual_seed(0)
     block = Block().to(device(), torch.bfloat16)
@@ -196,10 +196,11 @@ def train(count: int, precision: str) -> list[Tensor]:
             "down": RowwiseParallel(output_layouts=Shard(1)),
         }
         parallelize_module(block, mesh_of((count,)), plan)
+    forward = torch.compile(block, fullgraph=True) if compiled else block
     optimizer = optim.AdamW(block.named_parameters(), lr=1e-2, precision=precision, seed=1)
     for step in range(4):
         ids = torch.randint(11, (2, 4), generator=torch.Generator().manual_seed(step))
-        y = block(ids.to(device()))
+        y = forward(ids.to(device()))
         y.square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -218,7 +219,7 @@ def refusals() -> dict[str, str]:
     def tried(name: str, layer: nn.Module, x: Tensor) -> None:
         try:
             layer(x)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, IndexError) as error:
             messages[name] = f"{type(error).__name__}: {error}"
 
     x = integers((2, 6), 0)
@@ -231,6 +232,8 @@ def refusals() -> dict[str, str]:
     on_mesh(rows, mesh, (Shard(0),))
     tried("plain x", layer, x)
     tried("plain ids", rows, ids)
+    tried("ids too large", rows, divided(ids + 3, mesh, everywhere))
+    tried("negative ids", rows, divided(ids - 2, mesh, everywhere))
     tried("other mesh", layer, divided(x, other, everywhere))
     layer.weight.grad_dtype = torch.float32
     tried("grad_dtype", layer, divided(x, mesh, everywhere))
