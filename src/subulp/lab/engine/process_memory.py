@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -22,3 +24,15 @@ def alone(function: Callable[..., Any], *arguments: object) -> Any:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def give_back_at_once() -> None:
+    """From now on the process gives freed memory back, from a mebibyte on, when it is freed.
+
+    Else glibc keeps blocks of up to 32 MiB, and activations come to gigabytes that nothing uses.
+    Without effect where there is no glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mmap_threshold = -3
+        mallopt(mmap_threshold, 1 << 20)

@@ -506,9 +506,9 @@ LIMITS = Experiment(
         "and 64",
         "small": "seven of GPT-30B's 56 blocks between its table and its output layer, as the "
         "first of eight ranks with tensor parallelism, one sequence and two of 1,024 and of 2,048, "
-        "live tensors of a step on the CPU; takes some 18 GiB",
-        "paper": "28 blocks, the half that a pipeline of two stages has on a rank, the same; takes "
-        "some 60 GiB",
+        "live tensors of a step on the CPU; takes some 12 GiB",
+        "paper": "28 blocks, the half that a pipeline of two stages has on a rank, the same; "
+        "master weights take over 34 GiB",
     },
     _limits,
     partial(memory.fitting, beside=D),

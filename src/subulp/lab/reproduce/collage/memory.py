@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from .... import optim
 from ....diagnostics.memory import track_memory
-from ...engine.process_memory import alone
+from ...engine.process_memory import alone, give_back_at_once
 from ...tasks.lm.models import Shape, build, use_bf16
 from ..found import Found, Observation
 from .tensor_parallel import divide, first_rank_of, on_this_rank
@@ -54,6 +54,7 @@ def peak(
 
 
 def _peaks(sizes: Shape, strategies: list[str], batch: int, ranks: int) -> dict[str, int]:
+    give_back_at_once()
     if ranks == 1:
         return {strategy: live_bytes(sizes, strategy, batch, None) for strategy in strategies}
     with first_rank_of(ranks) as mesh:
