@@ -78,6 +78,13 @@ def test_a_peak_grows_by_what_is_kept_of_each_sequence():
     assert abs((three - two) / (two - one) - 1) < 0.05
 
 
+def test_gradients_that_are_added_up_stay():
+    """The second batch meets those of the first, and a third one's peak is no higher."""
+    shape = Shape(**SHAPE, model="gpt")
+    one, two, three = (live_bytes(shape, "nearest", 1, None, count) for count in (1, 2, 3))
+    assert one < two == three
+
+
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 def test_a_rank_of_many_keeps_what_real_ranks_keep(ranks, model):
     """The first of ranks of which the others are nowhere, beside the first of real ones."""

@@ -287,7 +287,7 @@ _ENOUGH = 0.75
 _LIVE = (
     "Live tensors, without what an allocator and a GPU's libraries keep. Of the ranks the first is "
     "run, over a process group that moves nothing; the paper's peaks, of eight GPUs together, are "
-    "divided by eight."
+    "divided by eight. The small size adds up no gradients of several micro-batches."
 )
 _LARGER = {"1 x long": "a sequence twice as long", "2 x short": "two sequences"}
 _MEANS = {"GPTs": {B: 22.8, C: 14.9}, "all": {B: 23.8, C: 15.6}}

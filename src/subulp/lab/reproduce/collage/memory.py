@@ -32,6 +32,7 @@ def peak(
     batch: int,
     model: str = "llama",
     ranks: int = 1,
+    micro_batches: int = 1,
 ) -> Found:
     """Live bytes at the peak of the second step, when all states are there, of one rank, in a fresh
     process, which has a process group of its own and gives all memory back.
@@ -44,24 +45,27 @@ def peak(
         model: Which model (default: ``"llama"``).
         ranks: That the model is divided over, by tensor parallelism; the first is measured
             (default: 1).
+        micro_batches: Batches whose gradients are added up before the step (default: 1).
     """
     sizes = Shape(**shape, model=model)  # type: ignore[arg-type]
     found = [Observation(name, "million parameters", sizes.parameters / 1e6)]
-    peaks: dict[str, int] = alone(_peaks, sizes, strategies, batch, ranks)
+    peaks: dict[str, int] = alone(_peaks, sizes, strategies, batch, ranks, micro_batches)
     for strategy, peak_bytes in peaks.items():
         found.append(Observation(f"{name} {strategy}", PEAK, peak_bytes / _GIB))
     return Found(tuple(found))
 
 
-def _peaks(sizes: Shape, strategies: list[str], batch: int, ranks: int) -> dict[str, int]:
+def _peaks(
+    sizes: Shape, strategies: list[str], batch: int, ranks: int, micro_batches: int
+) -> dict[str, int]:
     give_back_at_once()
-    if ranks == 1:
-        return {strategy: live_bytes(sizes, strategy, batch, None) for strategy in strategies}
-    with first_rank_of(ranks) as mesh:
-        return {strategy: live_bytes(sizes, strategy, batch, mesh) for strategy in strategies}
+    with nullcontext() if ranks == 1 else first_rank_of(ranks) as mesh:
+        return {o: live_bytes(sizes, o, batch, mesh, micro_batches) for o in strategies}
 
 
-def live_bytes(sizes: Shape, strategy: str, batch: int, mesh: DeviceMesh | None) -> int:
+def live_bytes(
+    sizes: Shape, strategy: str, batch: int, mesh: DeviceMesh | None, micro_batches: int = 1
+) -> int:
     """Bytes of live tensors at the peak of the second step, on this rank.
 
     Args:
@@ -69,6 +73,7 @@ def live_bytes(sizes: Shape, strategy: str, batch: int, mesh: DeviceMesh | None)
         strategy: Of AdamW.
         batch: Sequences in a batch.
         mesh: Ranks that the model is divided over; ``None`` is one process.
+        micro_batches: Batches whose gradients are added up before the step (default: 1).
     """
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -86,7 +91,8 @@ def live_bytes(sizes: Shape, strategy: str, batch: int, mesh: DeviceMesh | None)
         # To make the states two tokens do.
         now = ids if step else ids[:1, :3]
         with memory if step else nullcontext(), nullcontext() if mesh is None else loss_parallel():
-            model.loss(now[:, :-1], now[:, 1:]).backward()  # type: ignore[no-untyped-call]
+            for _ in range(micro_batches if step else 1):
+                model.loss(now[:, :-1], now[:, 1:]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
     return memory.peak_bytes["total"]
