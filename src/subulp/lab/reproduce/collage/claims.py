@@ -273,8 +273,11 @@ _SAVED = {
 _PEAKS = {"125M": 4.4, "1.3B": 35.5 / 8, "2.7B": 65.3 / 8, "6.7B": 143.7 / 8, _LLAMA: 176.7 / 8}
 """Of master weights, by rank."""
 
+_SAVED_OF_PEAK = published(
+    memory.SAVED, {f"{n} {o}": v for n, own in _SAVED.items() for o, v in own.items()}
+)
 _SAVINGS = (
-    *published(memory.SAVED, {f"{n} {o}": v for n, own in _SAVED.items() for o, v in own.items()}),
+    *_SAVED_OF_PEAK,
     *published(memory.PEAK, {f"{n} {D}": gib for n, gib in _PEAKS.items()}),
 )
 _GPTS = tuple(name for name in _SAVED if name != _LLAMA)
@@ -660,7 +663,7 @@ CLAIMS: Sequence[Claim] = (
         PEAKS,
         published=(
             *published(memory.MEAN, {f"all {o}": p for o, p in _MEANS["all"].items()}),
-            *_SAVINGS,
+            *_SAVED_OF_PEAK,
         ),
         checks=(
             *_saved_on_average("all"),
