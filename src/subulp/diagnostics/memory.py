@@ -249,9 +249,9 @@ class _StorageLog:
 
 
 def _has_dtensor(types: Iterable[type]) -> bool:
-    # There is none as long as nothing has imported it.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(issubclass(kind, module.DTensor) for kind in types)
+    # There is none as long as nothing has imported it, or while its module is being imported.
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return dtensor is not None and any(issubclass(kind, dtensor) for kind in types)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

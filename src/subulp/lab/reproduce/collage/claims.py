@@ -261,8 +261,8 @@ def _of_decay(figure: int, decay: str, says: str, checks: tuple[Check, ...]) -> 
     )
 
 
-# Percent of the peak of D, of which Table 12 prints the GB.
 _LLAMA = "OpenLLaMA-7B"
+# Percent of the peak of D, of which Table 12 prints the GB.
 _SAVED = {
     "125M": {A: 26.6, B: 19.3, C: 12.1},
     "1.3B": {A: 28.9, B: 21.5, C: 14.1},
@@ -272,7 +272,6 @@ _SAVED = {
 }
 _PEAKS = {"125M": 4.4, "1.3B": 35.5 / 8, "2.7B": 65.3 / 8, "6.7B": 143.7 / 8, _LLAMA: 176.7 / 8}
 """Of master weights, by rank."""
-
 _SAVED_OF_PEAK = published(
     memory.SAVED, {f"{n} {o}": v for n, own in _SAVED.items() for o, v in own.items()}
 )
