@@ -16,17 +16,22 @@
 namespace simd {
 
 constexpr int64_t GRADIENTS_AHEAD = 8;
-// A lookup: row << 32 | its source. That is where its gradient begins, or its position where lookups have weights.
-inline uint64_t entry_of(int64_t row, uint32_t source) { return static_cast<uint64_t>(row) << 32 | source; }
-
-// Lookups of one table by row, those of a row as they were.
+// Looked-up rows of a thread, in ascending order, those of a row as they came: row << 32 | source. That is where a
+// lookup's gradient begins, or its position where lookups have weights.
 class RowOrder {
  public:
-  // Sorts `size` entries; `other` has room for as many.
-  void sort(uint64_t* entries, uint64_t* other, int64_t size, int64_t rows) {
-    entries_ = entries;
-    other_ = other;
-    size_ = size;
+  // Room for `count`, and for one that is not taken; none yet.
+  void clear(int64_t count) {
+    entries_.resize(count + 1);
+    other_.resize(count + 1);
+    size_ = 0;
+  }
+  // Without a branch, which no processor could foresee.
+  void push(int64_t row, uint32_t source, bool taken) {
+    entries_[size_] = static_cast<uint64_t>(row) << 32 | source;
+    size_ += taken;
+  }
+  void sort(int64_t rows) {
     if (size_ < 128) {
       for (int64_t i = 1; i < size_; ++i) {
         const uint64_t e = entries_[i];
@@ -75,11 +80,11 @@ class RowOrder {
         sum += count;
       }
       for (int64_t i = 0; i < size_; ++i) other_[begin[d][digit_of(entries_[i], d)]++] = entries_[i];
-      std::swap(entries_, other_);
+      entries_.swap(other_);
     }
   }
 
-  uint64_t *entries_ = nullptr, *other_ = nullptr;
+  Buffer<uint64_t> entries_, other_;
   Buffer<uint32_t> starts_;
   int64_t size_ = 0, runs_ = 0;
 };
@@ -87,7 +92,8 @@ class RowOrder {
 struct UpdateCall {
   const subulp_lookups& lookups;
   const float* grad;
-  const uint32_t* grad_at;  // of each position, where lookups have weights: where its bag's gradient begins
+  const uint32_t* grad_at;  // of each position: where its bag's gradient begins
+  const uint16_t* owner;    // of each position, if there are several threads: the one that updates its row
   uint32_t seed;
   uint32_t step;
 };
@@ -101,42 +107,51 @@ class TableUpdate {
         width_(padded(t.dim)),
         direct_(t.dim == width_),
         bits_(call.seed, t.stream, call.step, t.dim),
-        memory_(3 * width_) {
-    x_ = memory_.data();
-    g_ = x_ + width_;
-    leaving_ = g_ + width_;
+        memory_(5 * width_) {
+    float* const m = memory_.data();
+    x_ = m, leaving_ = m + width_, decayed_ = m + 2 * width_, sums_[0] = m + 3 * width_, sums_[1] = m + 4 * width_;
   }
 
   void run(const RowOrder& order) {
     const int64_t runs = order.runs();
     for (int64_t r = 0; r < std::min(2 * AHEAD, runs); ++r) announce(order.row(order.start(r)));
     for (int64_t r = 0; r < std::min(AHEAD, runs); ++r) bring(order, r);
+    // A row's factor comes of a chain of operations, which the processor works on beside the row before.
+    Gradient next = runs ? gradient_of(order, 0) : Gradient{};
     for (int64_t r = 0; r < runs; ++r) {
       const int64_t place = places_[r % AHEAD];
+      const Gradient own = next;
       if (r + 2 * AHEAD < runs) announce(order.row(order.start(r + 2 * AHEAD)));
       if (r + AHEAD < runs) bring(order, r + AHEAD);
       const int64_t first = order.start(r), last = order.start(r + 1);
-      summed_ = merge(order, first, last);
-      update(order.row(first), static_cast<uint32_t>(last - first), place);
+      if (r + 1 < runs) next = gradient_of(order, r + 1);
+      update(order.row(first), static_cast<uint32_t>(last - first), place, own);
     }
   }
   int64_t evictions = 0;
   bool known = true;  // whether all tags of full sets are rows of the table
 
  private:
+  struct Gradient {
+    const float* summed;  // of a row's lookups
+    float factor;         // what it is multiplied by, but for Adagrad
+  };
+
   bool is_row(int32_t tag) {
     const bool found = static_cast<uint32_t>(tag) < static_cast<uint64_t>(t_.rows);
     known &= found;
     return found;
   }
+  // Counts and accumulators are asked for to be read, although they will be written: asked for as this core's own,
+  // so long before, they were late on Zen 4, where each load of an accumulator then waited.
   void announce(int64_t row) const {
     if (t_.sets) {
       const int64_t set = set_of(t_, static_cast<uint32_t>(row));
       prefetch(t_.tags + set * t_.ways, t_.ways * 4);
       if (t_.floors) fetch_line(t_.floors + set);
     }
-    if (t_.counts) fetch_own_line(t_.counts + row);
-    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) fetch_own_line(t_.accumulator + row);
+    if (t_.counts) fetch_line(t_.counts + row);
+    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) fetch_line(t_.accumulator + row);
   }
 
   void bring(const RowOrder& order, int64_t run) {
@@ -153,23 +168,25 @@ class TableUpdate {
     for (int w = 0; w < t_.ways; ++w) fetch_line(t_.counts + tags[w]);
   }
 
-  // Where the gradients of a row's lookups are, summed in their order, span by span. One alone is read where it
-  // lies; optimize() adds the zero that a sum begins with.
-  const float* merge(const RowOrder& order, int64_t first, int64_t last) {
+  // Of a row's lookups, summed in their order, span by span. One alone is read where it lies: optimize() adds the
+  // zero that a sum begins with.
+  Gradient gradient_of(const RowOrder& order, int64_t run) {
+    const int64_t first = order.start(run), last = order.start(run + 1);
     const bool weighted = call_.lookups.weights != nullptr;
     for (int64_t e = first; e < last; ++e) {
       if (e + 2 * GRADIENTS_AHEAD >= order.size()) break;
       if (weighted) fetch_line(call_.grad_at + order.source(e + 2 * GRADIENTS_AHEAD));
       prefetch(gradient(order.source(e + GRADIENTS_AHEAD)), t_.dim * 4);
     }
-    if (last - first == 1 && direct_ && !weighted && t_.weight_decay == 0.0f) return gradient(order.source(first));
-    if (weighted) merge_columns<WIDEST, true>(0, order, first, last);
-    else merge_columns<WIDEST, false>(0, order, first, last);
-    return g_;
+    const float* summed = sums_[run % 2];
+    if (last - first == 1 && direct_ && !weighted) summed = gradient(order.source(first));
+    else if (weighted) merge_columns<WIDEST, true>(0, order, first, last, sums_[run % 2]);
+    else merge_columns<WIDEST, false>(0, order, first, last, sums_[run % 2]);
+    return {summed, t_.weight_decay == 0.0f ? factor_of(order.row(first), summed) : 0.0f};
   }
 
   template <int N, bool weighted>
-  void merge_columns(int64_t i, const RowOrder& order, int64_t first, int64_t last) {
+  void merge_columns(int64_t i, const RowOrder& order, int64_t first, int64_t last, float* to) {
     for (; N == 1 ? i < t_.dim : i + N * W <= t_.dim; i += N * W) {
       F total[N];
       for (int v = 0; v < N; ++v) total[v] = f32(0.0f);
@@ -188,23 +205,23 @@ class TableUpdate {
         }
         for (int v = 0; v < N; ++v) total[v] = simd::add(total[v], sum[v]);
       }
-      for (int v = 0; v < N; ++v) store_f32(g_ + i + v * W, total[v]);
+      for (int v = 0; v < N; ++v) store_f32(to + i + v * W, total[v]);
     }
-    if constexpr (N > 1) merge_columns<N / 2, weighted>(i, order, first, last);
+    if constexpr (N > 1) merge_columns<N / 2, weighted>(i, order, first, last, to);
   }
   const float* gradient(uint32_t source) const {
     return call_.grad + (call_.lookups.weights ? call_.grad_at[source] : source);
   }
 
   // `place` is where the row was in the cache some rows before. No other row's update brings it there.
-  void update(int64_t row, uint32_t lookups, int64_t place) {
+  void update(int64_t row, uint32_t lookups, int64_t place, Gradient g) {
     if (t_.counts) {
       const uint32_t total = static_cast<uint32_t>(t_.counts[row]) + lookups;
       t_.counts[row] = static_cast<int32_t>(std::min<uint32_t>(total, SUBULP_COUNT_LIMIT));
     }
     if (t_.sets) {
       if (place >= 0 && t_.tags[place] == static_cast<int32_t>(row))
-        return keep(place, row, FloatRow<Fp32>::Reader(cached(place)));
+        return keep(place, row, FloatRow<Fp32>::Reader(cached(place)), g);
       const int64_t set = set_of(t_, static_cast<uint32_t>(row)), first = set * t_.ways;
       const int32_t* const tags = t_.tags + first;
       int way = find_tag(tags, t_.ways, SUBULP_EMPTY);
@@ -215,10 +232,10 @@ class TableUpdate {
       }
       if (way >= 0) {
         t_.tags[first + way] = static_cast<int32_t>(row);
-        return keep(first + way, row, typename Row::Reader(stored_row(t_, row)));
+        return keep(first + way, row, typename Row::Reader(stored_row(t_, row)), g);
       }
     }
-    optimize(row, typename Row::Reader(stored_row(t_, row)), x_);
+    optimize(row, typename Row::Reader(stored_row(t_, row)), g, x_);
     encode(row, x_, SUBULP_BYPASS_SLOT);
   }
 
@@ -260,9 +277,9 @@ class TableUpdate {
 
   // The row, read from where it was, updated into its place of the cache.
   template <class Reader>
-  void keep(int64_t place, int64_t row, const Reader& from) {
+  void keep(int64_t place, int64_t row, const Reader& from, Gradient g) {
     float* const to = t_.cache + place * t_.dim;
-    optimize(row, from, direct_ ? to : x_);
+    optimize(row, from, g, direct_ ? to : x_);
     if (!direct_) std::memcpy(to, x_, static_cast<size_t>(t_.dim) * sizeof(float));
     if (t_.stamps) t_.stamps[place] = static_cast<int32_t>(call_.step);
   }
@@ -276,18 +293,34 @@ class TableUpdate {
     Row::encode(x, t_.dim, stored_row(t_, row), rounding);
   }
 
+  // What a gradient is multiplied by, after its squares have been added to the row's accumulator.
+  float factor_of(int64_t row, const float* summed) {
+    if (t_.rule != SUBULP_ROWWISE_ADAGRAD) return t_.lr;
+    F parts[PARTS];
+    for (F& part : parts) part = f32(0.0f);
+    for (int64_t i = 0; i < width_; i += ROW_LANES)
+      for (int p = 0; p < PARTS; ++p) {
+        const F g = load_f32(summed + i + p * W);
+        parts[p] = simd::add(parts[p], mul(g, g));
+      }
+    const float total = t_.accumulator[row] + sum_lanes(parts) / static_cast<float>(t_.dim);
+    t_.accumulator[row] = total;
+    return t_.lr / (std::sqrt(total) + t_.eps);
+  }
+
   // The row with its gradient applied; `x` has room for padding.
   template <class Reader>
-  void optimize(int64_t row, const Reader from, float* x) {
-    const F lr = f32(t_.lr), eps = f32(t_.eps);
-    const float* const summed = summed_;  // a copy, for the compiler must take every store for one to it
+  void optimize(int64_t row, const Reader from, Gradient gradient, float* x) {
     if (t_.weight_decay != 0.0f) {
       each_vector(from, t_.dim, [&](int64_t i, F value) {
-        store_f32(g_ + i, simd::add(load_f32(g_ + i), mul(value, f32(t_.weight_decay))));
+        store_f32(decayed_ + i, simd::add(load_f32(gradient.summed + i), mul(value, f32(t_.weight_decay))));
       });
-      std::fill(g_ + t_.dim, g_ + width_, 0.0f);
+      std::fill(decayed_ + t_.dim, decayed_ + width_, 0.0f);
+      gradient = {decayed_, factor_of(row, decayed_)};
     }
+    const float* const summed = gradient.summed;
     if (t_.rule == SUBULP_ADAGRAD) {
+      const F lr = f32(t_.lr), eps = f32(t_.eps);
       float* const kept = t_.accumulator + row * t_.dim;
       each_vector(from, t_.dim, [&](int64_t i, F value) {
         const F g = simd::add(f32(0.0f), load_f32(summed + i));
@@ -297,19 +330,7 @@ class TableUpdate {
       });
       return;
     }
-    F factor = lr;
-    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) {
-      F parts[PARTS];
-      for (F& part : parts) part = f32(0.0f);
-      for (int64_t i = 0; i < width_; i += ROW_LANES)
-        for (int p = 0; p < PARTS; ++p) {
-          const F g = load_f32(summed + i + p * W);
-          parts[p] = simd::add(parts[p], mul(g, g));
-        }
-      const float total = t_.accumulator[row] + sum_lanes(parts) / static_cast<float>(t_.dim);
-      t_.accumulator[row] = total;
-      factor = f32(t_.lr / (std::sqrt(total) + t_.eps));
-    }
+    const F factor = f32(gradient.factor);
     each_vector(from, t_.dim, [=](int64_t i, F value) {
       store_f32(x + i, sub(value, mul(simd::add(f32(0.0f), load_f32(summed + i)), factor)));
     });
@@ -322,8 +343,7 @@ class TableUpdate {
   RowBits bits_;
   int64_t places_[AHEAD];  // in the cache, of the rows ahead
   Buffer<float> memory_;
-  float *x_, *g_, *leaving_;
-  const float* summed_ = nullptr;  // the gradient of the row at hand
+  float *x_, *leaving_, *decayed_, *sums_[2];
 };
 
 // The thread that updates a row. Neighbouring rows, which may be equally popular, go to different ones.
@@ -332,124 +352,27 @@ inline uint16_t owner_of(const subulp_table& t, uint32_t row, uint32_t threads) 
   return static_cast<uint16_t>(uint64_t{owned * 0x9E3779B1u} * threads >> 32);
 }
 
-// Lookups shared out among owners, the threads that update their rows: each one's table by table, in their order.
-class Shares {
- public:
-  Shares(const subulp_table* tables, int64_t count, const subulp_lookups& l, int64_t used, int threads)
-      : tables_(tables),
-        count_(count),
-        l_(l),
-        entries_(used, UNSET),
-        other_(used, UNSET),
-        grad_at_(l.weights ? used : 0, UNSET),
-        owner_(threads > 1 ? used : 0, UNSET) {
-    const int64_t bags = l.features * l.batch;
-#if defined(_OPENMP)
-#pragma omp parallel num_threads(threads) if (threads > 1)
-#endif
-    {
-#if defined(_OPENMP)
-      const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
-#else
-      const int64_t thread = 0, team = 1;
-#endif
-      // Of each table and owner: how many lookups of this thread's bags go there, then where the next one does.
-      Buffer<uint32_t> next(count * team);
-      int64_t bad = INT64_MAX;
-#if defined(_OPENMP)
-#pragma omp for schedule(static)
-#endif
-      for (int64_t bag = 0; bag < bags; ++bag) bad = std::min(bad, count_bag(bag, team, next.data()));
-#if defined(_OPENMP)
-#pragma omp single
-#endif
-      {
-        owners_ = team;
-        begin_.resize(team * count * team + 1);
-      }
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t o = 0; o < team; ++o) begin_[place(o, i) + thread] = next[i * team + o];
-#if defined(_OPENMP)
-#pragma omp critical(subulp_shares)
-#endif
-      bad_ = std::min(bad_, bad);
-#if defined(_OPENMP)
-#pragma omp barrier
-#pragma omp single
-#endif
-      {
-        uint32_t sum = 0;
-        for (int64_t p = 0; p < begin_.size(); ++p) {
-          const uint32_t own = begin_[p];
-          begin_[p] = sum;
-          sum += own;
-        }
-      }
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t o = 0; o < team; ++o) next[i * team + o] = begin_[place(o, i) + thread];
-      // The same bags as before.
-#if defined(_OPENMP)
-#pragma omp for schedule(static)
-#endif
-      for (int64_t bag = 0; bag < bags; ++bag) write_bag(bag, team, next.data());
-    }
-  }
-  // As fault_of() returns it.
-  int64_t fault() const { return bad_ == INT64_MAX ? 0 : bad_ + 1; }
-  int64_t owners() const { return owners_; }
-  const uint32_t* grad_at() const { return grad_at_.data(); }
-  // Sorts an owner's lookups of a table.
-  void sort(int64_t owner, int64_t table, RowOrder* order) {
-    const int64_t first = begin_[place(owner, table)], last = begin_[place(owner, table + 1)];
-    order->sort(entries_.data() + first, other_.data() + first, last - first, tables_[table].rows);
-  }
-
- private:
-  int64_t place(int64_t owner, int64_t table) const { return (owner * count_ + table) * owners_; }
-
-  // The position of the first row that does not exist.
-  int64_t count_bag(int64_t bag, int64_t team, uint32_t* next) {
-    const int64_t table = l_.table[bag / l_.batch], first = l_.offsets[bag], last = l_.offsets[bag + 1];
-    const subulp_table& t = tables_[table];
-    uint64_t largest = 0;
+// The share of a thread in a table: how many rows it evicts, or SUBULP_BAD_TAGS.
+inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& call, uint32_t thread, uint32_t threads,
+                            RowOrder* order) {
+  const subulp_lookups& l = call.lookups;
+  int64_t count = 0;
+  for (int64_t feature = 0; feature < l.features; ++feature)
+    if (l.table[feature] == index) count += l.offsets[(feature + 1) * l.batch] - l.offsets[feature * l.batch];
+  order->clear(count);
+  for (int64_t feature = 0; feature < l.features; ++feature) {
+    if (l.table[feature] != index) continue;
+    const int64_t first = l.offsets[feature * l.batch], last = l.offsets[(feature + 1) * l.batch];
     for (int64_t k = first; k < last; ++k) {
-      const uint64_t row = static_cast<uint64_t>(l_.values[k]);
-      largest = std::max(largest, row);
-      const uint16_t owner = team > 1 ? owner_of(t, static_cast<uint32_t>(row), static_cast<uint32_t>(team)) : 0;
-      if (team > 1) owner_[k] = owner;
-      ++next[table * team + owner];
-    }
-    if (first == last || largest < static_cast<uint64_t>(t.rows)) return INT64_MAX;
-    int64_t k = first;
-    while (static_cast<uint64_t>(l_.values[k]) < static_cast<uint64_t>(t.rows)) ++k;
-    return k;
-  }
-  void write_bag(int64_t bag, int64_t team, uint32_t* next) {
-    const int64_t feature = bag / l_.batch, table = l_.table[feature];
-    const uint32_t at = static_cast<uint32_t>(l_.column[feature] + bag % l_.batch * l_.stride);
-    for (int64_t k = l_.offsets[bag]; k < l_.offsets[bag + 1]; ++k) {
-      uint32_t& to = next[table * team + (team > 1 ? owner_[k] : 0)];
-      entries_[to++] = entry_of(l_.values[k], l_.weights ? static_cast<uint32_t>(k) : at);
-      if (l_.weights) grad_at_[k] = at;
+      const uint32_t source = l.weights ? static_cast<uint32_t>(k) : call.grad_at[k];
+      order->push(l.values[k], source, threads == 1 || call.owner[k] == thread);
     }
   }
-
-  const subulp_table* const tables_;
-  const int64_t count_;
-  const subulp_lookups& l_;
-  Buffer<uint64_t> entries_, other_;
-  Buffer<uint32_t> grad_at_;
-  Buffer<uint16_t> owner_;   // of each position, if there are several
-  Buffer<uint32_t> begin_;   // of each owner's lookups of each table, from each thread's bags
-  int64_t owners_ = 0, bad_ = INT64_MAX;
-};
-
-// How many rows of a table are evicted, or SUBULP_BAD_TAGS.
-inline int64_t update_rows(const subulp_table& t, const UpdateCall& call, const RowOrder& order) {
+  order->sort(t.rows);
   int64_t evictions = 0;
   with_row_type(t.dtype, [&](auto type) {
     TableUpdate<decltype(type)> update(t, call);
-    update.run(order);
+    update.run(*order);
     evictions = update.known ? update.evictions : int64_t{SUBULP_BAD_TAGS};
   });
   return evictions;
@@ -457,42 +380,50 @@ inline int64_t update_rows(const subulp_table& t, const UpdateCall& call, const 
 
 inline int64_t run_embedding_update(const subulp_table* tables, int64_t count, const subulp_lookups& l,
                                     const float* grad, int64_t* evictions, uint32_t seed, uint32_t step, int threads) {
-  if (!offsets_fit(l)) return SUBULP_BAD_OFFSETS;
+  if (const int64_t fault = fault_of(tables, l)) return fault;
+  const int64_t bags = l.features * l.batch, used = bags ? l.offsets[bags] : 0;
+  threads = used < 256 ? 1 : std::min(threads, UINT16_MAX);
+  Buffer<uint32_t> grad_at(used, UNSET);
+  Buffer<uint16_t> owner(threads > 1 ? used : 0, UNSET);
+  const UpdateCall call{l, grad, grad_at.data(), owner.data(), seed, step};
   bool known = true;
   for (int64_t i = 0; i < count; ++i) known &= with_row_type(tables[i].dtype, [](auto) {});
-  const int64_t bags = l.features * l.batch, used = bags ? l.offsets[bags] : 0;
   if (!known || used > INT64_C(0xFFFFFFFF) || l.batch * l.stride > INT64_C(0xFFFFFFFF)) return -1;
-  threads = used < 256 ? 1 : std::min(threads, UINT16_MAX);
-  Shares shares(tables, count, l, used, threads);
-  if (const int64_t fault = shares.fault()) return fault;
   const int64_t numel = l.batch * l.stride;
   const int32_t fp32 = SUBULP_FP32;
   const void *gradients = grad, *weights = l.weights;
   if (!run_all_finite(1, &numel, &gradients, &fp32, threads)) return SUBULP_BAD_GRADIENT;
   if (weights && !run_all_finite(1, &l.count, &weights, &fp32, threads)) return SUBULP_BAD_WEIGHTS;
-  const UpdateCall call{l, grad, shares.grad_at(), seed, step};
   int64_t damaged = 0;
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads) if (threads > 1)
 #endif
   {
     const IeeeMode ieee;
-    RowOrder order;
-    // One each. The threads may be fewer than they were.
 #if defined(_OPENMP)
-#pragma omp for schedule(static, 1)
+    const uint32_t thread = static_cast<uint32_t>(omp_get_thread_num());
+    const uint32_t team = static_cast<uint32_t>(omp_get_num_threads());
+#pragma omp for schedule(static)
+#else
+    const uint32_t thread = 0, team = 1;
 #endif
-    for (int64_t owner = 0; owner < shares.owners(); ++owner) {
-      for (int64_t i = 0; i < count; ++i) {
-        shares.sort(owner, i, &order);
-        const int64_t evicted = update_rows(tables[i], call, order);
-        int64_t& total = evicted < 0 ? damaged : evictions[i];
-        const int64_t more = evicted < 0 ? 1 : evicted;
+    for (int64_t bag = 0; bag < bags; ++bag) {
+      const uint32_t at = static_cast<uint32_t>(l.column[bag / l.batch] + bag % l.batch * l.stride);
+      const subulp_table& t = tables[l.table[bag / l.batch]];
+      for (int64_t k = l.offsets[bag]; k < l.offsets[bag + 1]; ++k) {
+        grad_at[k] = at;
+        if (team > 1) owner[k] = owner_of(t, static_cast<uint32_t>(l.values[k]), team);
+      }
+    }
+    RowOrder order;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t evicted = update_share(tables[i], static_cast<int>(i), call, thread, team, &order);
+      int64_t& total = evicted < 0 ? damaged : evictions[i];
+      const int64_t more = evicted < 0 ? 1 : evicted;
 #if defined(_OPENMP)
 #pragma omp atomic
 #endif
-        total += more;
-      }
+      total += more;
     }
   }
   return damaged ? SUBULP_BAD_TAGS : 0;
