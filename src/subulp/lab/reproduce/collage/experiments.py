@@ -335,6 +335,7 @@ def _by_size(options: Options) -> tuple[Part, ...]:
             own["steps"] = steps = 20_000 if options.size == "paper" else 200
             # Looking at updates takes longer than some steps, and so does the validation part.
             own |= {"watch_every": 10**9, "eval_every": steps // 4}
+        own["seeds"] = options.seeds_or(SIX)
         parts.append(
             Training(
                 f"llama-{name}",
