@@ -83,6 +83,36 @@ def test_a_gradient_is_summed_in_spans():
     assert torch.equal(tables.tables[0].table.stored[1], before - (one + ahead) * 0.1)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("rule", embedding_jobs.RULES)
+@pytest.mark.parametrize("dim", [16, 35, 64])
+def test_a_gradient_alone_is_a_sum(dim, rule, decay):
+    """A sum begins with zero, so it is never -0, which would turn a row's -0 into 0."""
+    states = []
+    for isa in ("reference", *isas()):
+        backend = "reference" if isa == "reference" else "cpu"
+        tables = embedding_jobs.of([EmbeddingTable(8, dim, "fp32", 0.0)], rule, [0])
+        tables.tables[0].table.codes.data.fill_(-0.0)
+        tables.tables[0].table.codes.data[5] = 0.5
+        values, offsets = torch.tensor([2, 5, 5, 7]), torch.arange(5)
+        grad = torch.full((4, dim), -0.0)
+        grad[1:, ::3] = torch.randn(
+            3, len(range(0, dim, 3)), generator=torch.Generator().manual_seed(0)
+        )
+        call = list(tables.update(values, offsets, None, grad, 1))
+        call[14] = [decay]
+        environ = {
+            "SUBULP_BACKEND": backend,
+            **({} if backend == "reference" else {"SUBULP_ISA": isa}),
+        }
+        with environment(**environ):
+            embedding_update(*call)
+        states.append(tables.state())
+    for state in states[1:]:
+        same(state, states[0])
+    assert torch.signbit(states[0]["0.table.codes"][2]).all()
+
+
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("storage", ["int4", "fp16"])
 def test_threads_do_not_show(storage, weighted):
