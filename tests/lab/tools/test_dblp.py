@@ -137,6 +137,19 @@ def test_the_same_file_gives_the_same_bytes(tmp_path):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
+def peak_of_a_build(source, out):
+    """Bytes of Python's memory, the least of three builds: what else the process does meets one."""
+    peaks = []
+    for turn in range(3):
+        tracemalloc.start()
+        try:
+            build_dblp(source, out / str(turn))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    return min(peaks)
+
+
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(json_stream, "BLOCK", 1 << 14)
     peaks = []
@@ -144,10 +157,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
         source = write(
             tmp_path / "d.json", [paper(n, [f"k{n % 50}", f"only {n}"] * 10) for n in range(count)]
         )
-        tracemalloc.start()
-        build_dblp(source, tmp_path / str(count))
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
+        peaks.append(peak_of_a_build(source, tmp_path / str(count)))
     assert source.stat().st_size > 4 * json_stream.BLOCK
     assert peaks[1] < 1.5 * peaks[0]
 
