@@ -28,15 +28,13 @@ struct Position {
 
 SUBULP_FLAT U magnitude(F x) { return and_(as_u32(x), u32(MAGNITUDE)); }
 
-// Extra bits, see numerics/extra_bits.py: where a head and its k-bit tail lie on the line of codes, in steps of
-// 2^-k. A tail that leads below zero, which no split makes, gives zero.
-template <bool signed_tails>
-SUBULP_FLAT U joined(U head, U tail, U k, uint32_t max_code) {
-  tail = select(greater(head, u32(max_code)), u32(0), tail);
-  const U negative = signed_tails ? shl<1>(and_(tail, shl(u32(1), sub(k, u32(1)))))
-                                  : shl(shr(tail, k), add(k, u32(1)));
-  const U where = sub(add(shl(head, k), tail), negative);
-  return and_(where, sub(shr<31>(where), u32(1)));
+// Extra bits, see numerics/extra_bits.py: how far from its head a k-bit tail is, in steps of 2^-k and in two's
+// complement. It is below the head if its sign says so, or the bit beyond it, that the head was rounded up.
+template <bool signed_tails, bool random>
+SUBULP_FLAT U distance(U tail, U k) {
+  if constexpr (signed_tails) return sub(tail, shl<1>(and_(tail, shl(u32(1), sub(k, u32(1))))));
+  else if constexpr (random) return sub(tail, shl(shr(tail, k), add(k, u32(1))));
+  else return tail;
 }
 // What is added to a number before its low `drop` bits are cut, to round it to nearest-even.
 SUBULP_FLAT U nearest_increment(U x, U drop) {
@@ -102,17 +100,26 @@ struct Bf16 {
   // `bits` in [0, 2^16).
   static SUBULP_FLAT U stochastic(F x, U bits) { return shr<16>(stochastic_high(x, bits)); }
   static SUBULP_FLAT void store_code(char* p, U code) { store_u16(p, code); }
-  static SUBULP_FLAT void store(char* p, F x) { store_code(p, nearest(x)); }
-
-  // Extra bits: head and k-bit tail, see numerics/extra_bits.py.
-  template <bool signed_tails>
-  static F join(U head, U tail, U k) {
-    const U where = joined<signed_tails>(and_(head, u32(0x7FFF)), tail, k, max_code);
-    return as_f32(or_(shl(where, sub(u32(16), k)), shl<16>(and_(head, u32(0x8000)))));
+  // Rounds, stores, and returns the value stored.
+  static SUBULP_FLAT F store(char* p, F x) {
+    const U high = nearest_high(x);
+    store_code(p, shr<16>(high));
+    return as_f32(and_(high, u32(0xFFFF0000u)));
   }
-  // `bits` in [0, 2^16).
+
+  // Extra bits: head and k-bit tail, see numerics/extra_bits.py. A tail that leads below zero, which no split makes,
+  // gives zero.
   template <bool signed_tails, bool random>
-  static U split(F x, U bits, U k, U* tail) {
+  static SUBULP_FLAT F join(F head, U tail, U k) {
+    const U mag = magnitude(head);
+    tail = select(greater(mag, u32(INFINITE - 1)), u32(0), tail);
+    U where = add(mag, shl(distance<signed_tails, random>(tail, k), sub(u32(16), k)));
+    if constexpr (signed_tails || random) where = and_(where, sub(shr<31>(where), u32(1)));
+    return as_f32(or_(where, and_(as_u32(head), u32(0x80000000u))));
+  }
+  // Stores the head. `bits` in [0, 2^16).
+  template <bool signed_tails, bool random>
+  static SUBULP_FLAT void split(char* p, F x, U bits, U k, U* tail) {
     const U mag = quiet(x);
     const M special = greater(mag, u32(INFINITE - 1));
     const U drop = sub(u32(16), k);
@@ -135,7 +142,7 @@ struct Bf16 {
     if constexpr (!signed_tails && random) *tail = or_(*tail, shl(sub(code, shr(kept, k)), k));
     *tail = select(special, u32(0), *tail);
     code = select(special, shr<16>(mag), code);
-    return or_(code, and_(shr<16>(as_u32(x)), u32(0x8000)));
+    store_code(p, or_(code, and_(shr<16>(as_u32(x)), u32(0x8000))));
   }
 };
 
@@ -187,6 +194,8 @@ struct Small {
   }
   static SUBULP_FLAT F load(const char* p) { return value(load_code(p)); }
 
+  // The exponent of a value's grid, where FP32 has it.
+  static SUBULP_FLAT U binade_of(U bits) { return max(and_(bits, u32(INFINITE)), u32(first_normal << 23)); }
   // A magnitude in steps of the grid around it, below 2^(mantissa_bits + 1) and thus exact, and the
   // code of that binade's own zero. Infinities and NaN end beyond every code.
   struct Steps {
@@ -194,10 +203,9 @@ struct Small {
     U base;
   };
   static SUBULP_FLAT Steps steps(U mag) {
-    constexpr uint32_t lowest = first_normal << 23;
-    const U binade = and_(max(mag, u32(lowest)), u32(INFINITE));
+    const U binade = binade_of(mag);
     const F unit = as_f32(sub(u32(static_cast<uint32_t>(254 + mantissa_bits) << 23), binade));
-    return {mul(as_f32(mag), unit), shr<23 - mantissa_bits>(sub(binade, u32(lowest)))};
+    return {mul(as_f32(mag), unit), shr<23 - mantissa_bits>(sub(binade, u32(first_normal << 23)))};
   }
   static SUBULP_FLAT Position position(U mag) {
     const Steps at = steps(mag);
@@ -227,45 +235,59 @@ struct Small {
     const Position at = position(mag);
     return finish(add_carry(at.code, at.fraction, bits), mag, x);
   }
-  static SUBULP_FLAT void store(char* p, F x) { store_code(p, nearest(x)); }
-
-  template <bool signed_tails>
-  static F join(U head, U tail, U k) {
-    const U mag = and_(head, u32(sign_bit - 1));
-    const U where = joined<signed_tails>(mag, tail, k, max_code);
-    const U code = shr(where, k);
-    const U field = max(shr<mantissa_bits>(code), u32(1));
-    const U step = shl<23>(sub(add(field, u32(127 - bias - mantissa_bits)), k));
-    const F part = mul(cvt_f32(and_(where, sub(shl(u32(1), k), u32(1)))), as_f32(step));
-    const F whole = select_finite(mag, add(value(code), part), value(code));
-    return as_f32(or_(as_u32(whole), shl<32 - width>(and_(head, u32(sign_bit)))));
+  // Rounds, stores, and returns the value stored.
+  static SUBULP_FLAT F store(char* p, F x) {
+    const U code = nearest(x);
+    store_code(p, code);
+    return value(code);
   }
+
+  // Extra bits: head and k-bit tail, as of BF16. The sum is exact, or rounded once if it has more bits than FP32.
   template <bool signed_tails, bool random>
-  static U split(F x, U bits, U k, U* tail) {
+  static SUBULP_FLAT F join(F head, U tail, U k) {
+    const U mag = magnitude(head), far = distance<signed_tails, random>(tail, k);
+    // Below a head that begins its binade, steps are those of the binade below.
+    const U next = signed_tails || random ? sub(mag, shr<31>(far)) : mag;
+    const U step = sub(binade_of(next), shl<23>(add(k, u32(mantissa_bits))));
+    F sum = add(as_f32(mag), mul(cvt_f32(far), as_f32(step)));
+    if constexpr (signed_tails || random) sum = max(f32(0.0f), sum);
+    return as_f32(or_(as_u32(sum), and_(as_u32(head), u32(0x80000000u))));
+  }
+  // The tail of a number that was cut to this head. Beyond the largest one all its bits are set.
+  static SUBULP_FLAT U cut_tail(F x, F head, U k) {
+    const U steps = sub(u32(static_cast<uint32_t>(254 + mantissa_bits) << 23), binade_of(as_u32(head)));
+    const F far = mul(as_f32(magnitude(sub(x, head))), as_f32(add(steps, shl<23>(k))));
+    return cvt_u32(min(far, cvt_f32(sub(shl(u32(1), k), u32(1)))));
+  }
+  // Stores the head.
+  template <bool signed_tails, bool random>
+  static SUBULP_FLAT void split(char* p, F x, U bits, U k, U* tail) {
     const U mag = magnitude(x);
     const U drop = sub(u32(32), k);
     const U mask = sub(shl(u32(1), k), u32(1));
     Position at = position(mag);
-    if constexpr (signed_tails || random) {
-      const U low = random ? and_(bits, sub(shl(u32(1), drop), u32(1))) : nearest_increment(at.fraction, drop);
-      at.code = add_carry(at.code, at.fraction, low);
-      at.fraction = add(at.fraction, low);
+    if constexpr (!signed_tails && !random) {
+      const U code = finish(at.code, mag, x);
+      *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), cut_tail(x, value(code), k));
+      return store_code(p, code);
     }
+    const U low = random ? and_(bits, sub(shl(u32(1), drop), u32(1))) : nearest_increment(at.fraction, drop);
+    at.code = add_carry(at.code, at.fraction, low);
+    at.fraction = add(at.fraction, low);
     if constexpr (signed_tails) {
       const U half = shr<1>(shl(u32(1), k)), last = sub(add(shl(u32(max_code), k), half), u32(1));
       const U inside = min(add(shl(at.code, k), shr(at.fraction, drop)), last);
       const U kept = select(greater(at.code, u32(max_code)), last, inside);
       *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), and_(kept, mask));
-      return finish(shr(add(kept, half), k), mag, x);
+      return store_code(p, finish(shr(add(kept, half), k), mag, x));
     }
     U kept = shr(at.fraction, drop);
     kept = select(greater(at.code, u32(max_code)), mask, kept);
     at.code = min(at.code, u32(max_code));
-    U code = at.code;
-    if constexpr (random) code = min(add(code, shr(add(kept, shr(bits, drop)), k)), u32(max_code));
+    const U code = min(add(at.code, shr(add(kept, shr(bits, drop)), k)), u32(max_code));
     *tail = or_(kept, shl(sub(code, at.code), k));
     *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), *tail);
-    return finish(code, mag, x);
+    store_code(p, finish(code, mag, x));
   }
 
  private:
@@ -273,9 +295,6 @@ struct Small {
     float r = 1.0f;
     for (int i = 0; i < n; ++i) r *= 2.0f;
     return r;
-  }
-  static SUBULP_FLAT F select_finite(U mag, F finite, F special) {
-    return as_f32(select(greater(mag, u32(max_code)), as_u32(special), as_u32(finite)));
   }
 };
 

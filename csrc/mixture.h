@@ -295,7 +295,10 @@ inline int run_mixture_wide(const subulp_mixture& m, uint8_t* wide, int threads)
 // At most W values of a row, as numbers of a format.
 template <class To>
 inline void store_values(char* to, F x, int64_t n) {
-  if (n >= W) return To::store(to, x);
+  if (n >= W) {
+    To::store(to, x);
+    return;
+  }
   alignas(64) char values[W * To::bytes];
   To::store(values, x);
   std::memcpy(to, values, static_cast<size_t>(n * To::bytes));

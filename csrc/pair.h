@@ -6,6 +6,8 @@
 // packing one and a half, where zero-extending and packing in order takes three times as many.
 #pragma once
 
+#include <type_traits>
+
 #include "codec.h"
 
 namespace simd {
@@ -21,7 +23,20 @@ struct Consecutive {
   // Whether encoding has a short form for ordinary values.
   static constexpr bool has_ordinary = false;
 
-  static SUBULP_FLAT F2 load(const char* p) { return {Format::load(p), Format::load(p + W * bytes)}; }
+#if defined(SUBULP_HALF_UNITS)
+  static constexpr bool is_half = std::is_same_v<Format, Fp16>;
+#endif
+
+  static SUBULP_FLAT F2 load(const char* p) {
+#if defined(SUBULP_HALF_UNITS)
+    if constexpr (is_half) {
+      // The unit makes signalling NaN quiet.
+      const F2 x = {load_half(p), load_half(p + 2 * W)};
+      if (__builtin_expect(!any_nan(x.a, x.b), 1)) return x;
+    }
+#endif
+    return {Format::load(p), Format::load(p + W * bytes)};
+  }
   static SUBULP_FLAT F2 floats(const float* p) { return {load_f32(p), load_f32(p + W)}; }
   static SUBULP_FLAT U2 words(const uint32_t* p) { return {load_u32(p), load_u32(p + W)}; }
   // Random bits of Format::random_width bits, and the same with their halves swapped.
@@ -42,10 +57,31 @@ struct Consecutive {
       store_f32(p + W * bytes, x.b);
       return x;
     } else {
-      const U2 code = {Format::nearest(x.a), Format::nearest(x.b)};
-      store_code(p, code);
-      return {Format::value(code.a), Format::value(code.b)};
+#if defined(SUBULP_HALF_UNITS)
+      if constexpr (is_half) {
+        // Below the tie between the largest number and infinity, where the unit goes to infinity.
+        const U largest = max(magnitude(x.a), magnitude(x.b));
+        if (__builtin_expect(!any_at_least(largest, 0x477FF000u), 1)) return {store_half(p, x.a), store_half(p + 2 * W, x.b)};
+      }
+#endif
+      return {Format::store(p, x.a), Format::store(p + W * bytes, x.b)};
     }
+  }
+  // Stores the heads and returns the tails, see Format::split().
+  template <bool signed_tails, bool random>
+  static SUBULP_FLAT U2 split(char* p, F2 x, U2 bits, U k) {
+#if defined(SUBULP_HALF_UNITS)
+    if constexpr (is_half && !signed_tails && !random) {
+      const F2 head = {store_half_cut(p, x.a), store_half_cut(p + 2 * W, x.b)};
+      // NaN of infinity and NaN, of which there are more than the one that is stored.
+      if (__builtin_expect(!any_nan(sub(x.a, head.a), sub(x.b, head.b)), 1))
+        return {Format::cut_tail(x.a, head.a, k), Format::cut_tail(x.b, head.b, k)};
+    }
+#endif
+    U2 tail;
+    Format::template split<signed_tails, random>(p, x.a, bits.a, k, &tail.a);
+    Format::template split<signed_tails, random>(p + W * bytes, x.b, bits.b, k, &tail.b);
+    return tail;
   }
   template <bool careful>
   static SUBULP_FLAT void store_stochastic(char* p, F2 x, U2 bits) {

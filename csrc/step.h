@@ -270,13 +270,14 @@ class Pass {
   void elements(const Pointers& p, int64_t n) {
     // Copies on the stack: stores through the streams' pointers cannot change them.
     const float* const wide_grad = narrow_grad_ ? work_.grad : reinterpret_cast<const float*>(p.grad);
-    const Context c = {rule_, p, wide_grad, same_grad_, maximize_, Rule::has_fast || has_slow_};
+    const Context c = {rule_, p, k_, wide_grad, same_grad_, maximize_, Rule::has_fast || has_slow_};
     for (int64_t i = 0; i < n; i += W2) lanes<!P::has_ordinary || L::wide_states>(c, i);
   }
 
   struct Context {
     Rule rule;
     Pointers p;
+    U k;
     const float* wide_grad;
     bool same_grad, maximize, has_slow;
   };
@@ -287,7 +288,7 @@ class Pass {
     const Pointers& p = c.p;
     F2 g = c.same_grad ? P::load(p.grad + i * P::bytes) : P::floats(c.wide_grad + i);
     if (c.maximize) g = mul(g, f32(-1.0f));
-    const F2 theta = decode_parameter(p, i);
+    const F2 theta = decode_parameter(c, i);
     F2 m = {f32(0.0f), f32(0.0f)}, v = m;
     if constexpr (Rule::has_fast) m = scaled(Fast::load(p.fast + i * Fast::bytes), scalars_.fast_decode);
     if (c.has_slow) {
@@ -319,7 +320,7 @@ class Pass {
       else Fast::template store_nearest<careful>(fast, m);
     }
     if (c.has_slow) encode_slow<careful>(p, v, i);
-    encode_parameter<careful>(p, theta, wide, change, i);
+    encode_parameter<careful>(c, theta, wide, change, i);
   }
 
   SUBULP_COLD void careful_lanes(const Context& c, int64_t i) { lanes<true>(c, i); }
@@ -329,7 +330,8 @@ class Pass {
     else return x;
   }
 
-  SUBULP_INLINE F2 decode_parameter(const Pointers& p, int64_t i) const {
+  SUBULP_INLINE F2 decode_parameter(const Context& c, int64_t i) const {
+    const Pointers& p = c.p;
     const char* const param = p.param + i * P::bytes;
     const char* const extra = p.extra + i * L::extra_bytes;
     if constexpr (L::weight == Weight::master) {
@@ -342,9 +344,10 @@ class Pass {
       if constexpr (low_scale<Base> != 1.0f) low = mul(low, f32(1.0f / low_scale<Base>));
       return add(high, {believed<Base>(high.a, low.a), believed<Base>(high.b, low.b)});
     } else if constexpr (L::tails) {
-      const U2 head = P::load_code(param), tail = P::words(work_.tail + i);
-      return {Base::template join<L::signed_tails>(head.a, tail.a, k_),
-              Base::template join<L::signed_tails>(head.b, tail.b, k_)};
+      const F2 head = P::load(param);
+      const U2 tail = P::words(work_.tail + i);
+      return {Base::template join<L::signed_tails, L::random>(head.a, tail.a, c.k),
+              Base::template join<L::signed_tails, L::random>(head.b, tail.b, c.k)};
     } else {
       return P::load(param);
     }
@@ -374,14 +377,14 @@ class Pass {
   }
 
   template <bool careful>
-  SUBULP_INLINE void encode_parameter(const Pointers& p, F2 theta, F2 wide, F2 change, int64_t i) {
+  SUBULP_INLINE void encode_parameter(const Context& c, F2 theta, F2 wide, F2 change, int64_t i) {
+    const Pointers& p = c.p;
     char* const param = p.param + i * P::bytes;
     char* const extra = p.extra + i * L::extra_bytes;
     if constexpr (L::tails) {
-      U2 tail, bits = {u32(0), u32(0)};
+      U2 bits = {u32(0), u32(0)};
       if constexpr (L::random_parameter) bits = P::random(random_at(i));
-      P::store_code(param, {Base::template split<L::signed_tails, L::random>(wide.a, bits.a, k_, &tail.a),
-                            Base::template split<L::signed_tails, L::random>(wide.b, bits.b, k_, &tail.b)});
+      const U2 tail = P::template split<L::signed_tails, L::random>(param, wide, bits, c.k);
       store_u32(work_.tail + i, tail.a);
       store_u32(work_.tail + i + W, tail.b);
     } else if constexpr (L::random_parameter) {

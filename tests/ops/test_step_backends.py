@@ -384,6 +384,28 @@ def test_each_element_at_the_threshold_of_its_bits(dtype, backend):
         assert (patterns(state.params[0]) == patterns(expected)).all()
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
+@pytest.mark.parametrize("precision", EXTRA_BITS)
+def test_every_head_with_any_tail_and_any_number(precision, dtype):
+    """All heads, tails that no step makes among theirs, and sums from 2**-149 to infinity and NaN."""
+    setup = Setup("sgd", precision, dtype, weight_decay=0.0, momentum=None, lr=1.0)
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    start = fresh_state(setup, [codes])
+    words = start.extras[0]
+    words.copy_(torch.randint(-(2**31), 2**31, words.shape, generator=generator))
+    anything = torch.randint(-(2**31), 2**31, codes.shape, generator=generator).int()
+    beside = torch.randn(codes.shape, generator=generator) * codes.float().nan_to_num()
+    for grad in (torch.zeros(codes.shape), anything.view(FP32), beside):
+        expected = start.map(torch.clone)
+        take_step(setup, expected, [grad], 2, backend="reference")
+        for isa in isas():
+            actual = start.map(torch.clone)
+            with environment(SUBULP_ISA=isa):
+                take_step(setup, actual, [grad], 2, backend="cpu")
+            assert_same(actual, expected)
+
+
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
 def test_heads_that_were_rounded_up_into_a_binade(dtype, backend):
