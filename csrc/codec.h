@@ -36,6 +36,18 @@ SUBULP_FLAT U distance(U tail, U k) {
   else if constexpr (random) return sub(tail, shl(shr(tail, k), add(k, u32(1))));
   else return tail;
 }
+// The code of a head and its tail, from a code and how many steps of 2^-k beyond it: the nearest head, the one before
+// or, by `up` of k random bits, either.
+template <bool signed_tails, bool random>
+SUBULP_FLAT U head_of(U code, U steps, U up, U k, U* tail) {
+  *tail = and_(steps, sub(shl(u32(1), k), u32(1)));
+  const U cut = shr(steps, k);
+  if constexpr (signed_tails) return add(code, shr(add(steps, shr<1>(shl(u32(1), k))), k));
+  if constexpr (!random) return add(code, cut);
+  const U rounded = shr(add(steps, up), k);
+  *tail = or_(*tail, shl(sub(rounded, cut), k));
+  return add(code, rounded);
+}
 // What is added to a number before its low `drop` bits are cut, to round it to nearest-even.
 SUBULP_FLAT U nearest_increment(U x, U drop) {
   const U half = shr<1>(shl(u32(1), drop)), one = min(half, u32(1));
@@ -117,9 +129,9 @@ struct Bf16 {
     if constexpr (signed_tails || random) where = and_(where, sub(shr<31>(where), u32(1)));
     return as_f32(or_(where, and_(as_u32(head), u32(0x80000000u))));
   }
-  // Stores the head. `bits` in [0, 2^16).
+  // The head's code. `bits` in [0, 2^16).
   template <bool signed_tails, bool random>
-  static SUBULP_FLAT void split(char* p, F x, U bits, U k, U* tail) {
+  static SUBULP_FLAT U split(F x, U bits, U k, U* tail) {
     const U mag = quiet(x);
     const M special = greater(mag, u32(INFINITE - 1));
     const U drop = sub(u32(16), k);
@@ -142,7 +154,18 @@ struct Bf16 {
     if constexpr (!signed_tails && random) *tail = or_(*tail, shl(sub(code, shr(kept, k)), k));
     *tail = select(special, u32(0), *tail);
     code = select(special, shr<16>(mag), code);
-    store_code(p, or_(code, and_(shr<16>(as_u32(x)), u32(0x8000))));
+    return or_(code, and_(shr<16>(as_u32(x)), u32(0x8000)));
+  }
+  // The same for magnitudes that no rounding takes beyond the largest number: signs stay where they are.
+  static constexpr bool has_ordinary_split = true;
+  static constexpr uint32_t ordinary_end = max_code << 16;
+  template <bool signed_tails, bool random>
+  static SUBULP_FLAT U split_ordinary(F x, U bits, U k, U* tail) {
+    const U drop = sub(u32(16), k);
+    U wide = as_u32(x);
+    if constexpr (random) wide = add(wide, and_(bits, sub(shl(u32(1), drop), u32(1))));
+    else if constexpr (signed_tails) wide = add(wide, nearest_increment(wide, drop));
+    return head_of<signed_tails, random>(u32(0), shr(wide, drop), shr(bits, drop), k, tail);
   }
 };
 
@@ -253,15 +276,19 @@ struct Small {
     if constexpr (signed_tails || random) sum = max(f32(0.0f), sum);
     return as_f32(or_(as_u32(sum), and_(as_u32(head), u32(0x80000000u))));
   }
-  // The tail of a number that was cut to this head. Beyond the largest one all its bits are set.
-  static SUBULP_FLAT U cut_tail(F x, F head, U k) {
+  // How far a number is beyond the head that it was cut to, where the distance to the next is 1.
+  static SUBULP_FLAT F rest_in_steps(F x, F head) {
     const U steps = sub(u32(static_cast<uint32_t>(254 + mantissa_bits) << 23), binade_of(as_u32(head)));
-    const F far = mul(as_f32(magnitude(sub(x, head))), as_f32(add(steps, shl<23>(k))));
-    return cvt_u32(min(far, cvt_f32(sub(shl(u32(1), k), u32(1)))));
+    return mul(as_f32(magnitude(sub(x, head))), as_f32(steps));
   }
-  // Stores the head.
+  // Beyond the largest number all bits of a tail are set.
+  static SUBULP_FLAT U cut_tail(F x, F head, U k) {
+    const F steps = mul(rest_in_steps(x, head), as_f32(add(u32(127u << 23), shl<23>(k))));
+    return cvt_i32(min(steps, cvt_f32(sub(shl(u32(1), k), u32(1)))));
+  }
+  // The head's code.
   template <bool signed_tails, bool random>
-  static SUBULP_FLAT void split(char* p, F x, U bits, U k, U* tail) {
+  static SUBULP_FLAT U split(F x, U bits, U k, U* tail) {
     const U mag = magnitude(x);
     const U drop = sub(u32(32), k);
     const U mask = sub(shl(u32(1), k), u32(1));
@@ -269,7 +296,7 @@ struct Small {
     if constexpr (!signed_tails && !random) {
       const U code = finish(at.code, mag, x);
       *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), cut_tail(x, value(code), k));
-      return store_code(p, code);
+      return code;
     }
     const U low = random ? and_(bits, sub(shl(u32(1), drop), u32(1))) : nearest_increment(at.fraction, drop);
     at.code = add_carry(at.code, at.fraction, low);
@@ -279,7 +306,7 @@ struct Small {
       const U inside = min(add(shl(at.code, k), shr(at.fraction, drop)), last);
       const U kept = select(greater(at.code, u32(max_code)), last, inside);
       *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), and_(kept, mask));
-      return store_code(p, finish(shr(add(kept, half), k), mag, x));
+      return finish(shr(add(kept, half), k), mag, x);
     }
     U kept = shr(at.fraction, drop);
     kept = select(greater(at.code, u32(max_code)), mask, kept);
@@ -287,8 +314,29 @@ struct Small {
     const U code = min(add(at.code, shr(add(kept, shr(bits, drop)), k)), u32(max_code));
     *tail = or_(kept, shl(sub(code, at.code), k));
     *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), *tail);
-    store_code(p, finish(code, mag, x));
+    return finish(code, mag, x);
   }
+  // The same for magnitudes that no rounding takes beyond the largest number, where the processor cuts them.
+#if defined(SUBULP_HALF_UNITS)
+  static constexpr bool has_ordinary_split = is_half;
+  static constexpr uint32_t ordinary_end = (max_code << (23 - mantissa_bits)) + ((first_normal - 1) << 23);
+  template <bool signed_tails, bool random>
+  static SUBULP_FLAT U split_ordinary(F x, U bits, U k, U* tail) {
+    F head;
+    const U code = half_cut(x, &head);
+    if constexpr (!signed_tails && !random) {
+      *tail = cut_tail(x, head, k);
+      return code;
+    }
+    const U fraction = cvt_u32(mul(rest_in_steps(x, head), f32(4294967296.0f)));
+    const U drop = sub(u32(32), k), mask = sub(shl(u32(1), drop), u32(1));
+    const U low = random ? and_(bits, mask) : nearest_increment(fraction, drop);
+    const U steps = add(shr(fraction, drop), shr(add(and_(fraction, mask), low), drop));
+    return head_of<signed_tails, random>(code, steps, shr(bits, drop), k, tail);
+  }
+#else
+  static constexpr bool has_ordinary_split = false;
+#endif
 
  private:
   static constexpr float power_of_two(int n) {

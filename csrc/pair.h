@@ -70,17 +70,16 @@ struct Consecutive {
   // Stores the heads and returns the tails, see Format::split().
   template <bool signed_tails, bool random>
   static SUBULP_FLAT U2 split(char* p, F2 x, U2 bits, U k) {
-#if defined(SUBULP_HALF_UNITS)
-    if constexpr (is_half && !signed_tails && !random) {
-      const F2 head = {store_half_cut(p, x.a), store_half_cut(p + 2 * W, x.b)};
-      // NaN of infinity and NaN, of which there are more than the one that is stored.
-      if (__builtin_expect(!any_nan(sub(x.a, head.a), sub(x.b, head.b)), 1))
-        return {Format::cut_tail(x.a, head.a, k), Format::cut_tail(x.b, head.b, k)};
-    }
-#endif
     U2 tail;
-    Format::template split<signed_tails, random>(p, x.a, bits.a, k, &tail.a);
-    Format::template split<signed_tails, random>(p + W * bytes, x.b, bits.b, k, &tail.b);
+    if constexpr (Format::has_ordinary_split) {
+      if (__builtin_expect(!any_at_least(max(magnitude(x.a), magnitude(x.b)), Format::ordinary_end), 1)) {
+        store_code(p, {Format::template split_ordinary<signed_tails, random>(x.a, bits.a, k, &tail.a),
+                       Format::template split_ordinary<signed_tails, random>(x.b, bits.b, k, &tail.b)});
+        return tail;
+      }
+    }
+    store_code(p, {Format::template split<signed_tails, random>(x.a, bits.a, k, &tail.a),
+                   Format::template split<signed_tails, random>(x.b, bits.b, k, &tail.b)});
     return tail;
   }
   template <bool careful>

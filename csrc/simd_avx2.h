@@ -45,16 +45,18 @@ inline void store_low_u8(void* p, U a) { store_u8(p, _mm256_and_si256(a, u32(0xF
 #define SUBULP_HALF_UNITS 1
 inline F half_value(U code) { return _mm256_cvtph_ps(narrow_u16(code)); }
 inline U half_nearest(F a) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
-// FP16 in memory, stored to nearest or cut; what is stored, is returned.
+inline U half_cut(F a, F* value) {
+  const __m128i halves = _mm256_cvtps_ph(a, _MM_FROUND_TO_ZERO);
+  *value = _mm256_cvtph_ps(halves);
+  return _mm256_cvtepu16_epi32(halves);
+}
+// FP16 in memory; what is stored, is returned.
 inline F load_half(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
-template <int rounding>
 inline F store_half(void* p, F a) {
-  const __m128i halves = _mm256_cvtps_ph(a, rounding);
+  const __m128i halves = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
   _mm_storeu_si128(static_cast<__m128i*>(p), halves);
   return _mm256_cvtph_ps(halves);
 }
-inline F store_half(void* p, F a) { return store_half<_MM_FROUND_TO_NEAREST_INT>(p, a); }
-inline F store_half_cut(void* p, F a) { return store_half<_MM_FROUND_TO_ZERO>(p, a); }
 inline bool any_nan(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0; }
 
 inline F add(F a, F b) { return _mm256_add_ps(a, b); }
@@ -66,7 +68,13 @@ inline F max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F zero_nan(F a) { return _mm256_and_ps(a, _mm256_cmp_ps(a, a, _CMP_ORD_Q)); }
 inline F cvt_f32(U a) { return _mm256_cvtepi32_ps(a); }
-inline U cvt_u32(F a) { return _mm256_cvttps_epi32(a); }
+inline U cvt_i32(F a) { return _mm256_cvttps_epi32(a); }
+inline U cvt_u32(F a) {
+  // From 2^31 on without it, which has no bits to cut.
+  const __m256 high = _mm256_cmp_ps(a, f32(2147483648.0f), _CMP_GE_OQ);
+  const __m256i low = _mm256_cvttps_epi32(_mm256_sub_ps(a, _mm256_and_ps(high, f32(2147483648.0f))));
+  return _mm256_xor_si256(low, _mm256_slli_epi32(_mm256_castps_si256(high), 31));
+}
 
 inline U add(U a, U b) { return _mm256_add_epi32(a, b); }
 inline U sub(U a, U b) { return _mm256_sub_epi32(a, b); }

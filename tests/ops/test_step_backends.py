@@ -387,7 +387,7 @@ def test_each_element_at_the_threshold_of_its_bits(dtype, backend):
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
 @pytest.mark.parametrize("precision", EXTRA_BITS)
 def test_every_head_with_any_tail_and_any_number(precision, dtype):
-    """All heads, tails that no step makes among theirs, and sums from 2**-149 to infinity and NaN."""
+    """Tails that no step makes are among them, and sums from 2**-149 to infinity and NaN."""
     setup = Setup("sgd", precision, dtype, weight_decay=0.0, momentum=None, lr=1.0)
     generator = torch.Generator().manual_seed(0)
     codes = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
