@@ -207,6 +207,7 @@ class Pass {
         maximize_(s.maximize != 0),
         has_slow_(s.slow != nullptr),
         tail_width_(s.extra_bits + (L::tails && !L::signed_tails && L::random)),
+        tail_bytes_(tail_width_ == 8 ? 1 : tail_width_ == 16 ? 2 : 0),
         tails_(tail_width_),
         k_(u32(static_cast<uint32_t>(s.extra_bits))),
         work_{{s.seed, scalars_}, {}, {}} {}
@@ -251,6 +252,7 @@ class Pass {
       if (bytes[i]) std::memcpy(copy[i], from[i], static_cast<size_t>(bytes[i]));
     block({copy[0], copy[1], copy[2], copy[3], copy[4], copy[5]}, index);
     if constexpr (L::tails) {
+      tails_.unpack(copy[4], work_.tail);
       std::fill(work_.tail + n, work_.tail + BLOCK, 0u);
       tails_.pack(work_.tail, copy[4]);
     }
@@ -260,17 +262,19 @@ class Pass {
 
   void block(const Pointers& p, int64_t index) {
     const uint64_t first = static_cast<uint64_t>(index) * BLOCK;
-    if constexpr (L::tails) tails_.unpack(p.extra, work_.tail);
+    if constexpr (L::tails)
+      if (!tail_bytes_) tails_.unpack(p.extra, work_.tail);
     if constexpr (L::random) work_.bits.template draw<Base::random_width>(first);
     if (narrow_grad_) decode_gradient(grad_dtype_, p.grad, work_.grad);
     elements(p, BLOCK);
-    if constexpr (L::tails) tails_.pack(work_.tail, p.extra);
+    if constexpr (L::tails)
+      if (!tail_bytes_) tails_.pack(work_.tail, p.extra);
   }
 
   void elements(const Pointers& p, int64_t n) {
     // Copies on the stack: stores through the streams' pointers cannot change them.
     const float* const wide_grad = narrow_grad_ ? work_.grad : reinterpret_cast<const float*>(p.grad);
-    const Context c = {rule_, p, k_, wide_grad, same_grad_, maximize_, Rule::has_fast || has_slow_};
+    const Context c = {rule_, p, k_, tail_bytes_, wide_grad, same_grad_, maximize_, Rule::has_fast || has_slow_};
     for (int64_t i = 0; i < n; i += W2) lanes<!P::has_ordinary || L::wide_states>(c, i);
   }
 
@@ -278,6 +282,7 @@ class Pass {
     Rule rule;
     Pointers p;
     U k;
+    int tail_bytes;
     const float* wide_grad;
     bool same_grad, maximize, has_slow;
   };
@@ -345,11 +350,31 @@ class Pass {
       return add(high, {believed<Base>(high.a, low.a), believed<Base>(high.b, low.b)});
     } else if constexpr (L::tails) {
       const F2 head = P::load(param);
-      const U2 tail = P::words(work_.tail + i);
+      const U2 tail = load_tails(c, i);
       return {Base::template join<L::signed_tails, L::random>(head.a, tail.a, c.k),
               Base::template join<L::signed_tails, L::random>(head.b, tail.b, c.k)};
     } else {
       return P::load(param);
+    }
+  }
+
+  SUBULP_INLINE U2 load_tails(const Context& c, int64_t i) const {
+    const char* const p = c.p.extra + i * c.tail_bytes;
+    if (c.tail_bytes == 1) return {load_u8(p), load_u8(p + W)};
+    if (c.tail_bytes == 2) return {load_u16(p), load_u16(p + 2 * W)};
+    return P::words(work_.tail + i);
+  }
+  SUBULP_INLINE void store_tails(const Context& c, U2 tail, int64_t i) {
+    char* const p = c.p.extra + i * c.tail_bytes;
+    if (c.tail_bytes == 1) {
+      store_u8(p, tail.a);
+      store_u8(p + W, tail.b);
+    } else if (c.tail_bytes == 2) {
+      store_u16(p, tail.a);
+      store_u16(p + 2 * W, tail.b);
+    } else {
+      store_u32(work_.tail + i, tail.a);
+      store_u32(work_.tail + i + W, tail.b);
     }
   }
 
@@ -385,8 +410,7 @@ class Pass {
       U2 bits = {u32(0), u32(0)};
       if constexpr (L::random_parameter) bits = P::random(random_at(i));
       const U2 tail = P::template split<L::signed_tails, L::random>(param, wide, bits, c.k);
-      store_u32(work_.tail + i, tail.a);
-      store_u32(work_.tail + i + W, tail.b);
+      store_tails(c, tail, i);
     } else if constexpr (L::random_parameter) {
       P::template store_stochastic<careful>(param, wide, P::random(random_at(i)));
     } else {
@@ -427,7 +451,7 @@ class Pass {
   Pointers base_;
   int grad_dtype_, grad_bytes_;
   bool same_grad_, narrow_grad_, maximize_, has_slow_;
-  int tail_width_;
+  int tail_width_, tail_bytes_;
   std::conditional_t<L::tails, Tails, int> tails_;
   U k_;
   Work work_;

@@ -1,4 +1,5 @@
-// Tails of extra bits: BLOCK unsigned integers of 1 to 17 bits, packed least significant bit first.
+// Tails of extra bits: BLOCK unsigned integers of 1 to 17 bits, packed least significant bit first. Those of one byte or
+// two a pass reads and writes where they lie.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,6 @@ class Tails {
   }
 
   void unpack(const char* words, uint32_t* tail) const {
-    if (width_ == 8) return each([&](int i) { store_u32(tail + i, load_u8(words + i)); });
-    if (width_ == 16) return each([&](int i) { store_u32(tail + i, load_u16(words + 2 * i)); });
     // Vectors are read whole, also at the end.
     alignas(32) char bytes[BYTES];
     std::memcpy(bytes, words, static_cast<size_t>(BLOCK / 8 * width_));
@@ -47,8 +46,6 @@ class Tails {
   }
 
   void pack(const uint32_t* tail, char* words) const {
-    if (width_ == 8) return each([&](int i) { store_u8(words + i, load_u32(tail + i)); });
-    if (width_ == 16) return each([&](int i) { store_u16(words + 2 * i, load_u32(tail + i)); });
     alignas(32) char bytes[BYTES];
     const __m256i low = _mm256_set1_epi64x(0xFFFFFFFF), shift = vector(pack_shift_);
     const __m256i first = vector(at_[0]), second = vector(at_[1]);
@@ -72,11 +69,6 @@ class Tails {
   static constexpr uint8_t NOWHERE = 0x80;  // a shuffle makes such a byte zero
   static constexpr int BYTES = BLOCK / 8 * MOST_TAIL_BITS + 32;
 
-  // Tails of whole bytes need no shuffle.
-  template <class Move>
-  static void each(Move move) {
-    for (int i = 0; i < BLOCK; i += W) move(i);
-  }
   static __m256i vector(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static __m128i half(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 
