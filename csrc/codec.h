@@ -268,23 +268,21 @@ struct Small {
   // Extra bits: head and k-bit tail, as of BF16. The sum is exact, or rounded once if it has more bits than FP32.
   template <bool signed_tails, bool random>
   static SUBULP_FLAT F join(F head, U tail, U k) {
-    const U mag = magnitude(head), far = distance<signed_tails, random>(tail, k);
+    const U sign = and_(as_u32(head), u32(0x80000000u)), far = distance<signed_tails, random>(tail, k);
+    const U finer = shl<23>(add(k, u32(mantissa_bits)));
+    if constexpr (!signed_tails && !random) {
+      const F rest = mul(cvt_f32(far), as_f32(sub(binade_of(as_u32(head)), finer)));
+      return add(head, as_f32(or_(as_u32(rest), sign)));
+    }
     // Below a head that begins its binade, steps are those of the binade below.
-    const U next = signed_tails || random ? sub(mag, shr<31>(far)) : mag;
-    const U step = sub(binade_of(next), shl<23>(add(k, u32(mantissa_bits))));
-    F sum = add(as_f32(mag), mul(cvt_f32(far), as_f32(step)));
-    if constexpr (signed_tails || random) sum = max(f32(0.0f), sum);
-    return as_f32(or_(as_u32(sum), and_(as_u32(head), u32(0x80000000u))));
+    const U mag = magnitude(head), binade = binade_of(sub(mag, shr<31>(far)));
+    const F sum = add(as_f32(mag), mul(cvt_f32(far), as_f32(sub(binade, finer))));
+    return as_f32(or_(as_u32(max(f32(0.0f), sum)), sign));
   }
-  // How far a number is beyond the head that it was cut to, where the distance to the next is 1.
-  static SUBULP_FLAT F rest_in_steps(F x, F head) {
-    const U steps = sub(u32(static_cast<uint32_t>(254 + mantissa_bits) << 23), binade_of(as_u32(head)));
-    return mul(as_f32(magnitude(sub(x, head))), as_f32(steps));
-  }
-  // Beyond the largest number all bits of a tail are set.
-  static SUBULP_FLAT U cut_tail(F x, F head, U k) {
-    const F steps = mul(rest_in_steps(x, head), as_f32(add(u32(127u << 23), shl<23>(k))));
-    return cvt_i32(min(steps, cvt_f32(sub(shl(u32(1), k), u32(1)))));
+  // How far a number is beyond the head that it was cut to, where 2^k is the distance to the next.
+  static SUBULP_FLAT F rest_in_steps(F x, F head, U k) {
+    const U steps = add(u32(static_cast<uint32_t>(254 + mantissa_bits) << 23), shl<23>(k));
+    return mul(as_f32(magnitude(sub(x, head))), as_f32(sub(steps, binade_of(as_u32(head)))));
   }
   // The head's code.
   template <bool signed_tails, bool random>
@@ -295,7 +293,9 @@ struct Small {
     Position at = position(mag);
     if constexpr (!signed_tails && !random) {
       const U code = finish(at.code, mag, x);
-      *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), cut_tail(x, value(code), k));
+      // Beyond the largest number all bits of the tail are set.
+      const U steps = cvt_i32(min(rest_in_steps(x, value(code), k), cvt_f32(mask)));
+      *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), steps);
       return code;
     }
     const U low = random ? and_(bits, sub(shl(u32(1), drop), u32(1))) : nearest_increment(at.fraction, drop);
@@ -325,10 +325,10 @@ struct Small {
     F head;
     const U code = half_cut(x, &head);
     if constexpr (!signed_tails && !random) {
-      *tail = cut_tail(x, head, k);
+      *tail = cvt_i32(rest_in_steps(x, head, k));
       return code;
     }
-    const U fraction = cvt_u32(mul(rest_in_steps(x, head), f32(4294967296.0f)));
+    const U fraction = cvt_u32(rest_in_steps(x, head, u32(32)));
     const U drop = sub(u32(32), k), mask = sub(shl(u32(1), drop), u32(1));
     const U low = random ? and_(bits, mask) : nearest_increment(fraction, drop);
     const U steps = add(shr(fraction, drop), shr(add(and_(fraction, mask), low), drop));

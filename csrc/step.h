@@ -218,7 +218,7 @@ class Pass {
 
   void blocks(int64_t from, int64_t to) {
     const int64_t whole = numel_ / BLOCK, end = std::min(to, whole);
-    if (L::random || L::tails || narrow_grad_) {
+    if (L::random || (L::tails && !tail_bytes_) || narrow_grad_) {
       for (int64_t b = from; b < end; ++b) block(at(b), b);
     } else if (from < end) {
       // Nothing to prepare per block: one loop over all of them.
