@@ -28,7 +28,7 @@ import torch
 from cyclopts import App, Parameter
 from machine import describe
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from subulp import optim
 from subulp.ops import facts, native
@@ -36,7 +36,13 @@ from subulp.ops.strategy import all_names, parse_strategy
 
 Step = Callable[[], object]
 
-STRATEGIES = all_names(8, 16)
+# Of BF16, or FP32, and some of FP16.
+HALF = ", FP16"
+STRATEGIES = (
+    *all_names(8, 16),
+    *(name + HALF for name in ("nearest", "kahan", "collage-light")),
+    *(name + HALF for name in all_names(8) if name.startswith("extra-bits")),
+)
 
 # (name, numerator, denominator, least ratio of rates)
 TARGETS = (
@@ -73,13 +79,15 @@ def small_tensors(dtype: torch.dtype, count: int = 200) -> list[torch.nn.Paramet
     return params
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    return parse_strategy(precision).dtypes[0]
+def dtype_of(name: str) -> torch.dtype:
+    if name.endswith(HALF):
+        return torch.float16
+    return parse_strategy(name).dtypes[0]
 
 
-def ours(precision: str, numel: int) -> Step:
-    parameters = tensors(numel, dtype_of(precision))
-    return optim.AdamW(parameters, lr=1e-4, precision=precision).step
+def ours(name: str, numel: int) -> Step:
+    parameters = tensors(numel, dtype_of(name))
+    return optim.AdamW(parameters, lr=1e-4, precision=name.removesuffix(HALF)).step
 
 
 def torch_fused(numel: int) -> Step:
@@ -204,7 +212,8 @@ def measure(numel: int, rounds: int, slow_rounds: int, peers: Sequence[str]) -> 
         share = None
         if name in STRATEGIES:
             dtype = dtype_of(name)
-            grad, rest = dtype.itemsize, parse_strategy(name).stored_bytes(dtype)
+            strategy = parse_strategy(name.removesuffix(HALF))
+            grad, rest = dtype.itemsize, strategy.stored_bytes(dtype)
             moved = (grad + 2 * rest) * numel / (2 * copy_from.nbytes)
             share = moved * paired(copies, spent)
         in_cache = cached_numel / min(cached[name]) if name in cached else None
@@ -249,7 +258,8 @@ def show(result: dict[str, Any], console: Console) -> None:
         f"torch {machine['versions']['torch']}; copy "
         f"{result['copy_bandwidth_bytes_per_second'] / 1e9:.1f} GB/s"
     )
-    table = Table("method", "G parameters/s", "min", "max", "in cache", "of memory bound")
+    name = Column("method", no_wrap=True)
+    table = Table(name, "G parameters/s", "min", "max", "in cache", "of memory bound")
     for row in result["methods"]:
         numbers = [row["rate"], row["low"], row["high"], row["in_cache"]]
         share = row["share_of_bound"]
