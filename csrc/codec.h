@@ -156,9 +156,16 @@ struct Bf16 {
     code = select(special, shr<16>(mag), code);
     return or_(code, and_(shr<16>(as_u32(x)), u32(0x8000)));
   }
-  // The same for magnitudes that no rounding takes beyond the largest number: signs stay where they are.
-  static constexpr bool has_ordinary_split = true;
+
+  // Ordinary numbers, which no rounding takes beyond the largest one: they are finite, and signs stay where they are.
+  static constexpr bool has_ordinary = true;
   static constexpr uint32_t ordinary_end = max_code << 16;
+  static SUBULP_FLAT F store_ordinary(char* p, F x) {
+    const U high = round_half_even_16(as_u32(x));
+    store_code(p, shr<16>(high));
+    return as_f32(and_(high, u32(0xFFFF0000u)));
+  }
+  static SUBULP_FLAT U stochastic_ordinary(F x, U bits) { return shr<16>(add(as_u32(x), bits)); }
   template <bool signed_tails, bool random>
   static SUBULP_FLAT U split_ordinary(F x, U bits, U k, U* tail) {
     const U drop = sub(u32(16), k);
@@ -316,10 +323,17 @@ struct Small {
     *tail = select(greater(mag, u32(INFINITE - 1)), u32(0), *tail);
     return finish(code, mag, x);
   }
-  // The same for magnitudes that no rounding takes beyond the largest number, where the processor cuts them.
+
+  // Ordinary numbers, as of BF16, by the processor's own conversions.
 #if defined(SUBULP_HALF_UNITS)
-  static constexpr bool has_ordinary_split = is_half;
+  static constexpr bool has_ordinary = is_half;
   static constexpr uint32_t ordinary_end = (max_code << (23 - mantissa_bits)) + ((first_normal - 1) << 23);
+  static SUBULP_FLAT F store_ordinary(char* p, F x) { return store_half(p, x); }
+  static SUBULP_FLAT U stochastic_ordinary(F x, U bits) {
+    F head;
+    const U code = half_cut(x, &head);
+    return add_carry(code, cvt_u32(rest_in_steps(x, head, u32(32))), bits);
+  }
   template <bool signed_tails, bool random>
   static SUBULP_FLAT U split_ordinary(F x, U bits, U k, U* tail) {
     F head;
@@ -335,7 +349,7 @@ struct Small {
     return head_of<signed_tails, random>(code, steps, shr(bits, drop), k, tail);
   }
 #else
-  static constexpr bool has_ordinary_split = false;
+  static constexpr bool has_ordinary = false;
 #endif
 
  private:

@@ -57,13 +57,8 @@ struct Consecutive {
       store_f32(p + W * bytes, x.b);
       return x;
     } else {
-#if defined(SUBULP_HALF_UNITS)
-      if constexpr (is_half) {
-        // Below the tie between the largest number and infinity, where the unit goes to infinity.
-        const U largest = max(magnitude(x.a), magnitude(x.b));
-        if (__builtin_expect(!any_at_least(largest, 0x477FF000u), 1)) return {store_half(p, x.a), store_half(p + 2 * W, x.b)};
-      }
-#endif
+      if constexpr (Format::has_ordinary)
+        if (__builtin_expect(ordinary(x), 1)) return {Format::store_ordinary(p, x.a), Format::store_ordinary(p + W * bytes, x.b)};
       return {Format::store(p, x.a), Format::store(p + W * bytes, x.b)};
     }
   }
@@ -71,8 +66,8 @@ struct Consecutive {
   template <bool signed_tails, bool random>
   static SUBULP_FLAT U2 split(char* p, F2 x, U2 bits, U k) {
     U2 tail;
-    if constexpr (Format::has_ordinary_split) {
-      if (__builtin_expect(!any_at_least(max(magnitude(x.a), magnitude(x.b)), Format::ordinary_end), 1)) {
+    if constexpr (Format::has_ordinary) {
+      if (__builtin_expect(ordinary(x), 1)) {
         store_code(p, {Format::template split_ordinary<signed_tails, random>(x.a, bits.a, k, &tail.a),
                        Format::template split_ordinary<signed_tails, random>(x.b, bits.b, k, &tail.b)});
         return tail;
@@ -84,6 +79,9 @@ struct Consecutive {
   }
   template <bool careful>
   static SUBULP_FLAT void store_stochastic(char* p, F2 x, U2 bits) {
+    if constexpr (Format::has_ordinary)
+      if (__builtin_expect(ordinary(x), 1))
+        return store_code(p, {Format::stochastic_ordinary(x.a, bits.a), Format::stochastic_ordinary(x.b, bits.b)});
     store_code(p, {Format::stochastic(x.a, bits.a), Format::stochastic(x.b, bits.b)});
   }
   static SUBULP_FLAT U2 load_code(const char* p) { return {Format::load_code(p), Format::load_code(p + W * bytes)}; }
@@ -91,6 +89,10 @@ struct Consecutive {
     Format::store_code(p, code.a);
     Format::store_code(p + W * bytes, code.b);
   }
+
+ private:
+  // Rare are others, and one question about a pair costs less than to be ready for them in each number.
+  static SUBULP_FLAT bool ordinary(F2 x) { return !any_at_least(max(magnitude(x.a), magnitude(x.b)), Format::ordinary_end); }
 };
 
 struct SplitBf16 {

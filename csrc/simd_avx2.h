@@ -69,6 +69,7 @@ inline F min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F zero_nan(F a) { return _mm256_and_ps(a, _mm256_cmp_ps(a, a, _CMP_ORD_Q)); }
 inline F cvt_f32(U a) { return _mm256_cvtepi32_ps(a); }
 inline U cvt_i32(F a) { return _mm256_cvttps_epi32(a); }
+// Cut; from 0 to below 2^32.
 inline U cvt_u32(F a) {
   // From 2^31 on without it, which has no bits to cut.
   const __m256 high = _mm256_cmp_ps(a, f32(2147483648.0f), _CMP_GE_OQ);

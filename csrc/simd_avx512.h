@@ -39,6 +39,8 @@ inline void store_low_u8(void* p, U a) { store_u8(p, a); }
 #define SUBULP_HALF_UNITS 1
 inline F half_value(U code) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(code)); }
 inline U half_nearest(F a) { return _mm512_cvtepu16_epi32(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
+// Cut; from 0 to below 2^32.
+inline U cvt_u32(F a) { return _mm512_cvttps_epu32(a); }
 inline U half_cut(F a, F* value) {
   const __m256i halves = _mm512_cvtps_ph(a, _MM_FROUND_TO_ZERO);
   *value = _mm512_cvtph_ps(halves);
@@ -63,7 +65,6 @@ inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F zero_nan(F a) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), a); }
 inline F cvt_f32(U a) { return _mm512_cvtepi32_ps(a); }
 inline U cvt_i32(F a) { return _mm512_cvttps_epi32(a); }
-inline U cvt_u32(F a) { return _mm512_cvttps_epu32(a); }
 
 inline U add(U a, U b) { return _mm512_add_epi32(a, b); }
 inline U sub(U a, U b) { return _mm512_sub_epi32(a, b); }

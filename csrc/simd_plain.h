@@ -67,9 +67,8 @@ inline F max(F a, F b) { return lanes<F>([&](int i) { return a.v[i] > b.v[i] ? a
 inline F min(F a, F b) { return lanes<F>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
 inline F zero_nan(F a) { return lanes<F>([&](int i) { return a.v[i] == a.v[i] ? a.v[i] : 0.0f; }); }
 inline F cvt_f32(U a) { return lanes<F>([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); }); }
-// Cut: from 0 to below 2^31, and to below 2^32.
+// Cut; from 0 to below 2^31.
 inline U cvt_i32(F a) { return lanes<U>([&](int i) { return static_cast<uint32_t>(static_cast<int32_t>(a.v[i])); }); }
-inline U cvt_u32(F a) { return lanes<U>([&](int i) { return static_cast<uint32_t>(a.v[i]); }); }
 
 inline U add(U a, U b) { return lanes<U>([&](int i) { return a.v[i] + b.v[i]; }); }
 inline U sub(U a, U b) { return lanes<U>([&](int i) { return a.v[i] - b.v[i]; }); }

@@ -384,16 +384,25 @@ def test_each_element_at_the_threshold_of_its_bits(dtype, backend):
         assert (patterns(state.params[0]) == patterns(expected)).all()
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
-@pytest.mark.parametrize("precision", EXTRA_BITS)
-def test_every_head_with_any_tail_and_any_number(precision, dtype):
-    """Tails that no step makes are among them, and sums from 2**-149 to infinity and NaN."""
-    setup = Setup("sgd", precision, dtype, weight_decay=0.0, momentum=None, lr=1.0)
+def every_sum() -> list[Setup]:
+    """Steps that only add, under each strategy of 16 bits, and Adam's, which have states."""
+    options = {"weight_decay": 0.0, "momentum": None, "lr": 1.0}
+    return [
+        setup
+        for setup in (*setups(FIXED, **options), *setups(EXTRA_BITS, **options))
+        if setup.dtype.itemsize == 2 and (setup.op == "sgd" or setup.precision in FIXED)
+    ]
+
+
+@pytest.mark.parametrize("setup", every_sum(), ids=str)
+def test_every_number_with_any_rest_and_any_gradient(setup):
+    """Rests that no step makes are among them, and sums from 2**-149 to infinity and NaN."""
     generator = torch.Generator().manual_seed(0)
-    codes = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    codes = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(setup.dtype)
     start = fresh_state(setup, [codes])
-    words = start.extras[0]
-    words.copy_(torch.randint(-(2**31), 2**31, words.shape, generator=generator))
+    for rest in start.extras:
+        patterns = rest.view(torch.uint8)
+        patterns.copy_(torch.randint(256, patterns.shape, generator=generator))
     anything = torch.randint(-(2**31), 2**31, codes.shape, generator=generator).int()
     beside = torch.randn(codes.shape, generator=generator) * codes.float().nan_to_num()
     for grad in (torch.zeros(codes.shape), anything.view(FP32), beside):
@@ -404,6 +413,24 @@ def test_every_head_with_any_tail_and_any_number(precision, dtype):
             with environment(SUBULP_ISA=isa):
                 take_step(setup, actual, [grad], 2, backend="cpu")
             assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", pytest.param("triton", marks=interpreted)])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=short)
+def test_master_weights_beyond_the_largest_number_stay(dtype, backend):
+    """The parameter is the largest number, which is such a master weight rounded."""
+    setup = Setup("sgd", "master", dtype, weight_decay=0.0, momentum=None, lr=1.0)
+    largest = torch.tensor([format_of(dtype).max, -format_of(dtype).max])
+    state = fresh_state(setup, [largest.to(dtype)])
+    master = largest * (1 + 2.0**-8)
+    state.extras[0].copy_(master)
+    step = (2.0**-10 * largest).to(dtype)
+    for isa in isas() if backend == "cpu" else ["plain"]:
+        moved = state.map(torch.clone)
+        with environment(SUBULP_ISA=isa):
+            take_step(setup, moved, [step], 2, backend=backend)
+        assert moved.extras[0].equal(master - step.float())
+        assert moved.params[0].equal(state.params[0])
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=interpreted)])

@@ -261,6 +261,25 @@ def test_a_weight_changed_meanwhile_keeps_its_own_value():
     assert not torch.equal(new.wide_value(net.first.weight)[1], net.first.weight[1].float())
 
 
+@pytest.mark.parametrize(("new", "kept"), [("master", 80_000.0), ("collage-plus", 65_504.0)])
+def test_a_master_weight_beyond_the_largest_number_is_taken_along(new, kept):
+    """Its parameter is the largest number; PyTorch's own cast would have it at infinity."""
+    p = torch.nn.Parameter(torch.tensor([60_000.0, 1.0]).to(FP16))
+    old = optim.SGD([p], lr=1.0, precision="master")
+    for _ in range(2):
+        p.grad = torch.tensor([-10_000.0, 0.0]).to(FP16)
+        old.step()
+    assert p[0] == 65_504.0
+    assert old.wide_value(p)[0] == 80_000.0
+    given = old.state_dict()
+    twin = torch.nn.Parameter(p.detach().clone())
+    run = optim.SGD([twin], lr=1.0, precision=new)
+    run.import_state_dict(given)
+    old.change_precision(new)
+    assert same_bits(run.wide_value(twin), old.wide_value(p))
+    assert run.wide_value(twin)[0] == kept
+
+
 def test_a_group_is_changed_alone_and_wrong_changes_leave_all():
     a, b = parameters(BF16, [(9,), (9,)])
     run = Run([a, b], optim.AdamW([{"params": [a]}, {"params": [b]}], precision="master", seed=1))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..numerics import format_of, round_to
 from ..numerics.random_bits import Region
 from ..ops.step import storage
 from ..ops.step.scales import largest, state_scales
@@ -206,7 +207,7 @@ def _saved_weight(group: dict[str, Any], p: Tensor, state: dict[str, Any]) -> Te
             return with_rest(part, shards.placed_like(p, state[name].detach()).to(p.device))
     if "master" in state:
         master = foreign.wide("master", p, state["master"])
-        heads = (master.to(dtype) for dtype in (torch.bfloat16, torch.float16))
+        heads = (round_to(master, format_of(dtype)) for dtype in (torch.bfloat16, torch.float16))
         same = [head.to(p.dtype).to(torch.float32) == own for head in heads]
         return torch.where(torch.stack(same).any(0), master, own)
     for name in ("signed_bits", "extra_bits"):

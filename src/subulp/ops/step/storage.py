@@ -30,7 +30,9 @@ def decode_parameter(strategy: Strategy, param: Tensor, extra: Tensor | None) ->
     """Wide value of a parameter, FP32, of its shape."""
     if strategy.weight == "master":
         assert extra is not None
-        same = extra.to(param.dtype).view(torch.int16) == param.view(torch.int16)
+        # Beyond the largest number it was stored as that, where torch's cast has infinity.
+        stored = round_to(extra, format_of(param.dtype)).to(param.dtype)
+        same = stored.view(torch.int16) == param.view(torch.int16)
         return torch.where(same, extra, param.to(torch.float32))
     if strategy.coding:
         assert extra is not None
