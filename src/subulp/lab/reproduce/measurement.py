@@ -20,7 +20,7 @@ from .found import Curve, Found, Observation
 FILE = "found.json"
 
 PROCESSES = 5
-"""That repeat a timing."""
+"""That repeat a timing, or a measurement of resident memory."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def in_processes(
 ) -> Measurement:
     """A measurement that several fresh processes repeat, one after the other.
 
-    Times differ more from process to process than from round to round: each process counts as a
-    seed, and a verdict takes the interval over them.
+    Times differ more from process to process than from round to round, and so does resident memory:
+    each process counts as a seed, and a verdict takes the interval over them.
 
     Args:
         name: Its folder in the experiment's.

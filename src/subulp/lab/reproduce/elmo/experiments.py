@@ -330,19 +330,10 @@ def _memory(options: Options) -> tuple[Part, ...]:
     small = options.size == "smallest"
     shape = {**_BERT, "layers": 1, "width": 64, "heads": 2} if small else _BERT
     dim, batch, tokens = (64, 16, 16) if small else (768, 128, 128)
+    settings = {"storages": [RENEE, BF16, FP8], "labels": labels, "at": list(_AT)}
+    settings |= {"dim": dim, "batch": batch, "threads": 1}
     return (
-        Measurement(
-            "classifier",
-            classifier_memory.by_labels,
-            {
-                "storages": [RENEE, BF16, FP8],
-                "labels": labels,
-                "at": list(_AT),
-                "dim": dim,
-                "batch": batch,
-                "threads": 1,
-            },
-        ),
+        in_processes("classifier", classifier_memory.by_labels, settings, options.size),
         Measurement(
             "encoder",
             classifier_memory.encoder,
@@ -355,7 +346,7 @@ def with_encoder(found: Found) -> tuple[Observation, ...]:
     """What a step needs while the classifier trains: it comes on top of all of the encoder's."""
     (encoder,) = found.values("encoder", "GiB by a line").values()
     return tuple(
-        Observation(o.case, "GiB with an encoder", o.value + encoder)
+        Observation(o.case, "GiB with an encoder", o.value + encoder, o.seed)
         for o in found.observations
         if o.quantity == "GiB of the classifier by a line"
     )
@@ -366,9 +357,9 @@ MEMORY = Experiment(
     {
         "smallest": "65,536 and 262,144 labels of 64 numbers",
         "small": "65,536, 131,072 and 393,216 labels of 768 numbers, batches of 128, resident "
-        "memory of a process each; live tensors of BERT-base at one and two texts of 128 tokens; "
-        "all read at the paper's numbers by straight lines",
-        "paper": "131,072 to 18 million labels of 768 numbers, batches of 128",
+        "memory of a process each, five times, each a seed; live tensors of BERT-base at one and "
+        "two texts of 128 tokens; all read at the paper's numbers by straight lines",
+        "paper": "131,072 to 18 million labels of 768 numbers, batches of 128, five times",
     },
     _memory,
     with_encoder,
@@ -563,17 +554,18 @@ SPEED = Experiment(
 def _dropout(options: Options) -> tuple[Part, ...]:
     labels = {"smallest": 4096, "small": 262_144, "paper": _AT[0]}[options.size]
     settings = {"storage": BF16, "dropout": 0.5, "labels": labels, "dim": 768}
-    return (
-        Measurement("dropout", classifier_memory.dropouts, {**settings, "batch": 16, "threads": 1}),
-    )
+    settings |= {"batch": 16, "threads": 1}
+    return (in_processes("dropout", classifier_memory.dropouts, settings, options.size),)
 
 
 DROPOUT = Experiment(
     "elmo-dropout",
     {
         "smallest": "4,096 labels of 768 numbers",
-        "small": "262,144 labels of 768 numbers in BF16, a batch of 16, resident memory",
-        "paper": "2,812,281 labels of 768 numbers in BF16, a batch of 16, resident memory",
+        "small": "262,144 labels of 768 numbers in BF16, a batch of 16, resident memory of a "
+        "process each, five times, each a seed",
+        "paper": "2,812,281 labels of 768 numbers in BF16, a batch of 16, resident memory of a "
+        "process each, five times",
     },
     _dropout,
 )
