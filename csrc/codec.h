@@ -65,6 +65,7 @@ SUBULP_FLAT F believed(F head, F rest) {
 
 // FP32 itself, so that a pass can be written once.
 struct Fp32 {
+  static constexpr bool has_ordinary = false;
   static constexpr int bytes = 4;
   static constexpr uint32_t max_code = 0x7F7FFFFF;
   static SUBULP_FLAT F load(const char* p) { return load_f32(p); }
@@ -222,7 +223,16 @@ struct Small {
     const U bits = select(greater(mag, u32(max_code)), special, as_u32(scaled));
     return as_f32(or_(bits, shl<32 - width>(and_(code, u32(sign_bit)))));
   }
-  static SUBULP_FLAT F load(const char* p) { return value(load_code(p)); }
+  static SUBULP_FLAT F load(const char* p) {
+#if defined(SUBULP_HALF_UNITS)
+    if constexpr (is_half) {
+      // The unit makes signalling NaN quiet.
+      const F x = load_half(p);
+      if (__builtin_expect(!any_nan(x, x), 1)) return x;
+    }
+#endif
+    return value(load_code(p));
+  }
 
   // The exponent of a value's grid, where FP32 has it.
   static SUBULP_FLAT U binade_of(U bits) { return max(and_(bits, u32(INFINITE)), u32(first_normal << 23)); }
@@ -363,6 +373,21 @@ struct Small {
 using Fp16 = Small<5, 10, true>;
 using E4m3 = Small<4, 3, false>;
 using E5m2 = Small<5, 2, true>;
+
+// Rounds one vector and stores it, ordinary numbers by the short way; see Consecutive for two vectors.
+template <class Format>
+SUBULP_FLAT void store_nearest(char* p, F x) {
+  if constexpr (Format::has_ordinary)
+    if (__builtin_expect(!any_at_least(magnitude(x), Format::ordinary_end), 1)) return (void)Format::store_ordinary(p, x);
+  Format::store(p, x);
+}
+template <class Format>
+SUBULP_FLAT void store_stochastic(char* p, F x, U bits) {
+  if constexpr (Format::has_ordinary)
+    if (__builtin_expect(!any_at_least(magnitude(x), Format::ordinary_end), 1))
+      return Format::store_code(p, Format::stochastic_ordinary(x, bits));
+  Format::store_code(p, Format::stochastic(x, bits));
+}
 
 inline int format_bytes(int format) {
   switch (format) {

@@ -27,7 +27,7 @@ template <class Format>
 inline void encode_run(const float* from, char* to, int64_t n, float scale) {
   const F factor = f32(scale);
   int64_t i = 0;
-  for (; i + W <= n; i += W) Format::store(to + i * Format::bytes, mul(load_f32(reinterpret_cast<const char*>(from + i)), factor));
+  for (; i + W <= n; i += W) store_nearest<Format>(to + i * Format::bytes, mul(load_f32(reinterpret_cast<const char*>(from + i)), factor));
   if (i < n) {
     alignas(64) float padded[W] = {};
     char values[W * 4];

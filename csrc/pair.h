@@ -20,16 +20,12 @@ template <class Format>
 struct Consecutive {
   using Base = Format;
   static constexpr int bytes = Format::bytes;
-  // Whether encoding has a short form for ordinary values.
-  static constexpr bool has_ordinary = false;
-
-#if defined(SUBULP_HALF_UNITS)
-  static constexpr bool is_half = std::is_same_v<Format, Fp16>;
-#endif
+  // Whether a step looks at all that it stores at once; otherwise each pair is looked at where it is stored.
+  static constexpr bool looks_once = false;
 
   static SUBULP_FLAT F2 load(const char* p) {
 #if defined(SUBULP_HALF_UNITS)
-    if constexpr (is_half) {
+    if constexpr (std::is_same_v<Format, Fp16>) {
       // The unit makes signalling NaN quiet.
       const F2 x = {load_half(p), load_half(p + 2 * W)};
       if (__builtin_expect(!any_nan(x.a, x.b), 1)) return x;
@@ -98,7 +94,7 @@ struct Consecutive {
 struct SplitBf16 {
   using Base = Bf16;
   static constexpr int bytes = 2;
-  static constexpr bool has_ordinary = true;
+  static constexpr bool looks_once = true;
 
   static SUBULP_FLAT F2 load(const char* p) {
     U even, odd;

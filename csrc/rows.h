@@ -111,9 +111,9 @@ struct FloatRow {
       if constexpr (Format::bytes < 4) {
         if (random) {
           const char* const at = random + i * (Format::random_width / 8);
-          Format::store_code(to, Format::stochastic(value, Format::random_width == 16 ? load_u16(at) : load_u32(at)));
+          store_stochastic<Format>(to, value, Format::random_width == 16 ? load_u16(at) : load_u32(at));
         } else {
-          Format::store(to, value);
+          store_nearest<Format>(to, value);
         }
       } else {
         Format::store(to, value);

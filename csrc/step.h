@@ -275,7 +275,7 @@ class Pass {
     // Copies on the stack: stores through the streams' pointers cannot change them.
     const float* const wide_grad = narrow_grad_ ? work_.grad : reinterpret_cast<const float*>(p.grad);
     const Context c = {rule_, p, k_, tail_bytes_, wide_grad, same_grad_, maximize_, Rule::has_fast || has_slow_};
-    for (int64_t i = 0; i < n; i += W2) lanes<!P::has_ordinary || L::wide_states>(c, i);
+    for (int64_t i = 0; i < n; i += W2) lanes<!P::looks_once || L::wide_states>(c, i);
   }
 
   struct Context {
