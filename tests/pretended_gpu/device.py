@@ -260,7 +260,11 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
         stack.enter_context(
             _everywhere(plain, lambda kind: kind is GpuTensor or plain(kind)),
         )
-        for addresses in (pointers.data_ptrs, pointers.dense_ptrs, pointers.run_ptrs):
+        for addresses in (
+            *(pointers.data_ptrs, pointers.dense_ptrs, pointers.run_ptrs),
+            # Where the kinds of tensors are known already.
+            pointers.held_ptrs,
+        ):
             stack.enter_context(_everywhere(addresses, _of_inner(addresses)))
         stack.enter_context(_everywhere(launch.check_device, lambda kernel, device: None))
         run = interpreter.InterpretedFunction.run
@@ -292,9 +296,10 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
 
 
 def _of_inner(function: Any) -> Any:
-    def call(name: str, tensors: Any) -> Any:
+    def call(name: str, tensors: Any, *sizes: Any) -> Any:
+        inner = [t.inner if isinstance(t, GpuTensor) else t for t in tensors]
         with torch.utils._python_dispatch._disable_current_modes():
-            return function(name, [t.inner if isinstance(t, GpuTensor) else t for t in tensors])
+            return function(name, inner, *sizes)
 
     return call
 
