@@ -261,9 +261,12 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
             _everywhere(plain, lambda kind: kind is GpuTensor or plain(kind)),
         )
         for addresses in (
-            *(pointers.data_ptrs, pointers.dense_ptrs, pointers.run_ptrs),
-            # Where the kinds of tensors are known already.
+            pointers.data_ptrs,
+            pointers.dense_ptrs,
+            # Of tensors that were checked before. Wrappers are made anew for each call, and one
+            # that lies where an earlier one lay, of the same kind, is taken for it.
             pointers.held_ptrs,
+            pointers.run_ptrs,
         ):
             stack.enter_context(_everywhere(addresses, _of_inner(addresses)))
         stack.enter_context(_everywhere(launch.check_device, lambda kernel, device: None))
