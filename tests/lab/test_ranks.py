@@ -136,6 +136,22 @@ def test_however_ranks_share_parameters_and_step_the_run_is_the_same(
             assert mine[name] == pytest.approx(theirs[name], rel=1e-12)
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("task", ["lm", "image"])
+def test_the_norm_that_is_limited_is_that_of_all_ranks(configs, ranks, tmp_path, task, parallel):
+    config = changed(configs[task], max_norm=0.1)
+    plain, fused = (
+        ranks.run(2, trained, changed(config, fuse_backward=fuse), tmp_path / f"{fuse}", parallel)
+        for fuse in (False, True)
+    )
+    assert plain[0] == plain[1]
+    free = trained(changed(config, max_norm=None), tmp_path / "free")
+    for one, mine, theirs in zip(free, plain[0], fused[0], strict=True):
+        assert mine["train_loss"] != one["train_loss"]
+        for name in ("metrics", "train_loss", "steps"):
+            assert mine[name] == theirs[name], name
+
+
 @pytest.fixture(scope="module")
 def alone(configs, tmp_path_factory):
     """What one process finds, where nothing is drawn at random; each is trained once."""

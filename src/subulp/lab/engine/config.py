@@ -132,7 +132,7 @@ class RunConfig:
     data_fields: ClassVar[tuple[str, ...]] = ("data",)
     """Fields that say where the data is; a digest identifies its content."""
 
-    earlier: ClassVar[dict[str, Any]] = {}
+    earlier: ClassVar[dict[str, Any]] = {"max_norm": None}
     """Values of fields that the files of earlier versions lack: what those did."""
 
     precision: Annotated[tuple[str, ...], NAMES]
@@ -147,6 +147,11 @@ class RunConfig:
 
     fuse_backward: Annotated[bool, OPTIMIZER] = False
     """Step each parameter inside the backward pass and free its gradient at once; same result."""
+
+    max_norm: Annotated[float | None, OPTIMIZER] = None
+    """Largest norm of all gradients together, as of torch's clip_grad_norm_: larger ones are scaled
+    down to it. Rows of tables and of classifiers, which update themselves, are not among them. With
+    --fuse-backward it costs a second backward pass."""
 
     nonfinite: Annotated[Literal["raise", "skip", "propagate", "rollback"] | None, OPTIMIZER] = None
     """What to do about an infinite or NaN gradient: raise by default. With --fuse-backward the
@@ -203,6 +208,10 @@ class RunConfig:
         check_fields(self, ("watch_every",), 2)
         check_fields(self, ("checkpoint_every",), 0)
         check_fields(self, ("seeds",), 0, 2**32 - 1)
+        if self.max_norm is not None and not 0 < self.max_norm < math.inf:
+            raise ValueError(
+                f"max_norm={self.max_norm} is out of range: give a number above 0, or leave it out"
+            )
         self._check_recovery()
 
     def _fill_defaults(self, decided: Mapping[str, Any]) -> None:

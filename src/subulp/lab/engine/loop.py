@@ -438,10 +438,19 @@ def _stepping(config: RunConfig, work: Workload, ranks: Ranks) -> Iterator[Desce
     """
     # A scaler that is off hands everything on as it is.
     scaler = work.scaler or torch.amp.GradScaler(enabled=False)
+    # The loss scale is on the gradients; that of the scaler is taken off before they are clipped.
+    most = None if config.max_norm is None else work.loss_scale * config.max_norm
+    # In the order in which the fused step adds up their norms.
+    stepped = {id(p) for p in _parameters(work.optimizer)}
+    clipped = [p for p in work.model.parameters() if id(p) in stepped]
     fused = None
     if config.fuse_backward:
         fused = optim.fuse_backward(
-            work.model, work.optimizer, scaler=work.scaler, reduce=average_over(ranks)
+            work.model,
+            work.optimizer,
+            max_norm=most,
+            scaler=work.scaler,
+            reduce=average_over(ranks),
         )
 
     def descend(loss: Tensor, measured: bool) -> float | None:
@@ -450,6 +459,9 @@ def _stepping(config: RunConfig, work: Workload, ranks: Ranks) -> Iterator[Desce
             loss.backward()  # type: ignore[no-untyped-call]
             if measured:
                 norm = _gradient_norm(work.optimizer) / (work.loss_scale * scaler.get_scale())
+            if most is not None:
+                scaler.unscale_(work.optimizer)
+                torch.nn.utils.clip_grad_norm_(clipped, most)
         else:
             fused.backward(loss)
         # Both do nothing while fused, but schedulers want to see the step.
@@ -466,10 +478,14 @@ def _stepping(config: RunConfig, work: Workload, ranks: Ranks) -> Iterator[Desce
 
 def _gradient_norm(optimizer: torch.optim.Optimizer) -> float:
     """Norm of all gradients that an optimizer steps with, of all ranks' shards together."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     # One by one: of narrow gradients, only one is wide at a time.
-    norms = [full(p.grad.float().norm()) for p in parameters if p.grad is not None]
+    grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+    norms = [full(grad.float().norm()) for grad in grads]
     return float(torch.stack(norms).norm()) if norms else 0.0
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _descent(entry: Mapping[str, float]) -> dict[str, float]:

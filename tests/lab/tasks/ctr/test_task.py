@@ -92,8 +92,10 @@ def test_every_optimizer_of_rows_learns(small, data, optimizer):
     assert summary.peak_bytes["states"] > 4 * state * 26 * 2000 * 4
 
 
-def test_a_fused_run_gives_the_same_numbers(small, data):
-    config = small()
+@pytest.mark.parametrize("max_norm", [None, 1e-3])
+def test_a_fused_run_gives_the_same_numbers(small, data, max_norm):
+    """With a second backward pass too, in which rows do not step again."""
+    config = small(max_norm=max_norm)
     fused = dataclasses.replace(config, fuse_backward=True)
     runs = [timeless(run(c, data, "int4 stochastic lfu 5%", 0)) for c in (config, fused)]
     assert runs[0] == runs[1]

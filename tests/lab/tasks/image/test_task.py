@@ -1,6 +1,7 @@
 """The image classifier: storage, initial weights, simulation, fused runs."""
 
 import dataclasses
+import re
 from fractions import Fraction
 
 import pytest
@@ -62,19 +63,30 @@ def test_every_label_trains_in_its_storage(digits, precision, dtype, stored, byt
     assert summary.simulated == precision.startswith("e5m2")
 
 
+@pytest.mark.parametrize("max_norm", [None, 0.5])
 @pytest.mark.parametrize("precision", ["amp", "extra-bits-8-stochastic", "collage-plus", "e5m2+8"])
-def test_a_fused_run_gives_the_same_numbers(digits, precision):
-    config = ImageConfig(**SMALL, precision=(precision,))
+def test_a_fused_run_gives_the_same_numbers(digits, precision, max_norm):
+    config = ImageConfig(**SMALL, precision=(precision,), max_norm=max_norm)
     fused = dataclasses.replace(config, fuse_backward=True)
     plain, other = run(config, digits, precision, 0), run(fused, digits, precision, 0)
     # What the optimizer's rounding loses is measured inside the backward pass too.
     assert timeless(plain) == timeless(other)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp", "extra-bits-8", "nearest"])
-def test_a_grad_scaler_gives_the_same_numbers_fused_or_not(digits, precision):
+@pytest.mark.parametrize(
+    ("precision", "limits"),
+    [
+        ("fp32", {}),
+        ("amp", {}),
+        ("extra-bits-8", {}),
+        ("nearest", {}),
+        ("amp", {"max_norm": 0.5}),
+        ("fp32", {"max_norm": 0.5}),
+    ],
+)
+def test_a_grad_scaler_gives_the_same_numbers_fused_or_not(digits, precision, limits):
     """A scale of 2**16 overflows FP16 at first: those steps are left out whole."""
-    config = ImageConfig(**SMALL, precision=(precision,), grad_scaler=True, log_every=1)
+    config = ImageConfig(**SMALL, precision=(precision,), grad_scaler=True, log_every=1, **limits)
     records, summaries = [], []
     for fuse in (False, True):
         seen = []
@@ -85,6 +97,18 @@ def test_a_grad_scaler_gives_the_same_numbers_fused_or_not(digits, precision):
     skipped = summaries[0].skipped_steps
     assert skipped == summaries[1].skipped_steps
     assert (skipped > 0) == (precision != "fp32")
+
+
+@pytest.mark.parametrize("precision", ["nearest", "e5m2+8"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_narrow_gradients_that_are_scaled_are_clipped_inside_the_backward_pass_alone(
+    digits, precision, dtype
+):
+    given = {**SMALL, "dtype": dtype, "grad_scaler": True, "max_norm": 0.5}
+    with pytest.raises(ValueError, match=rf"grad_scaler and precision={re.escape(precision)}: t"):
+        ImageConfig(**given, precision=("fp32", precision))
+    fused = ImageConfig(**given, precision=(precision,), fuse_backward=True)
+    assert run(fused, digits, precision, 0).skipped_steps < steps(fused, digits)
 
 
 def test_the_same_arguments_give_the_same_numbers(digits):

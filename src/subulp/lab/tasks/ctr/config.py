@@ -41,6 +41,7 @@ class CTRConfig(RunConfig):
     decides: ClassVar[tuple[str, ...]] = ("preset", "data")
     data_fields: ClassVar[tuple[str, ...]] = ("data", "test", "columns")
     earlier: ClassVar[dict[str, Any]] = {
+        **RunConfig.earlier,
         "dense_precision": ["fp32"],
         "dense_dtype": "bf16",
         "optimizer": "adamw",

@@ -17,6 +17,9 @@ from ...engine.config import (
 
 ParameterDtype = Literal["bf16", "fp16"]
 
+WIDE = ("fp32", "amp")
+"""Precisions whose parameters are in FP32."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(RunConfig):
@@ -106,8 +109,20 @@ class ImageConfig(RunConfig):
         check_fields(self, ("warmup", "final_lr"), 0, 1)
         check_fields(self, ("momentum",), 0, 1, top_included=False)
         check_fields(self, ("lr", "weight_decay"), 0)
+        if self.max_norm is not None and self.grad_scaler and not self.fuse_backward:
+            self._check_unscaled()
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov=True needs momentum above 0")
+
+    def _check_unscaled(self) -> None:
+        """Refuse gradients that torch's scaler cannot unscale in FP32 before they are clipped."""
+        narrow = [name for name in self.precision if name not in WIDE]
+        if narrow:
+            raise ValueError(
+                f"max_norm={self.max_norm} is not available with grad_scaler and "
+                f"precision={narrow[0]}: torch's scaler unscales BF16 gradients in BF16, and FP16 "
+                "ones not at all; with fuse_backward they are unscaled and clipped in FP32"
+            )
 
     def _located(self, name: str, value: Any) -> Any:
         if name == "data" and value.startswith("cifar10:") and value != "cifar10:":

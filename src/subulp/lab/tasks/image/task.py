@@ -18,7 +18,7 @@ from ...engine.metrics import Metric
 from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import bytes_of_parameters, decay_groups, one_cycle, steps_of
 from ...engine.task import Workload
-from .config import ImageConfig, ParameterDtype
+from .config import WIDE, ImageConfig, ParameterDtype
 from .images import Batches, Images, load_images
 from .resnet import ResNet18, Shape
 from .simulated import SimulatedSGD, simulated_bits
@@ -42,7 +42,6 @@ COUNTED = "parameter"
 EVALUATION_BATCH = 256
 
 _DTYPES: dict[ParameterDtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_WIDE = ("fp32", "amp")
 
 
 def load(config: ImageConfig) -> Images:
@@ -84,7 +83,7 @@ def parameter_dtype(precision: str, dtype: ParameterDtype) -> torch.dtype:
     Raises:
         ValueError: The strategy is unknown or not available for ``dtype``.
     """
-    if precision in _WIDE:
+    if precision in WIDE:
         return torch.float32
     if simulated_bits(precision) is not None:
         return torch.float16
@@ -96,7 +95,7 @@ def least_memory(config: ImageConfig, data: Images, variant: str) -> int:
     """Weights, gradients and states, and the activations of the first stage."""
     shape = shape_of(config, data)
     dtype = parameter_dtype(variant, config.dtype)
-    stored = "fp32" if variant in _WIDE or simulated_bits(variant) is not None else variant
+    stored = "fp32" if variant in WIDE or simulated_bits(variant) is not None else variant
     stored_dtype = torch.float32 if stored == "fp32" else dtype
     kept = bytes_of_parameters(
         partial(optim.SGD, lr=0.1, momentum=config.momentum),
@@ -145,7 +144,7 @@ def build_model(
     bits = simulated_bits(precision)
     optimizer: optim.SGD
     if bits is None:
-        stored = "fp32" if precision in _WIDE else precision
+        stored = "fp32" if precision in WIDE else precision
         optimizer = optim.SGD(groups, precision=stored, **options)
     else:
         optimizer = SimulatedSGD(groups, bits, **options)

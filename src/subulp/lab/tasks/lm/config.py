@@ -41,6 +41,7 @@ class LMConfig(LinearConfig):
     task: ClassVar[str] = "lm"
     decides: ClassVar[tuple[str, ...]] = ("linear",)
     earlier: ClassVar[dict[str, Any]] = {
+        **LinearConfig.earlier,
         "activations": "fp32",
         "model": "gpt",
         "mor_gradients": None,
@@ -177,6 +178,11 @@ class LMConfig(LinearConfig):
             raise ValueError(
                 f"width={self.width} and heads={self.heads} make heads of an odd size: "
                 "model=llama turns pairs of numbers; give another width"
+            )
+        if self.max_norm is not None and self.dtype == "e4m3" and not self.fuse_backward:
+            raise ValueError(
+                f"max_norm={self.max_norm} is not available with dtype='e4m3': torch clips no FP8 "
+                "gradients; with fuse_backward they are clipped in FP32"
             )
         if self.tie_head and self.dtype == "e4m3":
             raise ValueError(

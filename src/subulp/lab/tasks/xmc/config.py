@@ -49,6 +49,7 @@ class XMCConfig(LinearConfig):
     task: ClassVar[str] = "xmc"
     decides: ClassVar[tuple[str, ...]] = ("preset", "encoder")
     earlier: ClassVar[dict[str, Any]] = {
+        **LinearConfig.earlier,
         "generated_labels": None,
         "mor_gradients": None,
         "output_layer": "normalized",
