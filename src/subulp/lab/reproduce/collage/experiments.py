@@ -313,8 +313,8 @@ SIZES = {
     "10M": {"width": 320, "layers": 8, "heads": 8},
     "30M": {"width": 512, "layers": 9, "heads": 8},
 }
-SHORT = {"context": 64, "vocabulary": 1024, "batch_size": 8}
-RATES = {"1M": 1e-3, "3M": 7e-4, "10M": 5e-4, "30M": 4e-4}
+_SHORT = {"context": 64, "vocabulary": 1024, "batch_size": 8}
+_RATES = {"1M": 1e-3, "3M": 7e-4, "10M": 5e-4, "30M": 4e-4}
 """They fall as the models become larger, as the paper's do."""
 MAX_NORM = 1.0
 """Of gradients, as in GPT-NeoX, whose configurations the paper takes. Without it a few gradients at
@@ -332,7 +332,7 @@ def _by_size(options: Options) -> tuple[Part, ...]:
     parts = []
     # The longest first, so that those which run side by side end together.
     for name, shape in reversed(SIZES.items()):
-        own: dict[str, object] = {**shape, **SHORT, "lr": RATES[name]}
+        own: dict[str, object] = {**shape, **_SHORT, "lr": _RATES[name]}
         if options.size == "paper":
             own = {**_PAPER_SIZES[name], "context": 2048, "vocabulary": 50_257}
         if options.size == "smallest":
@@ -387,7 +387,7 @@ SCALED = Experiment(
 
 def _by_decay(options: Options) -> tuple[Part, ...]:
     """Table 5, right, and Figures 5 and 6: OpenLLaMA at two decays."""
-    own: dict[str, object] = {**SIZES["3M"], **SHORT, "lr": 1e-3}
+    own: dict[str, object] = {**SIZES["3M"], **_SHORT, "lr": 1e-3}
     if options.size == "paper":
         own = {**_PAPER_SIZES["30M"], "context": 2048, "vocabulary": 32_000, "lr": 3e-4}
     if options.size == "smallest":
