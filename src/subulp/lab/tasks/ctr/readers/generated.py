@@ -2,7 +2,8 @@
 
 Every category has a vector. The logit of an example is the sum of the dot products of the vectors
 of some pairs of its categories, and of some numbers: what a recommendation model can learn, and
-no table alone. A category's popularity falls with its rank, whose order may move on in time.
+no table alone. Categories may also have main effects, which a table learns alone. A category's
+popularity falls with its rank, whose order may move on in time.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Generated(Drawn):
         drift: Share of its categories over which the most popular one moves from the first example
             to the last (default: 0).
         signal: Standard deviation of the logits, about (default: 2).
+        main_effects: Standard deviation of what categories add to the logits by themselves, against
+            that of what pairs and numbers add (default: 0).
         seed: Of the vectors and of the draws (default: 0).
 
     Raises:
@@ -53,6 +56,7 @@ class Generated(Drawn):
     zipf: float = 1.05
     drift: float = 0.0
     signal: float = 2.0
+    main_effects: float = 0.0
     seed: int = 0
 
     _RANGES: ClassVar = {
@@ -63,6 +67,7 @@ class Generated(Drawn):
         "zipf": (0, 8),
         "drift": (0, 1),
         "signal": (0, 100),
+        "main_effects": (0, 100),
         "seed": (0, 2**32 - 1),
     }
 
@@ -98,9 +103,24 @@ class Generated(Drawn):
         direct = numbers.sum(1) * (_SHARED / self.numbers) ** 0.5
         logits = sum((a * b).sum(1) for a, b in pairwise(own)) + direct
         spread = (_SHARED * self.tables) ** 0.5
+        if self.main_effects:
+            logits = logits + self.main_effects * spread * self._main_effects(keys)
+            spread *= (1 + self.main_effects**2) ** 0.5
         click = 1 / (1 + np.exp(-self.signal * np.asarray(logits) / spread))
         labels = source.random(self.examples) < click
         return Examples(labels.astype(np.float32), numbers.astype(np.float32), keys)
+
+    def _main_effects(self, keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
+        """What the categories add by themselves, float64 ``(examples,)``, of variance 1.
+
+        It has a source of its own, so that all else is as without it.
+        """
+        source = np.random.default_rng((self.seed, 1))
+        added: npt.NDArray[np.float64] = np.zeros(len(keys))
+        for i, rows in enumerate(self.sizes):
+            added += source.standard_normal(rows)[keys[:, i]]
+        added /= self.tables**0.5
+        return added
 
     def _categories(
         self, source: np.random.Generator, rows: int, time: npt.NDArray[np.float64]
