@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -441,8 +441,8 @@ def _stepping(config: RunConfig, work: Workload, ranks: Ranks) -> Iterator[Desce
     # The loss scale is on the gradients; that of the scaler is taken off before they are clipped.
     most = None if config.max_norm is None else work.loss_scale * config.max_norm
     # In the order in which the fused step adds up their norms.
-    stepped = {id(p) for p in _parameters(work.optimizer)}
-    clipped = [p for p in work.model.parameters() if id(p) in stepped]
+    stepped = {id(p) for group in work.optimizer.param_groups for p in group["params"]}
+    parameters = [p for p in work.model.parameters() if id(p) in stepped]
     fused = None
     if config.fuse_backward:
         fused = optim.fuse_backward(
@@ -458,10 +458,10 @@ def _stepping(config: RunConfig, work: Workload, ranks: Ranks) -> Iterator[Desce
         if fused is None:
             loss.backward()  # type: ignore[no-untyped-call]
             if measured:
-                norm = _gradient_norm(work.optimizer) / (work.loss_scale * scaler.get_scale())
+                norm = _gradient_norm(parameters) / (work.loss_scale * scaler.get_scale())
             if most is not None:
                 scaler.unscale_(work.optimizer)
-                torch.nn.utils.clip_grad_norm_(clipped, most)
+                torch.nn.utils.clip_grad_norm_(parameters, most)
         else:
             fused.backward(loss)
         # Both do nothing while fused, but schedulers want to see the step.
@@ -476,16 +476,11 @@ def _stepping(config: RunConfig, work: Workload, ranks: Ranks) -> Iterator[Desce
         yield descend
 
 
-def _gradient_norm(optimizer: torch.optim.Optimizer) -> float:
-    """Norm of all gradients that an optimizer steps with, of all ranks' shards together."""
+def _gradient_norm(parameters: Iterable[Tensor]) -> float:
+    """Norm of all gradients of these parameters, of all ranks' shards together."""
     # One by one: of narrow gradients, only one is wide at a time.
-    grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
-    norms = [full(grad.float().norm()) for grad in grads]
+    norms = [full(p.grad.float().norm()) for p in parameters if p.grad is not None]
     return float(torch.stack(norms).norm()) if norms else 0.0
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _descent(entry: Mapping[str, float]) -> dict[str, float]:

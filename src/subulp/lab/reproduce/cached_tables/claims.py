@@ -132,7 +132,8 @@ _GENERATED = (
 )
 _GENERATED_DRIFT = (
     "Examples are generated, and their popularity moves on, instead of an internal data set's. "
-    "Rows have one category, not several."
+    "Rows have one category, not several. Popularity was chosen so that hit rates are near those "
+    "of Table 10."
 )
 
 
