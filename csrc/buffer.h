@@ -13,10 +13,11 @@ enum Unset { UNSET };
 template <class T>
 class Buffer {
  public:
-  explicit Buffer(int64_t size = 0) { resize(size); }
-  Buffer(int64_t size, Unset) : size_(size), room_(size) {
-    if (size) take(std::malloc(bytes_of(size)));
+  Buffer() = default;
+  explicit Buffer(int64_t size) : size_(size), room_(size) {
+    if (size) take(std::calloc(1, bytes_of(size)));
   }
+  Buffer(int64_t size, Unset) { resize(size, UNSET); }
   ~Buffer() { std::free(memory_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -28,10 +29,10 @@ class Buffer {
   int64_t size() const { return size_; }
 
   // What was there is lost if it grows.
-  void resize(int64_t size) {
+  void resize(int64_t size, Unset) {
     if (size > room_) {
       std::free(memory_);
-      take(std::calloc(1, bytes_of(size)));
+      take(std::malloc(bytes_of(size)));
       room_ = size;
     }
     size_ = size;

@@ -22,14 +22,21 @@ class RowOrder {
  public:
   // Room for `count`, and for one that is not taken; none yet.
   void clear(int64_t count) {
-    entries_.resize(count + 1);
-    other_.resize(count + 1);
+    entries_.resize(count + 1, UNSET);
+    other_.resize(count + 1, UNSET);
     size_ = 0;
   }
-  // Without a branch, which no processor could foresee.
-  void push(int64_t row, uint32_t source, bool taken) {
-    entries_[size_] = static_cast<uint64_t>(row) << 32 | source;
-    size_ += taken;
+  // Appends entry(k) of the k from first to last that are taken: without a branch, which no processor could foresee,
+  // and counted apart from the entries, which the compiler takes for what may be the count.
+  template <class Entry, class Taken>
+  void append(int64_t first, int64_t last, Entry entry, Taken taken) {
+    uint64_t* const to = entries_.data();
+    int64_t size = size_;
+    for (int64_t k = first; k < last; ++k) {
+      to[size] = entry(k);
+      size += taken(k);
+    }
+    size_ = size;
   }
   void sort(int64_t rows) {
     if (size_ < 128) {
@@ -42,7 +49,7 @@ class RowOrder {
     } else {
       sort_by_digits(rows);
     }
-    starts_.resize(size_ + 1);
+    starts_.resize(size_ + 1, UNSET);
     runs_ = 0;
     int64_t before = -1;
     for (int64_t i = 0; i < size_; ++i) {
@@ -89,8 +96,26 @@ class RowOrder {
   int64_t size_ = 0, runs_ = 0;
 };
 
+// The features of each table, in their order.
+class FeaturesOf {
+ public:
+  FeaturesOf(const subulp_lookups& l, int64_t tables) : begin_(tables + 1), features_(l.features, UNSET) {
+    for (int64_t f = 0; f < l.features; ++f) ++begin_[l.table[f]];
+    int64_t end = 0;
+    for (int64_t t = 0; t <= tables; ++t) begin_[t] = end += begin_[t];
+    // Each begins where the last of those of its table has been put.
+    for (int64_t f = l.features; f-- > 0;) features_[--begin_[l.table[f]]] = f;
+  }
+  const int64_t* begin(int64_t table) const { return features_.data() + begin_[table]; }
+  const int64_t* end(int64_t table) const { return begin(table + 1); }
+
+ private:
+  Buffer<int64_t> begin_, features_;
+};
+
 struct UpdateCall {
   const subulp_lookups& lookups;
+  const FeaturesOf& features;
   const float* grad;
   const uint32_t* grad_at;  // of each position: where its bag's gradient begins
   const uint16_t* owner;    // of each position, if there are several threads: the one that updates its row
@@ -353,20 +378,20 @@ inline uint16_t owner_of(const subulp_table& t, uint32_t row, uint32_t threads) 
 }
 
 // The share of a thread in a table: how many rows it evicts, or SUBULP_BAD_TAGS.
-inline int64_t update_share(const subulp_table& t, int index, const UpdateCall& call, uint32_t thread, uint32_t threads,
+inline int64_t update_share(const subulp_table& t, int64_t index, const UpdateCall& call, uint32_t thread, uint32_t threads,
                             RowOrder* order) {
   const subulp_lookups& l = call.lookups;
+  const int64_t *const begin = call.features.begin(index), *const end = call.features.end(index);
   int64_t count = 0;
-  for (int64_t feature = 0; feature < l.features; ++feature)
-    if (l.table[feature] == index) count += l.offsets[(feature + 1) * l.batch] - l.offsets[feature * l.batch];
+  for (const int64_t* f = begin; f < end; ++f) count += l.offsets[(*f + 1) * l.batch] - l.offsets[*f * l.batch];
   order->clear(count);
-  for (int64_t feature = 0; feature < l.features; ++feature) {
-    if (l.table[feature] != index) continue;
-    const int64_t first = l.offsets[feature * l.batch], last = l.offsets[(feature + 1) * l.batch];
-    for (int64_t k = first; k < last; ++k) {
+  for (const int64_t* f = begin; f < end; ++f) {
+    const int64_t first = l.offsets[*f * l.batch], last = l.offsets[(*f + 1) * l.batch];
+    const auto entry = [&](int64_t k) {
       const uint32_t source = l.weights ? static_cast<uint32_t>(k) : call.grad_at[k];
-      order->push(l.values[k], source, threads == 1 || call.owner[k] == thread);
-    }
+      return static_cast<uint64_t>(l.values[k]) << 32 | source;
+    };
+    order->append(first, last, entry, [&](int64_t k) { return threads == 1 || call.owner[k] == thread; });
   }
   order->sort(t.rows);
   int64_t evictions = 0;
@@ -385,7 +410,8 @@ inline int64_t run_embedding_update(const subulp_table* tables, int64_t count, c
   threads = used < 256 ? 1 : std::min(threads, UINT16_MAX);
   Buffer<uint32_t> grad_at(used, UNSET);
   Buffer<uint16_t> owner(threads > 1 ? used : 0, UNSET);
-  const UpdateCall call{l, grad, grad_at.data(), owner.data(), seed, step};
+  const FeaturesOf features(l, count);
+  const UpdateCall call{l, features, grad, grad_at.data(), owner.data(), seed, step};
   bool known = true;
   for (int64_t i = 0; i < count; ++i) known &= with_row_type(tables[i].dtype, [](auto) {});
   if (!known || used > INT64_C(0xFFFFFFFF) || l.batch * l.stride > INT64_C(0xFFFFFFFF)) return -1;
@@ -403,21 +429,29 @@ inline int64_t run_embedding_update(const subulp_table* tables, int64_t count, c
 #if defined(_OPENMP)
     const uint32_t thread = static_cast<uint32_t>(omp_get_thread_num());
     const uint32_t team = static_cast<uint32_t>(omp_get_num_threads());
-#pragma omp for schedule(static)
 #else
     const uint32_t thread = 0, team = 1;
 #endif
-    for (int64_t bag = 0; bag < bags; ++bag) {
-      const uint32_t at = static_cast<uint32_t>(l.column[bag / l.batch] + bag % l.batch * l.stride);
-      const subulp_table& t = tables[l.table[bag / l.batch]];
-      for (int64_t k = l.offsets[bag]; k < l.offsets[bag + 1]; ++k) {
-        grad_at[k] = at;
-        if (team > 1) owner[k] = owner_of(t, static_cast<uint32_t>(l.values[k]), team);
+    // A run of the bags, feature by feature: no bag is divided by the batch.
+    int64_t bag = bags * thread / team;
+    const int64_t stop = bags * (thread + 1) / team;
+    for (int64_t feature = bag < stop ? bag / l.batch : 0; bag < stop; ++feature) {
+      const int64_t begin = feature * l.batch, end = std::min(begin + l.batch, stop);
+      const subulp_table& t = tables[l.table[feature]];
+      for (; bag < end; ++bag) {
+        const uint32_t at = static_cast<uint32_t>(l.column[feature] + (bag - begin) * l.stride);
+        for (int64_t k = l.offsets[bag]; k < l.offsets[bag + 1]; ++k) {
+          grad_at[k] = at;
+          if (team > 1) owner[k] = owner_of(t, static_cast<uint32_t>(l.values[k]), team);
+        }
       }
     }
+#if defined(_OPENMP)
+#pragma omp barrier
+#endif
     RowOrder order;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t evicted = update_share(tables[i], static_cast<int>(i), call, thread, team, &order);
+      const int64_t evicted = update_share(tables[i], i, call, thread, team, &order);
       int64_t& total = evicted < 0 ? damaged : evictions[i];
       const int64_t more = evicted < 0 ? 1 : evicted;
 #if defined(_OPENMP)

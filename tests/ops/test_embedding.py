@@ -125,6 +125,19 @@ def test_threads_do_not_show(storage, weighted):
     same(run("reference", storage, "rowwise", rows=3000, bags=200, weighted=weighted), results[0])
 
 
+@pytest.mark.parametrize("features", [[2, 0, 1, 0, 2], [1, 1, 1], [0]])
+def test_features_of_a_table_lie_anywhere(features):
+    """Of tables without a feature too, and of more threads than some features have bags."""
+    configs = [EmbeddingTable(900, 16, "int8", 0.1), *[EmbeddingTable(70, 33, "int4")] * 2]
+    results = []
+    for backend, count in (("reference", 1), ("cpu", 1), ("cpu", 2), ("cpu", 7)):
+        tables = embedding_jobs.of(configs, "rowwise", features)
+        with environment(SUBULP_BACKEND=backend), threads(count):
+            results.append(train(tables, 2, 3, True, 400))
+    for result in results[1:]:
+        same(result, results[0])
+
+
 SMALL = {"dim": 17, "rows": 40, "bags": 2, "steps": 2}
 # Every storage, rule and rounding; the interpreter is too slow for all their combinations.
 TRITON = [

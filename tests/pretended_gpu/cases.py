@@ -417,7 +417,8 @@ def head_module(place: Place, sizes: tuple[int, int, int], **options: Any) -> An
         module._buffers[name] = None if buffer is None else place(buffer)
     for name, buffer in module.table._buffers.items():
         module.table._buffers[name] = None if buffer is None else place(buffer)
-    module.row_optimizer = SimpleNamespace(group_of=lambda codes: {"lr": 0.5, "weight_decay": 0.0})
+    group = {"lr": 0.5, "weight_decay": 0.0}
+    module.row_optimizer = SimpleNamespace(groups_of=lambda tables: [group for _ in tables])
     x = torch.randn(batch, dim)
     if batch == 1:
         x = torch.zeros(1, dim)

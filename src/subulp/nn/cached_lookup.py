@@ -110,7 +110,8 @@ class CachedLookup(FixedDtypes):
         if torch.compiler.is_exporting():
             return self._exported(values, offsets, weights)
         grads = torch.is_grad_enabled()
-        update = self.training and grads and not all(p.frozen for p in self._codes())
+        frozen = all(table.codes.frozen for table in self._tables())
+        update = self.training and grads and not frozen
         if update:
             remedy = "Split the tables: nn.ShardedCachedEmbeddingBags(tables, mesh)"
             check_one_process(type(self).__name__, remedy)
@@ -200,7 +201,7 @@ class CachedLookup(FixedDtypes):
     ) -> None:
         key, tables = ("update", id(self)), self._tables()
         rest = grad, self.evicted, self.seed, self.steps + 1
-        numbers = [_numbers(optimizer, rows) for rows in codes]
+        numbers = numbers_of(optimizer, codes)
         accumulators = [optimizer.accumulator(rows) for rows in codes]
         stored = repeat.Stored(
             [
@@ -216,8 +217,8 @@ class CachedLookup(FixedDtypes):
             return
         operands = self._operands()
         updates = [
-            update_of(optimizer, table, stream)
-            for table, stream in zip(tables, self._streams, strict=True)
+            update_of(optimizer, table, own, stream)
+            for table, own, stream in zip(tables, numbers, self._streams, strict=True)
         ]
         calls.update(operands, updates, lookups, *rest)
         repeat.remember(key, stored, operands, updates, lookups.features)
@@ -368,11 +369,13 @@ def anchor(device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
 
 
-def update_of(optimizer: RowRule, table: CachedTable, stream: int) -> TableUpdate:
+def update_of(
+    optimizer: RowRule, table: CachedTable, numbers: tuple[float, float, float], stream: int
+) -> TableUpdate:
     """What an update of a table needs beside it; its random bits have the key word ``stream``."""
     rows = table.codes
     counts, stamps, floors = table.policy_state()
-    (lr, weight_decay, eps), device = _numbers(optimizer, rows), rows.device
+    (lr, weight_decay, eps), device = numbers, rows.device
     accumulator = optimizer.accumulator(rows)
 
     def role(name: str, tensor: Tensor | None, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -391,10 +394,14 @@ def update_of(optimizer: RowRule, table: CachedTable, stream: int) -> TableUpdat
     )
 
 
-def _numbers(optimizer: RowRule, rows: Tensor) -> tuple[float, float, float]:
-    """Learning rate, weight decay and epsilon of a table."""
-    group = optimizer.group_of(rows)
-    return float(group["lr"]), float(group["weight_decay"]), float(group.get("eps", 0.0))
+def numbers_of(optimizer: RowRule, tables: Sequence[Tensor]) -> list[tuple[float, float, float]]:
+    """Learning rate, weight decay and epsilon of each table."""
+    groups = optimizer.groups_of(tables)
+    numbers = {
+        key: (float(group["lr"]), float(group["weight_decay"]), float(group.get("eps", 0.0)))
+        for key, group in {id(group): group for group in groups}.items()
+    }
+    return [numbers[id(group)] for group in groups]
 
 
 @cache

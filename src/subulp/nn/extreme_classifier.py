@@ -377,7 +377,7 @@ class ExtremeClassifier(FixedDtypes):
     def _options(self) -> dict[str, float]:
         """What an update reads."""
         assert self.row_optimizer is not None
-        group = self.row_optimizer.group_of(self.table.codes)
+        (group,) = self.row_optimizer.groups_of((self.table.codes,))
         return {name: float(group[name]) for name in ("lr", "weight_decay")}
 
     def _targets(self, x: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:

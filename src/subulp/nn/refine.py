@@ -5,7 +5,7 @@ ELMO, appendix D, "Post-hoc Classifier Refinement".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,8 +95,8 @@ class _Options:
     lr: float
     weight_decay: float
 
-    def group_of(self, rows: Tensor) -> dict[str, Any]:
-        return {"lr": self.lr, "weight_decay": self.weight_decay}
+    def groups_of(self, tables: Sequence[Tensor]) -> list[dict[str, Any]]:
+        return [{"lr": self.lr, "weight_decay": self.weight_decay}] * len(tables)
 
     def unscaled(self, grad: Tensor) -> Tensor:
         return grad

@@ -19,7 +19,7 @@ from .cached_embedding_bag import (
     bag_configs,
     bag_means,
 )
-from .cached_lookup import CachedLookup, anchor, check_weights, integers, update_of
+from .cached_lookup import CachedLookup, anchor, check_weights, integers, numbers_of, update_of
 from .cached_table import CachedTable, EmbeddingTable
 from .lookup_routes import Slots
 from .placement import Placement, place
@@ -263,7 +263,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         fault, ready, facts = None, None, 0
         try:
             ready = self._ready(exchange, flat)
-            facts = digest(self.steps, [self._options(p) for p in range(len(self.placed))])
+            facts = digest(self.steps, self._options())
         except Exception as error:
             fault = error
         words = self.ranks.agree([int(fault is not None), int(ready is None), facts])
@@ -281,21 +281,22 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             if ready is not None:
                 optimizer.unscaled(flat.new_full((1,), torch.inf))
             return
-        if all(p.frozen for p in self._codes()):
+        codes = self._codes()
+        if all(p.frozen for p in codes):
             return
         assert ready is not None
-        tables = self._operands()
+        tables, kept, numbers = self._operands(), self._tables(), numbers_of(optimizer, codes)
         sizes = [
             (part.bag_ends.numel() - 1) * table.dim if wanted else 0
             for part, table, wanted in zip(exchange.parts, tables, sent, strict=True)
         ]
         for p, grad in enumerate(ready.split_with_sizes(sizes)):
             part = exchange.parts[p]
-            if not part.values.numel() or not sent[p] or self._codes()[p].frozen:
+            if not part.values.numel() or not sent[p] or codes[p].frozen:
                 continue
             calls.update(
                 [tables[p]],
-                [update_of(optimizer, self._tables()[p], self._streams[p])],
+                [update_of(optimizer, kept[p], numbers[p], self._streams[p])],
                 part.bags(),
                 grad.view(-1, tables[p].dim),
                 self.evicted[p : p + 1],
@@ -317,11 +318,13 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 raise not_finite("per_sample_weights", part.weights.shape)
         return unscaled
 
-    def _options(self, part: int) -> tuple[object, ...]:
-        rows = self._codes()[part]
-        group = self.checked_optimizer().group_of(rows)
-        numbers = [group.get(name) for name in ("lr", "weight_decay", "eps", "rowwise")]
-        return *(None if n is None else float(n) for n in numbers), rows.frozen
+    def _options(self) -> list[tuple[object, ...]]:
+        codes, names = self._codes(), ("lr", "weight_decay", "eps", "rowwise")
+        groups = self.checked_optimizer().groups_of(codes)
+        return [
+            (*(None if group.get(n) is None else float(group[n]) for n in names), rows.frozen)
+            for group, rows in zip(groups, codes, strict=True)
+        ]
 
     def weight_fp32(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """FP32 rows of a table on every rank, cached rows as they are in the cache.

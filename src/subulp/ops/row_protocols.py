@@ -11,11 +11,11 @@ from torch import Tensor, nn
 class RowRule(Protocol):
     """The rule by which rows are updated: the options of a table, and what is kept beside it."""
 
-    def group_of(self, rows: Tensor) -> dict[str, Any]:
-        """The options of a table as they are now: ``lr``, ``weight_decay``, and ``eps`` if any.
+    def groups_of(self, tables: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """The options of tables as they are now: ``lr``, ``weight_decay``, and ``eps`` if any.
 
         Args:
-            rows: The table's stored rows.
+            tables: The stored rows of each.
         """
 
     def unscaled(self, grad: Tensor) -> Tensor | None:

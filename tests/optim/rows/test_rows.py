@@ -41,6 +41,17 @@ def test_groups_have_options_of_their_own() -> None:
     assert opt.step() is None
 
 
+def test_a_bad_option_stops_the_modules_of_its_group_alone() -> None:
+    first, second = head(0), head(1)
+    opt = optim.RowSGD([{"modules": [first], "lr": 0.1}, {"modules": [second]}], lr=0.5)
+    opt.param_groups[0]["lr"] = -0.1
+    with pytest.raises(ValueError, match=r"lr=-0\.1 is out of range"):
+        train(first, range(1))
+    before = weights(second)
+    train(second, range(1))
+    assert not torch.equal(weights(second), before)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

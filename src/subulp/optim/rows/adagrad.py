@@ -57,8 +57,9 @@ class RowAdagrad(RowOptimizer):
             scaler,
         )
         shapes = [shape for module in self._modules for shape in module.row_shapes]  # type: ignore[attr-defined]
-        for rows, shape in zip(self._rows(), shapes, strict=True):
-            group = self.group_of(rows)
+        tables = self._rows()
+        groups = self.groups_of(tables)
+        for rows, shape, group in zip(tables, shapes, groups, strict=True):
             self.state[rows]["sum"] = full(
                 shape[:1] if group["rowwise"] else shape,
                 group["initial_accumulator_value"],

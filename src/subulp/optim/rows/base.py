@@ -171,21 +171,28 @@ class RowOptimizer(TorchOptimizer):
             "modules: load it into the optimizer that was made for them"
         )
 
-    def group_of(self, rows: Tensor) -> dict[str, Any]:
-        """The group that a table's stored rows belong to, as it is now.
+    def groups_of(self, tables: Sequence[Tensor]) -> list[dict[str, Any]]:
+        """The group of each of several tables, as it is now.
+
+        Args:
+            tables: Their stored rows.
 
         Raises:
-            ValueError: They are none of this optimizer's, or an option was set out of range.
+            ValueError: Some are none of this optimizer's, or an option was set out of range.
         """
-        for group in self.param_groups:
-            # Tables of a module ask one by one, in every step.
-            if id(rows) in map(id, group["params"]):
-                self._check_options(group)
-                return group
-        raise ValueError(
-            f"rows of shape {tuple(rows.shape)} belong to no group of this {type(self).__name__}: "
-            "make a new optimizer for the module (set module.row_optimizer = None first)"
-        )
+        groups = {id(rows): group for group in self.param_groups for rows in group["params"]}
+        found = []
+        for rows in tables:
+            if id(rows) not in groups:
+                raise ValueError(
+                    f"rows of shape {tuple(rows.shape)} belong to no group of this "
+                    f"{type(self).__name__}: make a new optimizer for the module (set "
+                    "module.row_optimizer = None first)"
+                )
+            found.append(groups[id(rows)])
+        for group in {id(group): group for group in found}.values():
+            self._check_options(group)
+        return found
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
         """The gradient of the loss from that of the scaled loss, which a scaler may have made.

@@ -182,8 +182,8 @@ def test_renee_is_the_dense_gradient_with_momentum():
     head = ReneeClassifier(12, 30, 0)
 
     class Options:
-        def group_of(self, rows):
-            return {"lr": 0.1, "weight_decay": 0.01}
+        def groups_of(self, tables):
+            return [{"lr": 0.1, "weight_decay": 0.01} for _ in tables]
 
     head.row_optimizer = Options()
     weight, momentum = head.weight.clone(), torch.zeros(30, 12)
@@ -209,8 +209,8 @@ def test_renee_leaves_out_a_step_that_overflows_and_halves_the_factor(monkeypatc
     head = ReneeClassifier(4, 3, 0)
 
     class Options:
-        def group_of(self, rows):
-            return {"lr": 0.1, "weight_decay": 0.0}
+        def groups_of(self, tables):
+            return [{"lr": 0.1, "weight_decay": 0.0} for _ in tables]
 
     head.row_optimizer = Options()
     head.loss_scale.fill_(2.0**17)

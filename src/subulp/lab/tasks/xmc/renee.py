@@ -165,7 +165,7 @@ class _Step(torch.autograd.Function):
             # Of the whole batch's loss: ranks average the gradients of an encoder.
             grad_x = ranks.add_and_scatter(grad_x, counts) * ranks.size
         finite = not bool(wrong)
-        group = head.row_optimizer.group_of(head.weight)
+        (group,) = head.row_optimizer.groups_of((head.weight,))
         head.steps += 1
         head.count(finite)
         if finite:

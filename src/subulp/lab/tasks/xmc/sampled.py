@@ -242,7 +242,7 @@ def _step(
         gradient, losses = gradient * met, losses * met
     value = losses.sum() - logits[rows, places].sum()
     grad_x = gradient @ own
-    group = optimizer.group_of(weight)
+    (group,) = optimizer.groups_of((weight,))
     own.mul_(1 - group["lr"] * group["weight_decay"])
     own.addmm_(gradient.t(), x, alpha=-group["lr"])
     weight.detach()[labels] = own
