@@ -1,6 +1,7 @@
 """Embedding tables in training: lookups a second, memory, and the cost of a lookup by table size.
 
     python benchmarks/embeddings.py speed --out benchmarks/results/embeddings-NAME.json
+    python benchmarks/embeddings.py tables --out benchmarks/results/embedding-tables-NAME.json
     python benchmarks/embeddings.py rows --out benchmarks/results/embedding-rows-NAME.json
 
 ``speed``: two million rows of 128 numbers, batches of 2,048 bags of 20 lookups, Zipf-like row
@@ -12,6 +13,10 @@ lookups, and read and written by the update, where it lies, at the bandwidth of 
 rounds; so are its count and the optimizer's state, and row numbers, sums and gradients move once a
 pass. Rows that do not lie in the cache are rounded stochastically, at the rate of a block in the
 processor's cache.
+
+``tables``: twenty-six tables with a lookup in each bag, as recommendation models have, small ones
+with a small batch and larger ones with a large batch. Peers as above, PyTorch's without a row-wise
+optimizer and a module a table.
 
 ``rows``: INT4 rows of 64 numbers with a cache of 5 %, from a hundred thousand rows to a hundred
 million, each size in a process of its own, all sizes in turn and that three times: medians, and
@@ -32,7 +37,7 @@ from typing import Any
 
 import torch
 from cyclopts import App
-from machine import describe
+from machine import describe, keep_memory
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -126,10 +131,43 @@ class Ours:
         return memory.total + memory.optimizer
 
 
+class OurTables:
+    """:class:`subulp.nn.CachedEmbeddingBags`."""
+
+    def __init__(self, count: int, rows: int, dim: int, storage: str, fraction: float) -> None:
+        config = nn.EmbeddingTable(rows, dim, storage, fraction)
+        self.bags = nn.CachedEmbeddingBags([config] * count, seed=0)
+        optim.RowAdagrad(self.bags, lr=0.01)
+
+    def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
+        self.bags(values, offsets=offsets).backward(grad)
+
+
+class TorchTables:
+    """A ``torch.nn.EmbeddingBag`` for each table, sparse gradients and one Adagrad."""
+
+    def __init__(self, count: int, rows: int, dim: int) -> None:
+        self.bags = torch.nn.ModuleList(
+            torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, include_last_offset=True)
+            for _ in range(count)
+        )
+        self.optimizer = torch.optim.Adagrad(self.bags.parameters(), lr=0.01)
+
+    def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
+        self.optimizer.zero_grad()
+        parts = values.chunk(len(self.bags))
+        bounds = offsets[: len(parts[0]) + 1]
+        sums = [bag(part, bounds) for bag, part in zip(self.bags, parts, strict=True)]
+        torch.cat(sums, 1).backward(grad)
+        self.optimizer.step()
+
+
 class Fbgemm:
     """FBGEMM's table-batched embedding on the CPU."""
 
-    def __init__(self, rows: int, dim: int, storage: str, optimizer: str = "row-wise") -> None:
+    def __init__(
+        self, rows: int, dim: int, storage: str, optimizer: str = "row-wise", tables: int = 1
+    ) -> None:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType  # noqa: PLC0415
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # noqa: PLC0415
             EmbeddingLocation,
@@ -141,7 +179,7 @@ class Fbgemm:
 
         kinds = {"row-wise": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "sgd": EmbOptimType.EXACT_SGD}
         self.bags = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * tables,
             optimizer=kinds[optimizer],
             learning_rate=0.01,
             weights_precision=SparseType(storage),
@@ -151,7 +189,7 @@ class Fbgemm:
         for weights in self.bags.split_embedding_weights():
             weights.data.uniform_(-0.001, 0.001)
         state = rows * 4 if optimizer == "row-wise" else 0
-        self._nbytes = rows * dim * {"fp32": 4, "fp16": 2}[storage] + state
+        self._nbytes = tables * (rows * dim * {"fp32": 4, "fp16": 2}[storage] + state)
 
     def step(self, values: Tensor, offsets: Tensor, grad: Tensor) -> None:
         self.bags(values, offsets).backward(grad)
@@ -378,6 +416,76 @@ def seconds(step: Callable[..., None], *arguments: Tensor) -> float:
     start = time.perf_counter()
     step(*arguments)
     return time.perf_counter() - start
+
+
+SHAPES = ((10_000, 16, 128), (100_000, 64, 2048))
+"""Rows of a table, numbers of a row, and bags of a batch."""
+
+
+@app.command(name="tables")
+def many_tables(
+    *, count: int = 26, rounds: int = 200, threads: int = 2, out: Path | None = None
+) -> None:
+    """Time of a step of many tables, ours and others'."""
+    keep_memory()
+    torch.set_num_threads(threads)
+    machine = describe(packages=("fbgemm-gpu-cpu",))
+    shapes = [_of_shape(count, *shape, rounds) for shape in SHAPES]
+    names = list(shapes[0]["seconds"])
+    titles = [f"{s['rows']:,} x {s['dim']}, batch {s['batch']:,}: ms" for s in shapes]
+    table = Table("", *(cell for title in titles for cell in (title, "x fbgemm fp32")))
+    for name in names:
+        cells = [(s["seconds"][name] * 1e3, s["times_fbgemm_fp32"][name]) for s in shapes]
+        table.add_row(name, *(text for ms, x in cells for text in (f"{ms:.3f}", f"{x:.2f}")))
+    console = Console()
+    console.print(f"{count} tables, a lookup a bag, {machine['processor']}")
+    console.print(table)
+    if out:
+        record = {
+            "benchmark": "embeddings tables",
+            "machine": machine,
+            "tables": count,
+            "rounds": rounds,
+            "shapes": shapes,
+        }
+        out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _of_shape(count: int, rows: int, dim: int, batch: int, rounds: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        torch.cat([row_numbers(rows, batch, generator) for _ in range(count)])
+        for _ in range(BATCHES)
+    ]
+    offsets = torch.arange(count * batch + 1)
+    grad = torch.randn(batch, count * dim, generator=generator)
+    methods: dict[str, Any] = {
+        "torch": TorchTables(count, rows, dim),
+        "fbgemm fp32": Fbgemm(rows, dim, "fp32", tables=count),
+        "fp32": OurTables(count, rows, dim, "fp32", 0.0),
+        **{
+            storage + ("+5%" if fraction else ""): OurTables(count, rows, dim, storage, fraction)
+            for storage in ("int8", "int4")
+            for fraction in (0.0, 0.05)
+        },
+    }
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    for i in range(WARM_UP + rounds):
+        for name, method in methods.items():
+            taken = seconds(method.step, batches[i % BATCHES], offsets, grad)
+            if i >= WARM_UP:
+                times[name].append(taken)
+    peer = times["fbgemm fp32"]
+    return {
+        "rows": rows,
+        "dim": dim,
+        "batch": batch,
+        "seconds": {name: statistics.median(own) for name, own in times.items()},
+        "times_fbgemm_fp32": {
+            name: statistics.median(a / b for a, b in zip(peer, own, strict=True))
+            for name, own in times.items()
+        },
+    }
 
 
 @app.command(name="rows")

@@ -14,11 +14,9 @@ cost is that of deciding on both operands of one product over that product's own
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ from typing import Any
 
 import torch
 from cyclopts import App
-from machine import describe
+from machine import describe, keep_memory
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -97,19 +95,6 @@ def interleaved(
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """Median of the ratios within a round."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
-
-
-def keep_memory() -> None:
-    """Freed memory stays with the process, as with an allocator that caches.
-
-    Or else each large result pays for its pages anew, which can take longer than what fills them,
-    while the target of a copy is there from the start. Without effect where there is no glibc.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        trim_threshold, mmap_max = -1, -4
-        mallopt(trim_threshold, -1)
-        mallopt(mmap_max, 0)
 
 
 def on_cpu(size: int, rounds: int, threads: int) -> list[dict[str, Any]]:
