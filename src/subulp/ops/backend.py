@@ -26,6 +26,12 @@ class Choice:
     reason: str
 
 
+_CHOICES = {
+    "cpu": Choice("cpu", "C++ kernels for CPU tensors"),
+    "cuda": Choice("triton", "Triton kernels for CUDA tensors"),
+}
+
+
 def choose(device: torch.device) -> Choice:
     """The backend of ops on ``device``.
 
@@ -43,10 +49,8 @@ def choose(device: torch.device) -> Choice:
                 "unset it, or move them to the CPU"
             )
         return Choice(forced, "SUBULP_BACKEND is set")
-    if device.type == "cpu":
-        return Choice("cpu", "C++ kernels for CPU tensors")
-    if device.type == "cuda":
-        return Choice("triton", "Triton kernels for CUDA tensors")
+    if known := _CHOICES.get(device.type):
+        return known
     return Choice("reference", f"no kernels for {device.type} tensors: plain PyTorch")
 
 
