@@ -161,7 +161,7 @@ def _lm(options: Options, **own: object) -> LMConfig:
         own = {**own, "width": 16, "layers": 1, "heads": 2, "context": 8, "batch_size": 2}
     length: dict[str, object] = {
         "steps": steps,
-        "eval_every": max(2, steps // 10),
+        "eval_every": max(6, steps // 10),
         "watch_every": max(2, steps // 40),
         "log_every": max(1, steps // 40),
     }
