@@ -125,6 +125,15 @@ def test_threads_do_not_show(storage, weighted):
     same(run("reference", storage, "rowwise", rows=3000, bags=200, weighted=weighted), results[0])
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_bags_without_lookups(weighted):
+    """None at all, and none of one feature."""
+    for longest in (0, 1):
+        sizes = {"bags": 1, "longest": longest, "weighted": weighted, "steps": 2}
+        expected = run("reference", "int8", "rowwise", **sizes)
+        same(run("cpu", "int8", "rowwise", **sizes), expected)
+
+
 @pytest.mark.parametrize("features", [[2, 0, 1, 0, 2], [1, 1, 1], [0]])
 def test_features_of_a_table_lie_anywhere(features):
     """Of tables without a feature too, and of more threads than some features have bags."""

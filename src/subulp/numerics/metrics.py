@@ -138,7 +138,7 @@ def _cut(x: Tensor, dim: int, size: int) -> Tensor:
 def lane_sums(x: Tensor) -> Tensor:
     """Sums of the last dimension, step 2: by lanes, in turn, then by halves."""
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % LANES))
-    parts = x.reshape(*x.shape[:-1], -1, LANES)
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // LANES, LANES)
     lanes = parts[..., 0, :]
     for part in range(1, parts.shape[-2]):
         lanes = lanes + parts[..., part, :]
