@@ -37,13 +37,13 @@ from typing import Any
 
 import torch
 from cyclopts import App
-from machine import describe, keep_memory
+from machine import describe
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from subulp import nn, optim
-from subulp.lab.engine.process_memory import alone, kib
+from subulp.lab.engine.process_memory import alone, keep_freed, kib
 from subulp.numerics.int_rows import row_bytes
 from subulp.ops.head import RandomAddress
 from subulp.ops.rows import encode_rows
@@ -427,7 +427,7 @@ def many_tables(
     *, count: int = 26, rounds: int = 200, threads: int = 2, out: Path | None = None
 ) -> None:
     """Time of a step of many tables, ours and others'."""
-    keep_memory()
+    keep_freed()
     torch.set_num_threads(threads)
     machine = describe(packages=("fbgemm-gpu-cpu",))
     shapes = [_of_shape(count, *shape, rounds) for shape in SHAPES]

@@ -1,12 +1,10 @@
-"""What a benchmark's record says about where it ran, and what it asks of the process."""
+"""What a benchmark's record says about where it ran."""
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import os
 import platform
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,20 +29,6 @@ def describe(packages: tuple[str, ...] = ("torch-optimi", "torchao")) -> dict[st
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("subulp", "torch", *packages)},
     }
-
-
-def keep_memory() -> None:
-    """Freed memory stays with the process, as with an allocator that caches.
-
-    Or else each large result pays for its pages anew, which can take longer than what fills them:
-    some methods' results and not others', by where in memory they come to lie, while the target of
-    a copy is there from the start. Without effect where there is no glibc.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        trim_threshold, mmap_max = -1, -4
-        mallopt(trim_threshold, -1)
-        mallopt(mmap_max, 0)
 
 
 def _processor(field: str) -> str | None:

@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 from cyclopts import App
-from machine import describe, keep_memory
+from machine import describe
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from subulp.lab.engine.process_memory import keep_freed
 from subulp.numerics.mixture import RECIPES, THREE_WAY, TWO_WAY
 from subulp.numerics.partition import PARTITIONS, block_of
 from subulp.ops.mixture import encode
@@ -163,7 +164,7 @@ app = App(help=__doc__)
 def main(*, size: int = 4096, rounds: int = 7, out: Path | None = None) -> None:
     """Measure what this machine has."""
     machine = describe(packages=("triton",))
-    keep_memory()
+    keep_freed()
     console = Console()
     results = [row for threads in (1, 2) for row in on_cpu(size, rounds, threads)]
     table = Table("recipe", "partition", "threads", "ns an element", "of the bound", "x eager")

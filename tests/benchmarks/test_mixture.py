@@ -46,7 +46,7 @@ def test_eager_decides_the_same(recipe, partition):
 
 def test_it_records_every_case(tmp_path, monkeypatch):
     # Other tests measure the memory of this process.
-    monkeypatch.setattr(benchmark, "keep_memory", lambda: None)
+    monkeypatch.setattr(benchmark, "keep_freed", lambda: None)
     benchmark.main(size=256, rounds=1, out=tmp_path / "mixture.json")
     record = json.loads((tmp_path / "mixture.json").read_text())
     assert len(record["cpu"]) == 2 * len(RECIPES) * len(PARTITIONS)

@@ -32,7 +32,23 @@ def give_back_at_once() -> None:
     Else glibc keeps blocks of up to 32 MiB, and activations come to gigabytes that nothing uses.
     Without effect where there is no glibc.
     """
+    mmap_threshold = -3
+    _set_allocator(mmap_threshold, 1 << 20)
+
+
+def keep_freed() -> None:
+    """From now on freed memory stays with the process, as with an allocator that caches.
+
+    Or else each large result pays for its pages anew, which can take longer than what fills them:
+    some results and not others, by where in memory they come to lie. Without effect where there is
+    no glibc.
+    """
+    trim_threshold, mmap_max = -1, -4
+    _set_allocator(trim_threshold, -1)
+    _set_allocator(mmap_max, 0)
+
+
+def _set_allocator(option: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mmap_threshold = -3
-        mallopt(mmap_threshold, 1 << 20)
+        mallopt(option, value)
