@@ -378,8 +378,8 @@ inline uint16_t owner_of(const subulp_table& t, uint32_t row, uint32_t threads) 
 }
 
 // The share of a thread in a table: how many rows it evicts, or SUBULP_BAD_TAGS.
-inline int64_t update_share(const subulp_table& t, int64_t index, const UpdateCall& call, uint32_t thread, uint32_t threads,
-                            RowOrder* order) {
+inline int64_t update_share(const subulp_table& t, int64_t index, const UpdateCall& call, uint32_t thread,
+                            uint32_t threads, RowOrder* order) {
   const subulp_lookups& l = call.lookups;
   const int64_t *const begin = call.features.begin(index), *const end = call.features.end(index);
   int64_t count = 0;
