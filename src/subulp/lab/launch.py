@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
 
 from .engine.launched import started
 
@@ -58,14 +59,16 @@ def launch(words: Sequence[str], count: int) -> int:
 
     # The threads of a rank are an option of the run.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    options = ["--standalone", f"--nproc-per-node={count}", "-m", "subulp"]
     try:
         # Ranks say themselves what is wrong.
         logging.disable(logging.CRITICAL)
-        arguments = torchrun.parse_args(options)  # type: ignore[no-untyped-call]
-        # Not parsed: torchrun takes options of ours for beginnings of its own.
-        arguments.training_script_args = list(words)
-        torchrun.run(arguments)  # type: ignore[no-untyped-call]
+        # torchrun keeps a file for the error of each rank, and leaves behind a folder of its own.
+        with TemporaryDirectory(prefix="subulp-ranks-") as errors:
+            place = ["--standalone", f"--nproc-per-node={count}", f"--log-dir={errors}"]
+            arguments = torchrun.parse_args([*place, "-m", "subulp"])  # type: ignore[no-untyped-call]
+            # Not parsed: torchrun takes options of ours for beginnings of its own.
+            arguments.training_script_args = list(words)
+            torchrun.run(arguments)  # type: ignore[no-untyped-call]
     except SignalException as asked:
         return 128 + int(asked.sigval)
     except ChildFailedError as error:
