@@ -8,6 +8,7 @@ looked at; it is looked for by them again, and tensors of another kind are check
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
@@ -67,6 +68,10 @@ class Remembered(Generic[Found]):
 
     def __init__(self) -> None:
         self._found: OrderedDict[Hashable, tuple[Kinds, Found]] = OrderedDict()
+        # Those of all kinds. They are counted as they come and go: a model may have an optimizer
+        # for each parameter, and whoever went through all of them would take their square.
+        self._tensors = 0
+        self._lock = threading.RLock()
 
     def get(self, key: Hashable, tensors: Sequence[Tensor]) -> Found | None:
         """What was found of tensors of these kinds; ``None`` if they have to be checked.
@@ -89,10 +94,14 @@ class Remembered(Generic[Found]):
         """Remember what was found of tensors, unless they are few."""
         if len(tensors) < FEWEST:
             return
-        kinds, _ = self._found.pop(key, (None, None))
-        if kinds is None or not kinds.are_those_of(tensors):
-            kinds = Kinds(tensors)
-        self._found[key] = kinds, found
-        while len(self._found) > 1 and sum(k.count for k, _ in list(self._found.values())) > MOST:
-            with suppress(KeyError):
-                self._found.popitem(last=False)
+        with self._lock:
+            kinds, _ = self._found.pop(key, (None, None))
+            if kinds is not None:
+                self._tensors -= kinds.count
+            if kinds is None or not kinds.are_those_of(tensors):
+                kinds = Kinds(tensors)
+            self._found[key] = kinds, found
+            self._tensors += kinds.count
+            while len(self._found) > 1 and self._tensors > MOST:
+                _, (oldest, _) = self._found.popitem(last=False)
+                self._tensors -= oldest.count
