@@ -195,7 +195,8 @@ class Watch:
             for p in bucket.params:
                 theta, intended = self._before.pop(id(p))
                 sums = self._sums[id(p)] = _Sums()
-                sums.add(theta, intended, self._optimizer.stored_value(p) - theta)
+                stored = self._optimizer.stored_value(bucket.group, p)
+                sums.add(theta, intended, stored - theta)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:

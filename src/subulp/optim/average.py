@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -144,15 +144,12 @@ class AveragedModel(nn.Module):
         """
         self._check(model)
         count = int(self.n_averaged)
-        theirs = self._averaged(model)
-        stored = self._stored_by_optimizer(theirs)
-        for name, mine in self._averaged(self.module).items():
-            its = theirs[name]
-            if id(its) in stored:
-                assert self.optimizer is not None
-                weight = shards.local(self.optimizer.wide_value(its))
-            else:
-                weight = shards.local(its.detach())
+        averages, theirs = self._averaged(self.module), self._averaged(model)
+        stored = self._stored_by_optimizer(theirs.values())
+        wide = self.optimizer.wide_values(stored.values()) if self.optimizer else iter(())
+        for name, its in theirs.items():
+            mine = averages[name]
+            weight = shards.local(next(wide) if id(its) in stored else its.detach())
             weight = weight.to(mine.device, torch.float32)
             strategy = self._strategy(name, mine)
             if count:
@@ -171,12 +168,12 @@ class AveragedModel(nn.Module):
             found |= {n: b for n, b in model.named_buffers() if b.is_floating_point()}
         return found
 
-    def _stored_by_optimizer(self, tensors: dict[str, Tensor]) -> set[int]:
-        """Ids of those that the optimizer stores in components."""
+    def _stored_by_optimizer(self, tensors: Iterable[Tensor]) -> dict[int, Tensor]:
+        """Those that the optimizer stores in components, by their ids, in the same order."""
         if self.optimizer is None:
-            return set()
+            return {}
         known = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        found = known & set(map(id, tensors.values()))
+        found = {id(p): p for p in tensors if id(p) in known}
         if not found:
             raise ValueError(
                 "the optimizer has no parameter of this model, whose components would be left out: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -100,11 +101,12 @@ class ParameterGroups(TorchOptimizer):
             raise
         self._stored.append(group["precision"])
         self._known.add(group)
-        self._agree_on_seed()
+        # Those before it have been looked at.
+        self._agree_on_seed([group])
 
-    def _agree_on_seed(self) -> None:
-        """Take rank 0's default seed, once random bits are to be drawn from it."""
-        if self._seed_is_agreed or not any(map(options.is_random, self.param_groups)):
+    def _agree_on_seed(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take rank 0's default seed, once random bits of some groups are to be drawn from it."""
+        if self._seed_is_agreed or not any(map(options.is_random, groups)):
             return
         before = self.defaults["seed"]
         self.defaults["seed"] = agreed = shards.agreed_seed(before)
@@ -159,7 +161,7 @@ class ParameterGroups(TorchOptimizer):
         try:
             self._check_options_of_groups()
             # Before ranks draw the bits that round extra bits.
-            self._agree_on_seed()
+            self._agree_on_seed(self.param_groups)
             self._convert(lossy=True)
         except Exception:
             for each, old in zip(self.param_groups, before, strict=True):
@@ -202,7 +204,7 @@ class ParameterGroups(TorchOptimizer):
             torch.autograd.graph.increment_version((p,))
             self.state[p] = components.shown(p, state)
         self._stored = [group["precision"] for group in self.param_groups]
-        self._agree_on_seed()
+        self._agree_on_seed(self.param_groups)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         self._check_all_options(group)
@@ -268,10 +270,12 @@ class ParameterGroups(TorchOptimizer):
 
     # ------------------------------------------------------------------------------ values
 
-    def stored_value(self, p: Tensor) -> Tensor:
-        """What this rank holds of :meth:`wide_value`, as :meth:`intended_updates` yields values."""
-        self.check_groups()
-        return storage_view(self._wide_part(self._group_of(p), p), shards.local(p))
+    def stored_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        """What this rank holds of :meth:`wide_value`, as :meth:`intended_updates` yields values.
+
+        In a step, which has checked the options of the parameter's group.
+        """
+        return storage_view(self._wide_part(group, p), shards.local(p))
 
     def wide_value(self, p: Tensor) -> Tensor:
         """The FP32 value that the stored components of a parameter stand for together.
@@ -282,6 +286,13 @@ class ParameterGroups(TorchOptimizer):
         """
         self.check_groups()
         return self._wide_value(self._group_of(p), p)
+
+    def wide_values(self, params: Iterable[Tensor]) -> Iterator[Tensor]:
+        """:meth:`wide_value` of one parameter after another; all options are checked once."""
+        self.check_groups()
+        groups = {id(p): group for group in self.param_groups for p in group["params"]}
+        for p in params:
+            yield self._wide_value(groups[id(p)], p)
 
     def _wide_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
         return shards.part_of(p, self._wide_part(group, p))
