@@ -14,7 +14,7 @@ from torch import nn
 
 import subulp
 from subulp import diagnostics, optim
-from subulp.nn import Linear
+from subulp.nn import CachedEmbeddingBags, EmbeddingTable, Linear
 
 FEW, MANY = 30, 120
 OWN = str(Path(subulp.__file__).parent)
@@ -165,6 +165,31 @@ def watched_while_fused(count: int) -> Work:
     return work
 
 
+def tables(count: int) -> tuple[CachedEmbeddingBags, optim.RowAdagrad, Work]:
+    """Tables of their own cache, their optimizer, and a step."""
+    module = CachedEmbeddingBags([EmbeddingTable(50, 8)] * count, narrow_above=0)
+    optimizer = optim.RowAdagrad(module, lr=0.1)
+    values, lengths = torch.arange(2 * count) % 50, torch.ones(2 * count, dtype=torch.int64)
+    return module, optimizer, lambda: module(values, lengths).sum().backward()
+
+
+def tables_trained(count: int) -> Work:
+    _, _, step = tables(count)
+    return lambda: [step() for _ in range(2)]
+
+
+def tables_saved_and_loaded(count: int) -> Work:
+    module, optimizer, step = tables(count)
+    step()
+
+    def work() -> None:
+        saved = module.state_dict(), optimizer.state_dict()
+        module.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+
+    return work
+
+
 @pytest.mark.parametrize(
     "prepare",
     [
@@ -181,6 +206,8 @@ def watched_while_fused(count: int) -> Work:
         fused,
         watched,
         watched_while_fused,
+        tables_trained,
+        tables_saved_and_loaded,
     ],
     ids=lambda prepare: prepare.__name__,
 )

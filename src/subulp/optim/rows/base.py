@@ -116,11 +116,9 @@ class RowOptimizer(TorchOptimizer):
 
     def _split(self) -> list[SplitRows | None]:
         """For each table the module that has it, if its rows are split over ranks."""
-        found: list[SplitRows | None] = []
-        for rows in self._rows():
-            of = [m for m in self._modules if any(p is rows for p in m.row_parameters)]
-            found.append(of[0] if of and isinstance(of[0], SplitRows) else None)
-        return found
+        owners = self._owners()
+        found = [owners.get(id(rows)) for rows in self._rows()]
+        return [module if isinstance(module, SplitRows) else None for module in found]
 
     def local(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A state dict with this rank's entries of the states of tables that are split."""
@@ -155,21 +153,23 @@ class RowOptimizer(TorchOptimizer):
                 counts[index] = int(saved["step"])
         super().load_state_dict({**state_dict, "state": {i: s for i, s in state.items() if s}})
         indices = (i for group in state_dict["param_groups"] for i in group["params"])
+        owners = self._owners()
         for index, rows in zip(indices, self._rows(), strict=True):
-            if index in counts:
-                self._module_of(rows).steps = counts[index]
+            if index not in counts:
+                continue
+            if id(rows) not in owners:
+                raise ValueError(
+                    "state_dict counts the updates of its tables, and this copy of an optimizer "
+                    "knows no modules: load it into the optimizer that was made for them"
+                )
+            owners[id(rows)].steps = counts[index]
 
     def _rows(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _module_of(self, rows: Tensor) -> RowModule:
-        for module in self._modules:
-            if any(p is rows for p in module.row_parameters):
-                return module
-        raise ValueError(
-            "state_dict counts the updates of its tables, and this copy of an optimizer knows no "
-            "modules: load it into the optimizer that was made for them"
-        )
+    def _owners(self) -> dict[int, RowModule]:
+        """The module of each table, by the table's id; none in a copy of an optimizer."""
+        return {id(rows): module for module in self._modules for rows in module.row_parameters}
 
     def groups_of(self, tables: Sequence[Tensor]) -> list[dict[str, Any]]:
         """The group of each of several tables, as it is now.
