@@ -34,7 +34,8 @@ METRICS = (
 
 COUNTED = "parameter"
 
-EVALUATION_BATCH = 64
+EVALUATION_BATCH, EVALUATION_TOKENS = 64, 4096
+"""Sequences that are measured at a time; short ones more, up to so many tokens."""
 
 _DTYPES: dict[ParameterDtype, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -241,7 +242,8 @@ def evaluated(tokens: Tensor, shape: Shape) -> list[tuple[Tensor, Tensor]]:
         return masked_evaluation_batches(
             tokens, EVALUATION_BATCH, shape.context, mask=shape.vocabulary - 1
         )
-    return evaluation_batches(tokens, EVALUATION_BATCH, shape.context)
+    sequences = max(EVALUATION_BATCH, EVALUATION_TOKENS // shape.context)
+    return evaluation_batches(tokens, sequences, shape.context)
 
 
 @torch.no_grad()
