@@ -102,7 +102,7 @@ def rounded(run: Path, *, record: Path) -> None:
     described = {
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine,
-        "data": str(config.data or "bundled"),
+        "data": Path(config.data).name if config.data else "bundled",
         "rows": rows,
     }
     record.write_text(json.dumps(described, indent=1) + "\n")
