@@ -49,7 +49,7 @@ def offsets_error(bag: int, first: int, last: int, count: int) -> ValueError:
             f"offsets decrease from {first} to {last} at position {bag + 1}: a bag ends where the "
             "next one begins"
         )
-    return ValueError(f"the bags end at {last}, and there are {count} row numbers")
+    return ValueError(f"the bags reach {last}, and there are {count} row numbers")
 
 
 def index_error(position: int, value: int, feature: int, rows: int) -> IndexError:
