@@ -23,7 +23,7 @@ Work = Callable[[], Any]
 
 
 def calls(work: Work) -> int:
-    """Of functions and generators of the library: what takes no time by a clock that is shared."""
+    """How often functions and generators of the library run: no machine is too busy for that."""
     count = 0
 
     def seen(frame: FrameType, event: str, _: Any) -> None:

@@ -63,7 +63,7 @@ def launch(words: Sequence[str], count: int) -> int:
         # Ranks say themselves what is wrong.
         logging.disable(logging.CRITICAL)
         # torchrun keeps a file for the error of each rank, and leaves behind a folder of its own.
-        with TemporaryDirectory(prefix="subulp-ranks-") as errors:
+        with TemporaryDirectory(prefix="subulp-ranks-", ignore_cleanup_errors=True) as errors:
             place = ["--standalone", f"--nproc-per-node={count}", f"--log-dir={errors}"]
             arguments = torchrun.parse_args([*place, "-m", "subulp"])  # type: ignore[no-untyped-call]
             # Not parsed: torchrun takes options of ours for beginnings of its own.

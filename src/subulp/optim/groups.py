@@ -284,14 +284,22 @@ class ParameterGroups(TorchOptimizer):
             FP32 tensor of its shape, a DTensor if it is one; for ``"fp32"`` and ``"master"`` it may
             be the stored one.
         """
-        self.check_groups()
-        return self._wide_value(self._group_of(p), p)
+        return next(self.wide_values([p]))
 
     def wide_values(self, params: Iterable[Tensor]) -> Iterator[Tensor]:
-        """:meth:`wide_value` of one parameter after another; all options are checked once."""
+        """:meth:`wide_value` of one parameter after another; all options are checked once.
+
+        Args:
+            params: The parameters.
+
+        Raises:
+            ValueError: A parameter is not in this optimizer, or an option is out of range.
+        """
         self.check_groups()
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
         for p in params:
+            if id(p) not in groups:
+                raise ValueError(f"a parameter of shape {tuple(p.shape)} is not in this optimizer")
             yield self._wide_value(groups[id(p)], p)
 
     def _wide_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
@@ -328,9 +336,3 @@ class ParameterGroups(TorchOptimizer):
             for group in self.param_groups
             for p in group["params"]
         )
-
-    def _group_of(self, p: Tensor) -> dict[str, Any]:
-        for group in self.param_groups:
-            if any(q is p for q in group["params"]):
-                return group
-        raise ValueError(f"a parameter of shape {tuple(p.shape)} is not in this optimizer")
