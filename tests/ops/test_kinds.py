@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -106,26 +105,6 @@ def test_the_latest_are_remembered(monkeypatch):
     remembered.put("more", more, 7)
     assert remembered.get("more", more) == 7
     assert remembered.get(0, many) is None
-
-
-def test_to_remember_takes_no_longer_the_more_is_remembered():
-    remembered: Remembered[int] = Remembered()
-    many = [torch.zeros(2) for _ in range(FEWEST)]
-
-    def calls(key: int) -> int:
-        """Of functions and generators, by Python's own profiler."""
-        seen: list[str] = []
-        sys.setprofile(lambda frame, event, _: seen.append(event))
-        try:
-            remembered.put(key, many, key)
-        finally:
-            sys.setprofile(None)
-        return seen.count("call") + seen.count("c_call")
-
-    alone = calls(0)
-    for key in range(1, 500):
-        remembered.put(key, many, key)
-    assert calls(500) == alone
 
 
 def test_threads_may_share_what_is_remembered(monkeypatch):
