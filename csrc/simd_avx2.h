@@ -178,7 +178,16 @@ inline uint32_t equal_lanes(U a, U b) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b))));
 }
 
-// Two batches of four counters, interleaved: a round is a chain of five dependent operations.
+// What the compiler may not move operations across.
+inline void keep_apart(__m256i& a) {
+#if defined(__GNUC__)
+  asm("" : "+x"(a));
+#else
+  (void)a;
+#endif
+}
+
+// Two batches of four counters, interleaved: a round is a chain of three operations.
 constexpr int PHILOX = 8, PHILOX_FEW = 8;
 template <int counters = PHILOX>
 inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t* key, uint32_t* out) {
@@ -199,8 +208,11 @@ inline void philox(uint64_t block, uint32_t step, uint32_t slot, const uint32_t*
     const __m256i k1 = _mm256_set1_epi32(static_cast<int>(key[2 * round + 1]));
     for (int j = 0; j < 2; ++j) {
       const __m256i p0 = _mm256_mul_epu32(c[j][0], m0), p1 = _mm256_mul_epu32(c[j][2], m1);
-      c[j][0] = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), _mm256_xor_si256(c[j][1], k0));
-      c[j][2] = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), _mm256_xor_si256(c[j][3], k1));
+      // Keys first: GCC would have them last, and each round one operation longer.
+      __m256i a = _mm256_xor_si256(c[j][1], k0), b = _mm256_xor_si256(c[j][3], k1);
+      keep_apart(a), keep_apart(b);
+      c[j][0] = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), a);
+      c[j][2] = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), b);
       c[j][1] = p1;
       c[j][3] = p0;
     }
