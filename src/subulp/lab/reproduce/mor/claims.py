@@ -149,7 +149,10 @@ CLAIMS: Sequence[Claim] = (
         shows=("fp8 share", "perplexity", "fp8 error"),
         curves=("training loss", "fp8 share"),
         differs="A model as Llama's on Shakespeare instead of a large language model. The "
-        "partition that the number belongs to is lost; here it is blocks, and tensors beside them.",
+        "partition that the number belongs to is lost; here it is blocks, and tensors beside them. "
+        "Rate and limit of the gradients were chosen after a run at 1e-3 without a limit, in which "
+        "intervals of the perplexities' ratio reached 6 and 11 % to either side, and 95 and 96 % "
+        "were in FP8.",
     ),
     Claim(
         PAPER,
