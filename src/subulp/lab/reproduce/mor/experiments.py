@@ -131,7 +131,7 @@ def _large(options: Options) -> tuple[Part, ...]:
     own: dict[str, object] = {"model": "llama", "level": "bpe", "seeds": seeds}
     if options.size == "small":
         own |= {"vocabulary": 1024, "width": 512, "layers": 9, "heads": 8, "steps": 200}
-        # At higher rates seeds differ by more than a mixture costs.
+        # At 1e-3 and without a limit seeds differ by more than a mixture costs.
         own |= {"eval_every": 100, "lr": 2e-4, "max_norm": 1.0}
     elif options.size == "smallest":
         own["vocabulary"] = 300
