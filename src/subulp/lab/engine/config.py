@@ -334,6 +334,33 @@ def check_fields(
                 check_range(name, number, low, high, top_included=top_included)
 
 
+def parameter_dtype(name: str, precision: str, dtype: Literal["bf16", "fp16"]) -> str:
+    """The name in torch of the dtype that parameters have under a strategy.
+
+    Args:
+        name: Field that gave the strategy.
+        precision: The strategy; under ``fp32`` parameters are in FP32.
+        dtype: Of parameters under all others.
+
+    Raises:
+        ValueError: The strategy is unknown, or not available for the dtype.
+    """
+    if precision == "fp32":
+        return "float32"
+    # Torch takes a second to import, which help need not wait for.
+    import torch  # noqa: PLC0415
+
+    from ...optim import parse_precision  # noqa: PLC0415
+    from ...optim.options import strategy_for  # noqa: PLC0415
+
+    found = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
+    try:
+        strategy_for(parse_precision(precision), getattr(torch, found))
+    except ValueError as error:
+        raise ValueError(f"{name}={precision}: {error}") from None
+    return found
+
+
 def check_threads(threads: int) -> None:
     """Raise ValueError if there can be no so many threads: making them would end the process."""
     check_range("threads", threads, 1, MOST_THREADS)

@@ -21,7 +21,8 @@ RUNS = [
     ("fp8+nearest", {"fuse_backward": True}),
     ("e3m4", {}),
     ("int8", {"layers": 1, "linear": ("mor-2way",)}),
-    ("int2", {}),
+    ("int2", {"encoder_precision": "collage-plus"}),
+    ("bf16", {"encoder_precision": "fp32"}),
     ("e4m3", {"refine_epochs": 1}),
 ]
 

@@ -18,6 +18,7 @@ from subulp.lab.tasks.xmc.task import (
     build_baseline,
     build_encoder,
     build_head,
+    build_optimizer,
     load,
     steps,
 )
@@ -311,6 +312,39 @@ def test_a_folder_that_is_missing(config, tmp_path):
 def test_fields_out_of_range(field, value):
     with pytest.raises(ValueError, match=f"{field}={value} is out of range"):
         XMCConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_precision": "collage"}, "encoder_precision=collage: .*unknown"),
+        ({"encoder_precision": "amp"}, "encoder_precision=amp: "),
+        (
+            {"encoder_precision": "nearest", "precision": ("fp32", "renee")},
+            "encoder_precision=nearest has no effect on precision=fp32,renee",
+        ),
+        (
+            {"encoder_precision": "fp32", "linear": ("mor-2way",)},
+            "encoder_precision=fp32 and linear=mor-2way contradict each other",
+        ),
+    ],
+)
+def test_strategies_that_no_encoder_can_have(options, message):
+    with pytest.raises(ValueError, match=message):
+        XMCConfig(**options)
+
+
+@pytest.mark.parametrize("strategy", ["collage-plus", "extra-bits-8", "fp32"])
+def test_the_encoder_has_the_strategy_that_was_asked_for(config, strategy):
+    """Of the narrow rows: with rows in FP32 the encoder is in FP32 whatever the others' is."""
+    chosen = dataclasses.replace(config, encoder_precision=strategy)
+    data = load(chosen)
+    for precision, expected in {"fp8": strategy, "fp32": "fp32"}.items():
+        encoder = build_encoder(chosen, data, precision, 0, CPU)
+        optimizer = build_optimizer(chosen, encoder, precision, 0)
+        dtype = torch.float32 if expected == "fp32" else torch.bfloat16
+        assert {p.dtype for p in encoder.parameters()} == {dtype}
+        assert {group["precision"] for group in optimizer.param_groups} == {expected}
 
 
 def test_filter_pairs_are_struck_from_rankings(config, folder, tmp_path):

@@ -21,6 +21,7 @@ from ...engine.config import (
     check_list,
     numbers,
     overridable,
+    parameter_dtype,
 )
 from .presets import preset
 from .variant import Variant, grid
@@ -183,7 +184,7 @@ class CTRConfig(RunConfig):
             )
         check_list("dense_precision", self.dense_precision)
         for name in self.dense_precision:
-            dense_dtype_of(name, self.dense_dtype)
+            parameter_dtype("dense_precision", name, self.dense_dtype)
         for variant in self.grid.values():
             if variant.extra_bits is not None and not self.optimizer == self.row_optimizer == "sgd":
                 raise ValueError(
@@ -229,28 +230,6 @@ class CTRConfig(RunConfig):
                 f"other: {name} is for data=criteo:FILE, and other tables have sizes of their own"
             )
         self._fill_defaults(settings | self._decided_epochs())
-
-
-def dense_dtype_of(precision: str, dtype: Literal["bf16", "fp16"]) -> str:
-    """The name in torch of the dtype of the MLPs' parameters.
-
-    Raises:
-        ValueError: The strategy is unknown, or not available for it.
-    """
-    if precision == "fp32":
-        return "float32"
-    # Torch takes a second to import, which help need not wait for.
-    import torch  # noqa: PLC0415
-
-    from ....optim import parse_precision  # noqa: PLC0415
-    from ....optim.options import strategy_for  # noqa: PLC0415
-
-    name = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
-    try:
-        strategy_for(parse_precision(precision), getattr(torch, name))
-    except ValueError as error:
-        raise ValueError(f"dense_precision={precision}: {error}") from None
-    return name
 
 
 def _absolute(data: str) -> str:

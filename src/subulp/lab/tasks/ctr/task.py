@@ -18,6 +18,7 @@ from .... import optim
 from ....nn import ShardedCachedEmbeddingBags
 from ....nn.cached_table import CacheMemory
 from ....optim.rows.base import RowOptimizer
+from ...engine.config import parameter_dtype
 from ...engine.data_parallel import replicated, shard
 from ...engine.files import replacing
 from ...engine.metrics import Metric
@@ -25,7 +26,7 @@ from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import decay_groups, one_cycle, steps_of
 from ...engine.run_directory import ACCESS_PLOT
 from ...engine.task import Workload
-from .config import CTRConfig, dense_dtype_of
+from .config import CTRConfig
 from .dlrm import DLRM
 from .metrics import click_metrics
 from .parameter_tables import ParameterTables
@@ -265,7 +266,8 @@ def _optimizer(
     if isinstance(model.tables, ParameterTables):
         parts["tables"] = model.tables
     initial = {name: value.clone() for name, value in parts.state_dict().items()}
-    dtype = getattr(torch, dense_dtype_of(variant.dense, config.dense_dtype))
+    stored = parameter_dtype("dense_precision", variant.dense, config.dense_dtype)
+    dtype = getattr(torch, stored)
     for mlp in (model.bottom, model.top):
         mlp.to(dtype)
         shard(mlp, ranks)

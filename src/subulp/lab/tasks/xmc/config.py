@@ -15,6 +15,7 @@ from ...engine.config import (
     Default,
     check_fields,
     overridable,
+    parameter_dtype,
 )
 from ...engine.linear_operands import PLAIN, TORCHAO, Linear, LinearConfig
 from .presets import OutputLayer, PropensityName, preset
@@ -33,6 +34,9 @@ _TRANSFORMER_FIELDS = ("max_length", "pooling")
 
 _WITHOUT_DEFAULT = Parameter(show_default=False)
 
+KAHAN = "kahan"
+"""The strategy of the authors' encoders."""
+
 LEAST_LABELS, MOST_LABELS = 64, 1 << 20
 """Labels of a generated set."""
 
@@ -50,6 +54,7 @@ class XMCConfig(LinearConfig):
     decides: ClassVar[tuple[str, ...]] = ("preset", "encoder")
     earlier: ClassVar[dict[str, Any]] = {
         **LinearConfig.earlier,
+        "encoder_precision": KAHAN,
         "generated_labels": None,
         "mor_gradients": None,
         "output_layer": "normalized",
@@ -147,6 +152,11 @@ class XMCConfig(LinearConfig):
     batch_size: Annotated[int, OPTIMIZER] = overridable(64)
     """Texts in a batch."""
 
+    encoder_precision: Annotated[str, OPTIMIZER] = KAHAN
+    """Strategy of the encoder's AdamW: kahan, as the authors have it, nearest, stochastic,
+    collage-light, collage-plus, fp32-states, master or extra-bits-K on parameters in BF16; or fp32,
+    an encoder in FP32. Runs of fp32, renee, sampled and shortlist have an FP32 encoder."""
+
     encoder_lr: Annotated[float, OPTIMIZER] = overridable(2e-3)
     """Highest learning rate of the encoder's AdamW; without it, 5e-5 for a transformer."""
 
@@ -220,12 +230,22 @@ class XMCConfig(LinearConfig):
                 f"{TORCHAO} is for the linear layers of a transformer; give its folder with "
                 "--encoder DIR, or another --linear"
             )
-        if self.linear != (PLAIN,) and set(self.precision) <= set(self.plain_precisions):
+        dtype = parameter_dtype("encoder_precision", self.encoder_precision, "bf16")
+        if dtype == "float32" and self.linear != (PLAIN,):
             raise ValueError(
-                f"linear={','.join(self.linear)} has no effect on "
-                f"precision={','.join(self.precision)}, whose encoder is in FP32: add another "
-                "precision, or leave linear out"
+                f"encoder_precision={self.encoder_precision} and linear={','.join(self.linear)} "
+                "contradict each other: linear is for an encoder in BF16; leave one of the two out"
             )
+        if set(self.precision) <= set(self.plain_precisions):
+            for name, value, default in (
+                ("linear", ",".join(self.linear), PLAIN),
+                ("encoder_precision", self.encoder_precision, KAHAN),
+            ):
+                if value != default:
+                    raise ValueError(
+                        f"{name}={value} has no effect on precision={','.join(self.precision)}, "
+                        f"whose encoder is in FP32: add another precision, or leave {name} out"
+                    )
 
     @property
     def may_skip(self) -> bool:
@@ -241,6 +261,10 @@ class XMCConfig(LinearConfig):
     def plain_precisions(self) -> tuple[str, ...]:
         """Precisions with an encoder in FP32."""
         return ("fp32", *BASELINES)
+
+    def encoder_strategy(self, precision: str) -> str:
+        """Strategy of the encoder's AdamW in runs of ``precision``; ``fp32`` is an FP32 encoder."""
+        return "fp32" if precision in self.plain_precisions else self.encoder_precision
 
     def rising_steps(self, total: int) -> int:
         """Steps in which the learning rates rise, of ``total``."""

@@ -166,7 +166,7 @@ def digest(data: XMCText) -> str:
 def build_encoder(
     config: XMCConfig, data: XMCText, precision: str, seed: int, device: torch.device
 ) -> Encoder:
-    """The encoder: BF16, or FP32 under ``fp32`` and the baselines.
+    """The encoder: BF16, or FP32 under ``fp32``, the baselines and ``encoder_precision="fp32"``.
 
     The initial weights are made in FP32 from the seed alone.
     """
@@ -175,19 +175,19 @@ def build_encoder(
     if config.gradient_checkpointing:
         assert isinstance(encoder, TransformerEncoder)
         encoder.checkpoint_activations()
-    if precision not in config.plain_precisions:
+    if config.encoder_strategy(precision) != "fp32":
         for parameter in encoder.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
     return encoder
 
 
 def build_optimizer(config: XMCConfig, encoder: Encoder, precision: str, seed: int) -> optim.AdamW:
-    """The encoder's optimizer, with Kahan summation for BF16 parameters."""
+    """The encoder's optimizer, with ``encoder_precision`` for BF16 parameters."""
     return optim.AdamW(
         decay_groups(encoder.named_parameters(prefix="encoder")),
         lr=config.encoder_lr,
         weight_decay=config.encoder_weight_decay,
-        precision="fp32" if precision in config.plain_precisions else "kahan",
+        precision=config.encoder_strategy(precision),
         nonfinite=config.gradient_policy,
         seed=seed,
     )
@@ -365,12 +365,12 @@ def least_memory(config: XMCConfig, data: XMCText, variant: str) -> int:
         head, chunk = labels * dim * 16, labels
     else:
         head, chunk = labels * dim * storage.bits // 8, -(-labels // config.chunks)
-    wide = precision in config.plain_precisions
+    strategy = config.encoder_strategy(precision)
     encoder = bytes_of_parameters(
         optim.AdamW,
-        torch.float32 if wide else torch.bfloat16,
+        torch.float32 if strategy == "fp32" else torch.bfloat16,
         parameters,
-        precision="fp32" if wide else "kahan",
+        precision=strategy,
     )
     return head + encoder + 2 * config.batch_size * chunk
 
