@@ -230,12 +230,15 @@ class XMCConfig(LinearConfig):
                 f"{TORCHAO} is for the linear layers of a transformer; give its folder with "
                 "--encoder DIR, or another --linear"
             )
-        dtype = parameter_dtype("encoder_precision", self.encoder_precision, "bf16")
-        if dtype == "float32" and self.linear != (PLAIN,):
-            raise ValueError(
-                f"encoder_precision={self.encoder_precision} and linear={','.join(self.linear)} "
-                "contradict each other: linear is for an encoder in BF16; leave one of the two out"
-            )
+        # Looking a strategy up imports torch, which help, with the default, need not wait for.
+        if self.encoder_precision != KAHAN:
+            dtype = parameter_dtype("encoder_precision", self.encoder_precision, "bf16")
+            if dtype == "float32" and self.linear != (PLAIN,):
+                raise ValueError(
+                    f"encoder_precision={self.encoder_precision} and "
+                    f"linear={','.join(self.linear)} contradict each other: linear is for an "
+                    "encoder in BF16; leave one of the two out"
+                )
         if set(self.precision) <= set(self.plain_precisions):
             for name, value, default in (
                 ("linear", ",".join(self.linear), PLAIN),
