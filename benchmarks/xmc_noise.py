@@ -1,4 +1,4 @@
-"""Which roundings of E4M3 rows cost a classifier quality: only some of them happen, in FP32 otherwise.
+"""Which roundings of E4M3 rows cost a classifier quality: only some happen, the rest is in FP32.
 
     python benchmarks/xmc_noise.py --record benchmarks/results/xmc-noise.json
 
@@ -80,11 +80,12 @@ CASES: dict[str, tuple[Format, Part]] = {
 
 
 def rounded(x: Tensor, fmt: Format, generator: torch.Generator) -> Tensor:
-    """As :func:`subulp.numerics.round_to` in distribution, in a fifth of its time."""
+    """Stochastically, as :func:`subulp.numerics.round_to` in distribution, in a fifth of its time.
+
+    Weights stay far below the largest number of each format.
+    """
     exponent = torch.frexp(x)[1] - 1
-    ulp = torch.ldexp(
-        torch.ones_like(x), exponent.clamp(min=fmt.min_exponent) - fmt.mantissa_bits
-    )
+    ulp = torch.ldexp(torch.ones_like(x), exponent.clamp(min=fmt.min_exponent) - fmt.mantissa_bits)
     return torch.floor(x / ulp + torch.rand(x.shape, generator=generator)) * ulp
 
 
