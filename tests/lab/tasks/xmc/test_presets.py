@@ -96,6 +96,7 @@ def test_every_preset_resolves_to_its_row(name):
     assert config.precision == (row.precision,)
     assert config.linear == ("torchao-fp8" if row.precision == "fp8" else "bf16",)
     assert config.output_layer == "plain"
+    assert (config.encoder_precision, config.head_fraction) == ("kahan", 0.0)
     assert config.encoder == "some/folder"
     assert config.warmup is None
     assert config.rising_steps(10**6) == row.warmup_steps

@@ -101,6 +101,7 @@ def test_long_texts_are_cut(bert):
 
 
 def test_it_trains_in_bf16_with_kahan_summation(config):
+    config = dataclasses.replace(config, encoder_precision="kahan")
     data = load(config)
     encoder = build_encoder(config, data, "fp8", 0, CPU)
     optimizer = build_optimizer(config, encoder, "fp8", 0)

@@ -37,6 +37,12 @@ _WITHOUT_DEFAULT = Parameter(show_default=False)
 KAHAN = "kahan"
 """The strategy of the authors' encoders."""
 
+PLUS = "collage-plus"
+"""Of ours: under KAHAN a second moment in BF16 never falls, as 0.999 of a number rounds to it."""
+
+E4M3_HEAD_FRACTION = 0.2
+"""Share of the labels whose rows carry a remainder where all are in E4M3, if none is given."""
+
 LEAST_LABELS, MOST_LABELS = 64, 1 << 20
 """Labels of a generated set."""
 
@@ -129,9 +135,9 @@ class XMCConfig(LinearConfig):
     chunks: Annotated[int, MODEL] = 4
     """Chunks into which the labels are split."""
 
-    head_fraction: Annotated[float, MODEL] = 0.0
+    head_fraction: Annotated[float | None, MODEL, _WITHOUT_DEFAULT] = overridable(None)
     """Share of the labels, the most frequent ones, whose rows carry a BF16 remainder, as in Kahan
-    summation."""
+    summation; by default, 0.2 with rows in fp8 and 0 with others or a preset."""
 
     scale: Annotated[Literal["none", "table"], MODEL] = "none"
     """Factor of the stored rows: none, as in the paper, or a power of two that fits the initial
@@ -152,10 +158,10 @@ class XMCConfig(LinearConfig):
     batch_size: Annotated[int, OPTIMIZER] = overridable(64)
     """Texts in a batch."""
 
-    encoder_precision: Annotated[str, OPTIMIZER] = KAHAN
-    """Strategy of the encoder's AdamW: kahan, as the authors have it, nearest, stochastic,
-    collage-light, collage-plus, fp32-states, master or extra-bits-K on parameters in BF16; or fp32,
-    an encoder in FP32. Runs of fp32, renee, sampled and shortlist have an FP32 encoder."""
+    encoder_precision: Annotated[str, OPTIMIZER] = overridable(PLUS)
+    """Strategy of the encoder's AdamW: collage-plus; kahan, as the authors and presets have it;
+    nearest, stochastic, collage-light, fp32-states, master or extra-bits-K on parameters in BF16;
+    or fp32, an encoder in FP32. Runs of fp32, renee, sampled and shortlist have an FP32 encoder."""
 
     encoder_lr: Annotated[float, OPTIMIZER] = overridable(2e-3)
     """Highest learning rate of the encoder's AdamW; without it, 5e-5 for a transformer."""
@@ -231,7 +237,7 @@ class XMCConfig(LinearConfig):
                 "--encoder DIR, or another --linear"
             )
         # Looking a strategy up imports torch, which help, with the default, need not wait for.
-        if self.encoder_precision != KAHAN:
+        if self.encoder_precision not in (KAHAN, PLUS):
             dtype = parameter_dtype("encoder_precision", self.encoder_precision, "bf16")
             if dtype == "float32" and self.linear != (PLAIN,):
                 raise ValueError(
@@ -240,11 +246,11 @@ class XMCConfig(LinearConfig):
                     "encoder in BF16; leave one of the two out"
                 )
         if set(self.precision) <= set(self.plain_precisions):
-            for name, value, default in (
-                ("linear", ",".join(self.linear), PLAIN),
-                ("encoder_precision", self.encoder_precision, KAHAN),
+            for name, value, defaults in (
+                ("linear", ",".join(self.linear), (PLAIN,)),
+                ("encoder_precision", self.encoder_precision, (KAHAN, PLUS)),
             ):
-                if value != default:
+                if value not in defaults:
                     raise ValueError(
                         f"{name}={value} has no effect on precision={','.join(self.precision)}, "
                         f"whose encoder is in FP32: add another precision, or leave {name} out"
@@ -289,6 +295,10 @@ class XMCConfig(LinearConfig):
         else:
             settings.setdefault("encoder_lr", _TRANSFORMER_LR)
         settings |= dict.fromkeys(others)
+        precision = self.precision if self._given("precision") else settings.get("precision")
+        if precision and set(precision) <= set(self.plain_precisions):
+            # It has no effect there; as files of earlier versions have it.
+            settings["encoder_precision"] = KAHAN
         for name in filter(self._given, others):
             encoder = "bag" if bag else self.encoder
             raise ValueError(

@@ -69,6 +69,8 @@ class Preset:
             "precision": (self.precision,),
             "linear": (self.linear,),
             "output_layer": "plain",
+            "encoder_precision": "kahan",
+            "head_fraction": 0.0,
         }
 
     @property

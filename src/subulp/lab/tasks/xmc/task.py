@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .... import optim
 from ....nn import ExtremeClassifier, refine
-from ....numerics import Format
+from ....numerics import E4M3, Format
 from ....optim import RowSGD
 from ...data.batches import ShuffledBatches
 from ...data.digest import digest as digest_of
@@ -23,7 +23,7 @@ from ...engine.metrics import Metric
 from ...engine.ranks import ALONE, Ranks
 from ...engine.recipe import bytes_of_parameters, decay_groups, rise_and_fall, steps_of
 from ...engine.task import Workload
-from .config import XMCConfig
+from .config import E4M3_HEAD_FRACTION, XMCConfig
 from .encoder import constants_of, prior_weight
 from .linear_layers import change_layers, check_torchao
 from .metrics import MISSING, PROPENSITIES, RankingMetrics, remove_pairs
@@ -204,13 +204,16 @@ def build_head(
     """The classifier of a storage; where it has constants, every label starts equally rare."""
     count, constants = data.data.num_labels, constants_of(config.output_layer)
     takes = ExtremeClassifier.has_products(storage.storage, config.products)
+    fraction = config.head_fraction
+    if fraction is None:
+        fraction = E4M3_HEAD_FRACTION if storage.storage == E4M3.name else 0.0
     head = ExtremeClassifier(
         dim,
         count,
         storage=storage.storage,
         chunks=config.chunks,
-        head_fraction=config.head_fraction,
-        label_counts=torch.from_numpy(data.data.label_counts) if config.head_fraction else None,
+        head_fraction=fraction,
+        label_counts=torch.from_numpy(data.data.label_counts) if fraction else None,
         dropout=config.weight_dropout,
         rounding=storage.rounding,
         scale="table" if config.scale == "table" and not storage.integers else None,
