@@ -97,6 +97,9 @@ def measured(
             batch_size=batch,
             watch_every=100_000,
             eval_epochs=8,
+            # Rows of one byte a weight, and the authors' encoder.
+            head_fraction=0.0,
+            encoder_precision="kahan",
         )
         if (folder / CONFIG).exists():
             resume(folder, jobs=jobs)
