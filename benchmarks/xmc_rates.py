@@ -97,6 +97,7 @@ def measured(
             batch_size=batch,
             watch_every=100_000,
             eval_epochs=8,
+            epochs=4,
             # Rows of one byte a weight, and the authors' encoder.
             head_fraction=0.0,
             encoder_precision="kahan",

@@ -354,6 +354,24 @@ def test_rows_in_e4m3_have_remainders_unless_told_otherwise(config, precision, f
         assert build_head(chosen, data, storage, 20, 0).head_fraction == given
 
 
+@pytest.mark.parametrize(
+    ("per_epoch", "epochs"),
+    [(2_298, 4), (1_000, 4), (999, 5), (577, 7), (256, 16), (250, 16), (8, 16), (0, 16)],
+)
+def test_small_sets_are_passed_over_more_often(per_epoch, epochs):
+    assert XMCConfig().epochs_of(per_epoch) == epochs
+    assert XMCConfig(epochs=3).epochs_of(per_epoch) == 3
+    assert XMCConfig(steps=30).epochs_of(per_epoch) is None
+
+
+def test_steps_are_those_of_the_passes(config):
+    data = load(config)
+    per_epoch = len(data.train) // config.batch_size
+    assert steps(config, data) == 2 * per_epoch
+    assert steps(dataclasses.replace(config, epochs=None), data) == 16 * per_epoch
+    assert steps(dataclasses.replace(config, epochs=None, steps=5), data) == 5
+
+
 def test_an_encoder_in_fp32_leaves_the_strategy_as_it_was():
     """The configuration of such runs is that of versions whose encoders were all under kahan."""
     for precision in (("fp32",), ("renee", "fp32")):

@@ -43,6 +43,9 @@ PLUS = "collage-plus"
 E4M3_HEAD_FRACTION = 0.2
 """Share of the labels whose rows carry a remainder where all are in E4M3, if none is given."""
 
+ENOUGH_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4_000, 4, 16
+"""How long small and large sets train if nothing is given: both are better for more steps."""
+
 LEAST_LABELS, MOST_LABELS = 64, 1 << 20
 """Labels of a generated set."""
 
@@ -149,8 +152,9 @@ class XMCConfig(LinearConfig):
     the paper. Other rows have auto: fp8 on a GPU of sm_89 or later, bf16 on a CPU with units of
     BF16, else fp32."""
 
-    epochs: Annotated[int | None, OPTIMIZER] = overridable(4)
-    """Passes over the training texts."""
+    epochs: Annotated[int | None, OPTIMIZER, _WITHOUT_DEFAULT] = overridable(None)
+    """Passes over the training texts; by default as many as make 4,000 steps, 4 at least and 16 at
+    most."""
 
     steps: Annotated[int | None, OPTIMIZER] = None
     """Training steps of each run, instead of epochs."""
@@ -255,6 +259,18 @@ class XMCConfig(LinearConfig):
                         f"{name}={value} has no effect on precision={','.join(self.precision)}, "
                         f"whose encoder is in FP32: add another precision, or leave {name} out"
                     )
+
+    def _check_length(self) -> None:
+        # The data decide where neither is given.
+        if self.steps is not None or self.epochs is not None:
+            super()._check_length()
+
+    def epochs_of(self, per_epoch: int) -> int | None:
+        """Passes over the training texts, of ``per_epoch`` steps each; ``None`` with ``steps``."""
+        if self.steps is not None or self.epochs is not None:
+            return self.epochs
+        enough = -(-ENOUGH_STEPS // max(per_epoch, 1))
+        return min(max(enough, FEWEST_EPOCHS), MOST_EPOCHS)
 
     @property
     def may_skip(self) -> bool:

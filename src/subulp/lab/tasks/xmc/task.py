@@ -147,7 +147,8 @@ def describe(data: XMCText) -> dict[str, Any]:
 
 def steps(config: XMCConfig, data: XMCText) -> int:
     """Whole batches of all epochs, or what was asked for."""
-    return steps_of(config.steps, config.epochs, len(data.train) // config.batch_size)
+    per_epoch = len(data.train) // config.batch_size
+    return steps_of(config.steps, config.epochs_of(per_epoch), per_epoch)
 
 
 def digest(data: XMCText) -> str:
