@@ -356,7 +356,7 @@ def test_rows_in_e4m3_have_remainders_unless_told_otherwise(config, precision, f
 
 @pytest.mark.parametrize(
     ("per_epoch", "epochs"),
-    [(2_298, 4), (1_000, 4), (999, 5), (577, 7), (256, 16), (250, 16), (8, 16), (0, 16)],
+    [(2_298, 4), (577, 4), (500, 4), (499, 5), (256, 8), (125, 16), (8, 16), (0, 16)],
 )
 def test_small_sets_are_passed_over_more_often(per_epoch, epochs):
     assert XMCConfig().epochs_of(per_epoch) == epochs

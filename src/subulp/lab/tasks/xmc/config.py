@@ -43,8 +43,8 @@ PLUS = "collage-plus"
 E4M3_HEAD_FRACTION = 0.2
 """Share of the labels whose rows carry a remainder where all are in E4M3, if none is given."""
 
-ENOUGH_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 4_000, 4, 16
-"""How long small and large sets train if nothing is given: both are better for more steps."""
+ENOUGH_STEPS, FEWEST_EPOCHS, MOST_EPOCHS = 2_000, 4, 16
+"""How long sets train if nothing is given: in fewer steps the encoder has not learned enough."""
 
 LEAST_LABELS, MOST_LABELS = 64, 1 << 20
 """Labels of a generated set."""
@@ -153,7 +153,7 @@ class XMCConfig(LinearConfig):
     BF16, else fp32."""
 
     epochs: Annotated[int | None, OPTIMIZER, _WITHOUT_DEFAULT] = overridable(None)
-    """Passes over the training texts; by default as many as make 4,000 steps, 4 at least and 16 at
+    """Passes over the training texts; by default as many as make 2,000 steps, 4 at least and 16 at
     most."""
 
     steps: Annotated[int | None, OPTIMIZER] = None
