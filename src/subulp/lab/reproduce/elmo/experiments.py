@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ...tasks.xmc.config import KAHAN, XMCConfig
+from ...tasks.xmc.config import XMCConfig
+from ...tasks.xmc.presets import KAHAN
 from ..claim import Experiment, Options, Part
 from ..found import Found, Observation
 from ..measurement import Measurement, in_processes, measured

@@ -18,7 +18,7 @@ from ...engine.config import (
     parameter_dtype,
 )
 from ...engine.linear_operands import PLAIN, TORCHAO, Linear, LinearConfig
-from .presets import OutputLayer, PropensityName, preset
+from .presets import KAHAN, OutputLayer, PropensityName, preset
 
 BASELINES = ("renee", "sampled", "shortlist")
 """Classifiers of others, all with FP32 weights and an FP32 encoder."""
@@ -33,9 +33,6 @@ _TRANSFORMER_FIELDS = ("max_length", "pooling")
 """Fields of a transformer alone; ``None`` with the bag encoder."""
 
 _WITHOUT_DEFAULT = Parameter(show_default=False)
-
-KAHAN = "kahan"
-"""The strategy of the authors' encoders."""
 
 PLUS = "collage-plus"
 """Of ours: under KAHAN a second moment in BF16 never falls, as 0.999 of a number rounds to it."""

@@ -12,6 +12,9 @@ from ...engine.linear_operands import PLAIN, TORCHAO, Linear
 Precision = Literal["bf16", "fp8"]
 Encoder = Literal["bert-base", "distil-bert", "distil-roberta"]
 PropensityName = Literal["default", "wikipedia", "amazon"]
+KAHAN = "kahan"
+"""The strategy of the authors' encoders."""
+
 OutputLayer = Literal["normalized", "plain"]
 """What the classifier takes of a text's vector, see :class:`.encoder.ClassifierInput`."""
 
@@ -69,7 +72,7 @@ class Preset:
             "precision": (self.precision,),
             "linear": (self.linear,),
             "output_layer": "plain",
-            "encoder_precision": "kahan",
+            "encoder_precision": KAHAN,
             "head_fraction": 0.0,
         }
 
