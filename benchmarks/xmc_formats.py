@@ -56,6 +56,7 @@ def configuration(width: int, epochs: int, batch_size: int, head_lr: float, seed
     return XMCConfig(
         precision=("fp32",),
         width=width,
+        layers=1,
         epochs=epochs,
         batch_size=batch_size,
         head_lr=head_lr,

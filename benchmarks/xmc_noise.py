@@ -156,7 +156,7 @@ def noise(*, record: Path, seeds: tuple[int, ...] = (0, 1, 2), threads: int = 1)
         threads: CPU threads.
     """
     torch.set_num_threads(threads)
-    config = XMCConfig(epochs=4)
+    config = XMCConfig(epochs=4, layers=1)
     data = load(config)
     rows = []
     for seed in seeds:

@@ -2,6 +2,8 @@
 
     python benchmarks/xmc_rates.py --record benchmarks/results/xmc-rates.json --out runs/rates
 
+With ``--layers 0`` the encoder has no residual layer, which has become the default by it.
+
 Of the bundled reverse dictionary's training texts, a tenth is kept aside, each time another one, by
 which rates are compared; its test part has no say. Each tenth has a seed, which both storages
 share. It goes on where it was stopped.
@@ -42,6 +44,7 @@ def sweep(
     rates: Sequence[float] = (0.1, 0.14, 0.2),
     batches: Sequence[int] = (128,),
     folds: Sequence[int] = (7, 3, 1, 5),
+    layers: int = 1,
     jobs: int | None = None,
 ) -> None:
     """Compare rates.
@@ -52,6 +55,7 @@ def sweep(
         rates: Highest learning rates of the classifier.
         batches: Texts in a batch.
         folds: Which tenths are kept aside, 0 to 9, one after another: by seed 0, seed 1 and so on.
+        layers: Residual layers of the encoder.
         jobs: Runs that train at the same time; one per core by default.
     """
     if len(set(folds)) < len(folds) or not set(folds) <= set(range(PARTS)):
@@ -59,7 +63,7 @@ def sweep(
     machine = describe(())
     found = {
         (batch, rate): [
-            measured(out, batch, rate, fold, seed, jobs) for seed, fold in enumerate(folds)
+            measured(out, batch, rate, fold, seed, layers, jobs) for seed, fold in enumerate(folds)
         ]
         for batch in batches
         for rate in rates
@@ -78,16 +82,17 @@ def sweep(
         "folds": list(folds),
         "seeds": list(range(len(folds))),
         "parts": PARTS,
+        "layers": layers,
         "rows": rows,
     }
     record.write_text(json.dumps(described, indent=1) + "\n")
 
 
 def measured(
-    out: Path, batch: int, rate: float, fold: int, seed: int, jobs: int | None
+    out: Path, batch: int, rate: float, fold: int, seed: int, layers: int, jobs: int | None
 ) -> dict[str, dict[str, float]]:
     """Measures of both storages, one fold kept aside."""
-    folder = out / f"{fold}-seed-{seed}-{rate:g}-{batch}"
+    folder = out / f"{fold}-seed-{seed}-{rate:g}-{batch}-{layers}"
     if not (folder / SUMMARY).exists():
         config = XMCConfig(
             precision=STORAGES,
@@ -98,6 +103,7 @@ def measured(
             watch_every=100_000,
             eval_epochs=8,
             epochs=4,
+            layers=layers,
             # Rows of one byte a weight, and the authors' encoder.
             head_fraction=0.0,
             encoder_precision="kahan",

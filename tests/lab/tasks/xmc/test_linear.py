@@ -52,6 +52,18 @@ def test_the_bags_layers(config):
         assert torch.equal(a, b)
 
 
+def test_the_bag_has_a_layer_where_linear_needs_one():
+    narrow = ("bf16", "mor-tensor")
+    assert (XMCConfig().layers, XMCConfig(linear=("bf16",)).layers) == (0, 0)
+    assert XMCConfig(linear=narrow).layers == 1
+    assert XMCConfig(linear=narrow, layers=3).layers == 3
+    message = "layers=0 and linear=bf16,mor-tensor contradict each other: .* give --layers 1"
+    with pytest.raises(ValueError, match=message):
+        XMCConfig(linear=narrow, layers=0)
+    with pytest.raises(ValueError, match="layers=-1"):
+        XMCConfig(layers=-1)
+
+
 def test_a_saved_model_predicts_with_the_same_products(config, tmp_path):
     data = load(config)
     found = compare(config, out=tmp_path / "run", jobs=1)

@@ -206,7 +206,7 @@ def test_folders_that_cannot_be_used(bert, config, tmp_path, spoil, message):
         load(dataclasses.replace(config, encoder=str(folder)))
 
 
-@pytest.mark.parametrize(("name", "value"), [("width", 256), ("layers", 1), ("max_terms", 500_000)])
+@pytest.mark.parametrize(("name", "value"), [("width", 256), ("layers", 0), ("max_terms", 500_000)])
 def test_sizes_of_the_bag_contradict_a_transformer(bert, name, value, tmp_path, capsys):
     """Even its defaults, given by hand."""
     message = f"{name}={value} and encoder={bert} contradict each other"
@@ -226,7 +226,7 @@ def test_sizes_of_the_bag_are_none_with_a_transformer(config):
     assert again.width is None
     # Back to the bag, they have their defaults.
     bag = dataclasses.replace(config, encoder="bag", max_length=None, pooling=None)
-    assert (bag.width, bag.layers, bag.max_terms) == (256, 1, 500_000)
+    assert (bag.width, bag.layers, bag.max_terms) == (256, 0, 500_000)
 
 
 @pytest.mark.parametrize("option", [{"max_length": 12}, {"pooling": "cls"}], ids=str)

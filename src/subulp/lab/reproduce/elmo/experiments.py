@@ -59,14 +59,14 @@ def _xmc(options: Options, kind: str, precision: Sequence[str], **own: object) -
     if options.size == "paper":
         return XMCConfig(**{**given, **_papers(options, kind, precision), **own})  # type: ignore[arg-type]
     if options.size == "smallest":
-        given |= {"width": 16, "batch_size": 32, "steps": 12, "eval_epochs": 10**6}
+        given |= {"width": 16, "layers": 1, "batch_size": 32, "steps": 12, "eval_epochs": 10**6}
         given["generated_labels"] = 256
         own = {name: v for name, v in own.items() if name not in ("epochs", *given)}
     elif kind == TEXTS:
-        given |= {"width": 128, "batch_size": 256, "epochs": 4, "head_lr": 0.1}
+        given |= {"width": 128, "layers": 1, "batch_size": 256, "epochs": 4, "head_lr": 0.1}
         given["data"] = None if options.data is None else Path(options.data)
     else:
-        given |= {"width": 64, "batch_size": 128, "epochs": 8, "head_lr": 0.2}
+        given |= {"width": 64, "layers": 1, "batch_size": 128, "epochs": 8, "head_lr": 0.2}
         given["generated_labels"] = 4096
     return XMCConfig(**{**given, **own})  # type: ignore[arg-type]
 

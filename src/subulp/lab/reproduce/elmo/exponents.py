@@ -27,7 +27,7 @@ def exponents(config: dict[str, object], seed: int, batches: int) -> Found:
     """
     data = config.get("data")
     own = {**config, "data": None if data is None else Path(str(data))}
-    chosen = XMCConfig(precision=("fp32",), seeds=(seed,), **own)  # type: ignore[arg-type]
+    chosen = XMCConfig(precision=("fp32",), seeds=(seed,), layers=1, **own)  # type: ignore[arg-type]
     threads = torch.get_num_threads()
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)

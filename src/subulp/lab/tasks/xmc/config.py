@@ -104,8 +104,9 @@ class XMCConfig(LinearConfig):
     width: Annotated[int | None, MODEL] = overridable(256)
     """Size of a text's vector in the bag encoder; a transformer has its own."""
 
-    layers: Annotated[int | None, MODEL] = overridable(1)
-    """Residual layers of the bag encoder; a transformer has its own."""
+    layers: Annotated[int | None, MODEL, _WITHOUT_DEFAULT] = overridable(0)
+    """Residual layers of the bag encoder: by default none, or one for the products of --linear; a
+    transformer has its own."""
 
     max_terms: Annotated[int | None, MODEL] = overridable(500_000)
     """How many words and word pairs, or features, the bag encoder knows: the most frequent ones; a
@@ -203,12 +204,12 @@ class XMCConfig(LinearConfig):
         """As of every configuration."""
         super().check()
         self._check_length()
-        counts = (*_BAG_FIELDS, "max_length", "chunks", "batch_size", "eval_epochs")
+        counts = ("width", "max_terms", "max_length", "chunks", "batch_size", "eval_epochs")
         check_fields(self, counts, 1)
         check_fields(self, ("final_lr", "head_fraction", "warmup"), 0, 1)
         check_fields(self, ("dropout", "weight_dropout"), 0, 1, top_included=False)
         rates = ("encoder_lr", "head_lr", "encoder_weight_decay", "head_weight_decay")
-        check_fields(self, (*rates, "warmup_steps", "refine_epochs", "refine_lr"), 0)
+        check_fields(self, (*rates, "layers", "warmup_steps", "refine_epochs", "refine_lr"), 0)
         check_fields(self, ("generated_labels",), LEAST_LABELS, MOST_LABELS)
         if self.generated_labels is not None and self.data is not None:
             raise ValueError(
@@ -256,6 +257,11 @@ class XMCConfig(LinearConfig):
                         f"{name}={value} has no effect on precision={','.join(self.precision)}, "
                         f"whose encoder is in FP32: add another precision, or leave {name} out"
                     )
+        if self.layers == 0 and self.linear != (PLAIN,):
+            raise ValueError(
+                f"layers=0 and linear={','.join(self.linear)} contradict each other: linear is for "
+                "the products of the bag encoder's layers; give --layers 1, or leave layers out"
+            )
 
     def _check_length(self) -> None:
         # The data decide where neither is given.
@@ -305,6 +311,8 @@ class XMCConfig(LinearConfig):
             # Of a transformer: the bag encoder has its own.
             for name in ("linear", "output_layer"):
                 settings.pop(name, None)
+            if self._given("linear") and self.linear != (PLAIN,):
+                settings["layers"] = 1
         else:
             settings.setdefault("encoder_lr", _TRANSFORMER_LR)
         settings |= dict.fromkeys(others)
