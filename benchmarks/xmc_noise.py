@@ -2,10 +2,10 @@
 
     python benchmarks/xmc_noise.py --record benchmarks/results/xmc-noise.json
 
-The bundled set, with the defaults of `subulp train xmc` but for a residual layer, which was one of
-them. Encoder, products and rows are FP32; after a step's update a part of the rows is rounded
-stochastically. What is reported beside P@k, the
-log-loss of the test part, varies less from seed to seed.
+The bundled set, with the defaults of `subulp train xmc` and a residual layer in the encoder, which
+was among them. Encoder, products and rows are FP32; after a step's update a part of the rows is
+rounded stochastically. What is reported beside P@k, the log-loss of the test part, varies less from
+seed to seed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/xmc_rates.py --record benchmarks/results/xmc-rates.json --out runs/rates
 
-With ``--layers 0`` the encoder has no residual layer, which has become the default by it.
+With ``--layers 0`` the encoder has no residual layer; what that showed made it the default.
 
 Of the bundled reverse dictionary's training texts, a tenth is kept aside, each time another one, by
 which rates are compared; its test part has no say. Each tenth has a seed, which both storages
