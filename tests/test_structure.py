@@ -17,6 +17,7 @@ THIRD_PARTY = {
     "_asdict": "public in spite of its name: namedtuple's fields are the user's",
     "_current_graph_task_id": "torch: whether a backward pass is running",
     "_disable_current_modes": "torch: leaving dispatch modes has no public name",
+    "_engine_run_backward": "torch: whether a backward pass runs inside another one",
     "_execution_engine": "torch: the only way to be called at the end of a backward pass",
     "_exit": "os: ends a forked process without its parent's handlers",
     "_foreach_add": "torch: one call for many tensors, which its own optimizers use",

@@ -108,3 +108,18 @@ def test_a_counter_that_was_written_counts_on() -> None:
     them[2].fill_(7.0)
     Counters(them, CPU).count()
     assert them[2].item() == 8.0
+
+
+@pytest.mark.parametrize("count", [3, 3 * FEWEST])
+def test_steps_that_draw_by_their_numbers_are_counted_on(count: int) -> None:
+    """FP32 counts to 2**24 and stays there: every later step would draw the same bits."""
+    last = 2.0**24 - 1
+    them = [torch.tensor(last if i % 2 else 7.0) for i in range(count)]
+    found = Counters(them, CPU, draws=True)
+    found.count()
+    wanted = [2.0**23 + 1 if i % 2 else 8.0 for i in range(count)]
+    assert found.after.tolist() == wanted
+    assert [float(step) for step in them] == wanted
+    kept = [torch.tensor(last) for _ in range(count)]
+    Counters(kept, CPU).count()
+    assert [float(step) for step in kept] == [2.0**24] * count

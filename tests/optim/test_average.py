@@ -236,3 +236,16 @@ def test_dtypes_without_such_averages():
     for dtype, message in ((torch.float64, r"model\.float\(\)"), (E4M3, "collage-light")):
         with pytest.raises(ValueError, match=f"parameter 'weight': .*{message}"):
             optim.AveragedModel(Weight(torch.zeros(2, dtype=dtype)))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("cast", ["float", "half", "double"])
+def test_other_dtypes_would_lose_what_lies_beside(precision, cast):
+    model, (averaged,), _ = averaged_over(5, {"precision": precision})
+    before = averaged.full_precision_state_dict()["weight"]
+    with pytest.raises(ValueError, match="would lose what is kept beside it"):
+        getattr(nn.Sequential(averaged), cast)()
+    assert same_bits(averaged.full_precision_state_dict()["weight"], before)
+    moved = averaged.to("cpu").bfloat16()
+    assert same_bits(moved.full_precision_state_dict()["weight"], before)
+    assert model.weight.dtype == BF16

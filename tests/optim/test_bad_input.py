@@ -269,3 +269,32 @@ def test_unknown_backend(policy, monkeypatch):
     message = re.escape("SUBULP_BACKEND='bogus' is unknown: use one of")
     with unchanged(run), pytest.raises(ValueError, match=message):
         run.optimizer.step()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("shared", ["all", "a part"])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_parameters_that_share_memory_are_refused(dtype, shared, late):
+    """A call updates them at once: which comes first would depend on the number of threads."""
+    buffer = torch.ones(3000).to(dtype)
+    first, second = nn.Parameter(buffer[:2000]), nn.Parameter(torch.ones(2000).to(dtype))
+    other = nn.Parameter(torch.ones(7).to(dtype))
+    optimizer = optim.AdamW([other, first, second], lr=0.1)
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    for _ in range(3 if late else 0):
+        optimizer.step()
+    second.data = first.data if shared == "all" else buffer[1000:]
+    before = [p.detach().clone() for p in (other, first, second)]
+    with pytest.raises(ValueError, match="parameter 1 and parameter 2 share memory"):
+        optimizer.step()
+    assert all(map(torch.equal, before, [p.detach() for p in (other, first, second)]))
+    second.data = torch.ones(2000).to(dtype)
+    optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_parameter_twice_in_a_group_is_refused():
+    """torch warns, and steps it twice."""
+    with pytest.raises(ValueError, match=r"parameter 1 is in its group twice, .* leave one"):
+        optim.AdamW([weight()] * 2)

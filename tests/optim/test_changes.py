@@ -224,6 +224,104 @@ def test_a_step_before_any_backward_pass_can_be_saved(fused: bool) -> None:
         assert same_bits(p.detach(), q.detach())
 
 
+def test_a_step_without_gradients_of_a_local_variable() -> None:
+    """The garbage collector does not know the variables of functions that are running."""
+    w = nn.Parameter(torch.ones(3))
+    optimizer = optim.AdamW([w])
+    optimizer.step()
+    w.grad = torch.ones(3)
+    optimizer.step()
+    assert int(optimizer.state[w]["step"]) == 1
+
+
+def test_a_step_without_gradients_of_nobodys_parameters() -> None:
+    optimizer = optim.AdamW([nn.Parameter(torch.ones(3)) for _ in range(2)])
+    with pytest.raises(RuntimeError, match="nothing else has them"):
+        optimizer.step()
+
+
+# --------------------------------------------------------------------------- inference mode
+
+
+@pytest.mark.parametrize("what", ["load_state_dict", "the first step"])
+@pytest.mark.parametrize("precision", ["nearest", "collage-plus", "extra-bits-8"])
+def test_states_made_in_inference_mode_can_be_stepped(what: str, precision: str) -> None:
+    """As in evaluation loops that load a checkpoint; torch fails in the next step."""
+    (params, optimizer), (twins, plain) = (pair(BF16, precision=precision) for _ in range(2))
+    for t in (1, 2, 3):
+        give_gradients(params, t)
+        give_gradients(twins, t)
+        with torch.inference_mode(what == "the first step" and t == 1):
+            optimizer.step()
+        plain.step()
+        if what == "load_state_dict" and t == 1:
+            with torch.inference_mode():
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for p, q in zip(params, twins, strict=True):
+        assert same_bits(p.detach(), q.detach())
+
+
+def test_parameters_made_in_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        p = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=r"was made under torch\.inference_mode"):
+        optim.AdamW([p])
+
+
+# ------------------------------------------------------------------------------- by hand
+
+
+def test_momentum_raised_before_a_checkpoint() -> None:
+    """The next step begins it, before the checkpoint and after."""
+    w = nn.Parameter(torch.ones(3))
+    optimizer = optim.SGD([w], lr=0.125)
+    w.grad = torch.ones(3)
+    optimizer.step()
+    optimizer.param_groups[0]["momentum"] = 0.5
+    saved = copy.deepcopy(optimizer.state_dict())
+    v = nn.Parameter(w.detach().clone())
+    other = optim.SGD([v], lr=0.125)
+    other.load_state_dict(saved)
+    for p, o in ((w, optimizer), (v, other)):
+        p.grad = torch.ones(3)
+        o.step()
+    assert same_bits(w.detach(), v.detach())
+    assert same_bits(optimizer.state[w]["momentum_buffer"], other.state[v]["momentum_buffer"])
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["exp_avg"] = state["state"][0].pop("momentum_buffer")
+    with pytest.raises(ValueError, match="another optimizer saved it"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("change", ["pop", "append"])
+def test_a_list_of_groups_changed_by_hand_is_refused(change: str) -> None:
+    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = optim.AdamW([{"params": [a]}, {"params": [b]}])
+    a.grad = b.grad = torch.ones(2)
+    if change == "pop":
+        optimizer.param_groups.pop()
+    else:
+        more = {**optimizer.param_groups[0], "params": [nn.Parameter(torch.ones(2))]}
+        optimizer.param_groups.append(more)
+    with pytest.raises(RuntimeError, match="param_groups was changed by hand"):
+        optimizer.step()
+    assert a.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_what_others_put_into_states_is_refused(all_of_them: bool) -> None:
+    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = optim.AdamW([a, b])
+    a.grad = b.grad = torch.ones(2)
+    optimizer.step()
+    for p in (a, b) if all_of_them else (a,):
+        optimizer.state[p]["age"] = 3
+    before = a.detach().clone()
+    with pytest.raises(ValueError, match="has 'age', of type int"):
+        optimizer.step()
+    assert same_bits(a.detach(), before)
+
+
 # ------------------------------------------------------------------------------- arguments
 
 

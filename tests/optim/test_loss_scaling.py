@@ -128,6 +128,50 @@ def test_a_step_after_the_scalers_is_not_scaled() -> None:
     assert_same_runs(run.train(2), plain.train(3))
 
 
+@pytest.mark.parametrize("maker", [torch.optim.SGD, optim.SGD])
+def test_momentum_that_joins_under_a_scaler(maker: Callable) -> None:
+    """The buffer begins with the gradient, as torch's does, and not with zero."""
+    found = []
+    for enabled in (False, True):
+        w = nn.Parameter(torch.ones(1))
+        optimizer = maker([w], lr=0.125, dampening=0.5)
+        scaler = new_scaler(enabled=enabled)
+        for t in range(3):
+            if t == 1:
+                optimizer.param_groups[0]["momentum"] = 0.5
+            optimizer.zero_grad()
+            scaler.scale((w * (t + 1)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        found.append((w.item(), optimizer.state[w]["momentum_buffer"].item()))
+    # 2, then a half of that and of 3.
+    assert found == [(1 - 0.125 * (1 + 2 + 2.5), 2.5)] * 2
+
+
+@pytest.mark.parametrize("fault", ["an option", "a fused step"])
+def test_a_scaled_step_that_is_refused_leaves_no_scale(fault: str) -> None:
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    scaler = new_scaler()
+    handle = optim.fuse_backward(model, optimizer) if fault == "a fused step" else None
+    scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+    if handle is None:
+        optimizer.param_groups[0]["lr"] = -1.0
+    with pytest.raises((RuntimeError, ValueError)):
+        scaler.step(optimizer)
+    assert not hasattr(optimizer, "grad_scale")
+    assert not hasattr(optimizer, "found_inf")
+    if handle is not None:
+        handle.remove()
+    optimizer.param_groups[0]["lr"] = 1.0
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model.weight.zero_()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert model.weight.tolist() == [[-2.0] * 4]
+
+
 def test_a_disabled_scaler_scales_nothing() -> None:
     run, plain = (Case("adamw", "auto", FP16).fresh() for _ in range(2))
     scaler = new_scaler(enabled=False)

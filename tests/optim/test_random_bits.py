@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -119,3 +121,25 @@ def test_streams_are_places_among_all_parameters():
     alone.params[0].grad = both.params[1].grad
     alone.optimizer.step()
     assert not same_bits(alone.params[0], both.params[1])
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("precision", ["stochastic", "extra-bits-5-stochastic"])
+def test_counts_that_fp32_cannot_go_on_from(precision, many):
+    """Beyond 2**24 each step would draw the bits of the one before, and add up its roundings."""
+    params = [nn.Parameter(torch.ones(500).to(BF16)) for _ in range(20 if many else 1)]
+    opt = optim.SGD(params, lr=1e-4, precision=precision, seed=0)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    opt.step()
+    for p in params:
+        opt.state[p]["step"].fill_(2.0**24 - 2)
+    rounds = []
+    for _ in range(4):
+        for p in params:
+            p.data.fill_(1.0)
+        opt.step()
+        rounds.append(opt.wide_value(params[0]).clone())
+    assert int(opt.state[params[0]]["step"]) == 2**23 + 3
+    assert all(not same_bits(a, b) for a, b in pairwise(rounds))

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ..optim import shards
 from ..optim.base import Optimizer
+from ..optim.components import restored
+from ..optim.options import is_whole
 from ..optim.parameters import Bucket
 from ..optim.pending import Pending
 
@@ -90,6 +92,8 @@ class Watch:
         self._optimizer = optimizer
         self._every = every
         self._shadows: dict[Tensor, list[Tensor]] | None = {} if shadow else None
+        # Strides that the parameters of the shadows had.
+        self._strides: dict[Tensor, tuple[int, ...]] = {}
         self._step = 0
         self._measuring = False
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
@@ -174,10 +178,14 @@ class Watch:
         """Move the shadows on."""
         if self._shadows is not None:
             with self._aside():
+                self._follow_layout(pending.bucket)
                 self._optimizer.move_shadows(pending, self._shadows, decay=False)
 
     def begin_update(self, pending: Pending) -> None:
         """Move the shadows on, and remember the parameters and what the optimizer intends."""
+        if self._shadows is not None:
+            with self._aside():
+                self._follow_layout(pending.bucket)
         if not self._measuring:
             if self._shadows is not None:
                 with self._aside():
@@ -197,6 +205,16 @@ class Watch:
                 sums = self._sums[id(p)] = _Sums()
                 stored = self._optimizer.stored_value(bucket.group, p)
                 sums.add(theta, intended, stored - theta)
+
+    def _follow_layout(self, bucket: Bucket) -> None:
+        """Lay shadows out as their parameters, which ``model.to(memory_format=...)`` may change."""
+        assert self._shadows is not None
+        for p, part in zip(bucket.params, bucket.parts, strict=True):
+            before = self._strides.get(p, part.stride())
+            if before != part.stride() and p in self._shadows:
+                old, new = torch.empty_strided(part.shape, before, device="meta"), part.detach()
+                self._shadows[p] = [restored(m, old, new) for m in self._shadows[p]]
+            self._strides[p] = part.stride()
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -267,8 +285,10 @@ def watch(optimizer: Optimizer, every: int = 1, *, shadow: bool = True) -> Watch
             train()
         print(w.effective_descent_quality, w.lost_arithmetic)
     """
-    if every < 1:
-        raise ValueError(f"every={every} is out of range: measure every 1 or more steps")
+    if not is_whole(every) or every < 1:
+        raise ValueError(
+            f"every={every!r} is out of range: a whole number of steps, 1 or more, between measures"
+        )
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"optimizer is {type(optimizer).__name__}: only optimizers of subulp.optim know the "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..ops import look_ahead
 from ..ops.embedding import calls, embedding_pool, repeat
 from ..ops.embedding.job import Lookups, Table, TableUpdate
 from ..ops.row_protocols import RowRule
@@ -466,6 +467,8 @@ class _Rows(torch.autograd.Function):
 
 
 def _update_rows(ctx: Any, grad: Tensor) -> None:
+    if look_ahead.is_under_way():
+        return
     weights, values, offsets = ctx.saved_tensors
     ctx.module._update(values, offsets, weights, grad.contiguous())
     if ctx.late is not None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..numerics import Format
-from ..ops import backend, bf16_product
+from ..ops import backend, bf16_product, look_ahead
 from ..ops.graph_breaks import between_graphs
 from ..ops.head import (
     HeadJob,
@@ -720,6 +720,9 @@ class _TrainStep(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.later is not None:
             head, batch = ctx.later
+            if look_ahead.is_under_way():
+                _, ahead = head._visit(batch, None, gradient=True)
+                return (ahead * grad).to(ctx.dtype), None, None, None
             _, ctx.grad_x = head._step(batch, loss=False)
             ctx.later = None
         # The factor that the loss was multiplied by comes first: FP16 may need it.

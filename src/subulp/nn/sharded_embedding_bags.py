@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..ops import look_ahead
 from ..ops.embedding import calls
 from ..ops.embedding.faults import check_offsets, index_error, not_finite
 from ..ops.graph_breaks import between_graphs
@@ -529,6 +530,8 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        if look_ahead.is_under_way():
+            return (None,) * 5
         ctx.module._update_parts(ctx.exchange, ctx.sent, grad.contiguous())
         if ctx.late is not None:
             ctx.module.statistics.add_(ctx.late)

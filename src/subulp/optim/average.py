@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -228,6 +228,27 @@ class AveragedModel(nn.Module):
         dither = bits if strategy.weight == "expansion" else None
         storage.encode_parameter(strategy, wide, part, extra, bits, dither)
         torch.autograd.graph.increment_version((p,))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As of every module, for moves; an average has parts in formats that belong together.
+
+        Raises:
+            ValueError: Tensors that are averaged would have another dtype.
+        """
+        for name, p in self._averaged(self.module).items():
+            if (dtype := fn(torch.empty(0, dtype=p.dtype, device=p.device)).dtype) != p.dtype:
+                raise ValueError(
+                    f"an average of dtype {p.dtype} ({name!r}) as {dtype} would lose what is kept "
+                    "beside it: load full_precision_state_dict() into a model of that dtype, or "
+                    "make the average of one"
+                )
+        kept = dict(self.beside.named_buffers())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in kept.items():
+            after = self.beside.get_buffer(name)
+            if after.dtype != before.dtype:
+                setattr(self.beside, name, before.to(after.device))
+        return self
 
     # ------------------------------------------------------------------------------ using it
 

@@ -79,6 +79,15 @@ class Optimizer(SavedGroups):
             ValueError: A gradient is sparse or has a dtype that is no format of subulp; nothing was
                 updated.
         """
+        try:
+            return self._step(closure)
+        except BaseException:
+            # A gradient scaler takes them away after a step that succeeded; the next is another.
+            for name in ("grad_scale", "found_inf"):
+                self.__dict__.pop(name, None)
+            raise
+
+    def _step(self, closure: Callable[[], float] | None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -149,6 +158,9 @@ class Optimizer(SavedGroups):
                 return
             # All of it is checked before any of it is touched.
             pending = self._prepare(buckets)
+            if scale is not None:
+                # Prepared again with unscaled gradients, and as new as before.
+                self._forget_created()
         if scale is None:
             for bucket, ready in zip(buckets, pending, strict=True):
                 self.step_bucket(bucket, ready)
@@ -169,14 +181,20 @@ class Optimizer(SavedGroups):
                     each.check_memory()
             return pending
         except Exception:
-            for p, name in self._created:
-                del self.state[p][name]
+            self._forget_created()
             raise
+
+    def _forget_created(self) -> None:
+        """Take back the states that the step being prepared has created."""
+        for p, name in self._created:
+            del self.state[p][name]
+        self._created.clear()
 
     def _pending(self, bucket: Bucket) -> Prepared:
         device, device_counts = bucket.params[0].device, bucket.group["capturable"]
         # Observers read the whole of a job; what is of several ranks or passes is asked anew.
         special = self.observers or device_counts or bucket.sharded or bucket.folded
+        special = special or self._lie_otherwise(bucket)
         repeatable = device.type == "cpu" and not special
         if repeatable and (found := self._repeated(bucket)) is not None:
             return found
@@ -186,9 +204,10 @@ class Optimizer(SavedGroups):
             # By the step itself.
             arguments["held"] = self._graphs
         else:
-            counters = Counters(arguments["steps"], device)
+            counters = Counters(arguments["steps"], device, draws=bucket.strategy.stochastic)
             arguments["steps"] = counters.after
         job = self._make_job(**arguments)
+        parameters.check_separate(bucket)
         # Unless a tensor is laid out otherwise than it is stored.
         if repeatable and job.params is bucket.params:
             fast, slow, slow_low = self._roles
@@ -312,6 +331,7 @@ class Optimizer(SavedGroups):
         params, grads = bucket.parts, bucket.grads
         columns = _columns([self.state[p] for p in bucket.params])
         in_order = self._are_in_order(group, params, grads, columns)
+        in_order = in_order and not self._lie_otherwise(bucket)
         if not in_order:
             # Their names may still differ: a state that an option does without may be left over.
             states = [self._state_of(group, strategy, p) for p in bucket.params]
@@ -375,6 +395,10 @@ class Optimizer(SavedGroups):
         # A counter is one number, which has one layout.
         laid_out = (column for name, column in columns.items() if name != "step")
         return all(map(Tensor.is_contiguous, chain(params, grads, *laid_out)))
+
+    def _lie_otherwise(self, bucket: Bucket) -> bool:
+        """Whether packed words of a parameter may lie otherwise than all others do."""
+        return bool(self._orders) and any(p in self._orders for p in bucket.params)
 
     @property
     def skipped_steps(self) -> int:
@@ -465,6 +489,12 @@ def _columns(states: list[dict[str, Tensor]]) -> dict[str, list[Tensor]]:
         A tensor for each parameter; nothing if they have states of different names.
     """
     names = states[0].keys()
+    for name, value in chain.from_iterable(state.items() for state in states):
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"a parameter's state has {name!r}, of type {type(value).__name__}, which is not "
+                "the optimizer's: keep it elsewhere; nothing was updated"
+            )
     if any(state.keys() != names for state in states):
         return {}
     return {name: list(shards.parts([state[name] for state in states])) for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -73,7 +74,11 @@ class Known:
         self._searched = True
         params = [p for group in groups for p in group["params"] if p.requires_grad]
         own = {id(params), id(state), *(id(group["params"]) for group in groups)}
-        if params and all(id(other) in own for other in gc.get_referrers(*params)):
+        if (
+            params
+            and not _has_more_references(params, state)
+            and all(id(other) in own for other in gc.get_referrers(*params))
+        ):
             raise RuntimeError(
                 f"none of the optimizer's {len(params)} parameters has a gradient, and nothing "
                 "else has them: those of the model are others, put there by fully_shard, "
@@ -84,6 +89,26 @@ class Known:
     def found_gradients(self) -> None:
         """A step has found gradients; one that finds none may search again."""
         self._searched = False
+
+
+def _has_more_references(params: Sequence[Tensor], state: Mapping[Tensor, Any]) -> bool:
+    """Whether more refers to one of them than this list, its group's and ``state``.
+
+    The garbage collector does not tell of the local variables of functions that are running.
+    """
+    probe = torch.empty(0, device="cpu")
+    of_its_group = [probe]
+    (alone,) = _references([probe])
+    # The name of the probe is one more.
+    alone -= 1
+    del of_its_group
+    return any(
+        count > alone + (p in state) for p, count in zip(params, _references(params), strict=True)
+    )
+
+
+def _references(tensors: Sequence[Tensor]) -> list[int]:
+    return [sys.getrefcount(tensor) for tensor in tensors]
 
 
 def _kinds(group: dict[str, Any]) -> _Kinds:

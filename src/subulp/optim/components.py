@@ -38,6 +38,15 @@ def storage_view(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.permute(order)
 
 
+def restored(stored: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """A contiguous tensor in the storage order of ``before``, in that of ``after`` instead."""
+    order = sorted(range(before.dim()), key=before.stride, reverse=True)
+    if before.is_contiguous():
+        order = list(range(before.dim()))
+    whole = stored.permute([order.index(d) for d in range(before.dim())])
+    return storage_view(whole, after).contiguous()
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill one run of memory without gaps or overlaps."""
     return storage_view(tensor, tensor).is_contiguous()

@@ -33,6 +33,8 @@ class ParameterGroups(TorchOptimizer):
     observers: tuple[StepObserver, ...] = ()
     #: State tensors of the size of the parameter.
     _states: ClassVar[States]
+    #: They may be missing until a step has a use for them.
+    _states_join: ClassVar[bool] = False
     #: Weight decay is apart from the gradient.
     _decoupled: ClassVar[bool] = False
 
@@ -51,6 +53,8 @@ class ParameterGroups(TorchOptimizer):
         self._graphs = capture.Held()
         self._regions = shards.Regions()
         self._known = Known()
+        # Strides that packed words lie in, where these are not row-major.
+        self._orders: dict[Tensor, tuple[int, ...]] = {}
         super().__init__(cast(Any, params), defaults)
 
     # ------------------------------------------------------------------------------ groups
@@ -124,6 +128,12 @@ class ParameterGroups(TorchOptimizer):
                 stored; nothing was changed.
             RuntimeError: Parameters have been converted, moved or exchanged meanwhile.
         """
+        if len(self.param_groups) != len(self._stored):
+            raise RuntimeError(
+                f"the optimizer has {len(self.param_groups)} groups, and {len(self._stored)} were "
+                "added: param_groups was changed by hand; nothing was updated. Add groups with "
+                "add_param_group, and freeze what is to stay with requires_grad_(False)"
+            )
         self._known.check(self.param_groups, self.state)
         self._check_options_of_groups()
         precisions = [group["precision"] for group in self.param_groups]
@@ -204,6 +214,7 @@ class ParameterGroups(TorchOptimizer):
             torch.autograd.graph.increment_version((p,))
             self.state[p] = components.shown(p, state)
         self._stored = [group["precision"] for group in self.param_groups]
+        self._note_orders()
         self._agree_on_seed(self.param_groups)
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -226,13 +237,14 @@ class ParameterGroups(TorchOptimizer):
         self._regions = shards.Regions()
         self._seed_is_agreed = True
         self._known = Known(self.param_groups)
+        self._orders = state.get("_orders", {})
         self._stored = state.get("_stored", [group["precision"] for group in self.param_groups])
         for group in self.param_groups:
             for key in self._options():
                 group.setdefault(key, self.defaults[key])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_stored": self._stored}
+        return {**super().__getstate__(), "_stored": self._stored, "_orders": self._orders}
 
     def _options(self) -> set[str]:
         # torch.optim adds an option of its own to defaults when it restores an optimizer.
@@ -249,7 +261,12 @@ class ParameterGroups(TorchOptimizer):
         if not state or any(name not in state for name, _ in states):
             if capture.is_under_way(p.device):
                 raise capture.not_ready("a parameter has no states yet")
-            fresh = components.shown(p, new_state(strategy, shards.local(p), states))
+            if state:
+                # Before there is another state, which says nothing of how the words lie.
+                self._held(strategy, p)
+            # States outlive an evaluation's inference mode, and can be stepped after it.
+            with torch.inference_mode(False), torch.no_grad():
+                fresh = components.shown(p, new_state(strategy, shards.local(p), states))
             fresh = {n: v for n, v in fresh.items() if n not in state}
             state.update(fresh)
             self._created.extend((p, name) for name in fresh)
@@ -259,14 +276,43 @@ class ParameterGroups(TorchOptimizer):
         """What this rank holds of the state that a parameter has, in the parameter's layout."""
         state = cast("dict[str, Tensor]", self.state[p])
         if not shards.is_sharded(p):
-            follow_layout(strategy, state, p)
+            self._follow_layout(strategy, state, p, p)
             return state
         held = {name: shards.local(value) for name, value in state.items()}
         before = dict(held)
-        follow_layout(strategy, held, shards.local(p))
+        self._follow_layout(strategy, held, p, shards.local(p))
         moved = {name: value for name, value in held.items() if value is not before[name]}
         state.update(components.shown(p, moved))
         return held
+
+    def _follow_layout(
+        self, strategy: Strategy, held: dict[str, Tensor], p: Tensor, part: Tensor
+    ) -> None:
+        words = strategy.words_name
+        if words in held and held.keys() <= {words, *components.SCALAR_STATES}:
+            # No other state tells how the parameter lay when they were packed.
+            before = torch.empty(part.shape, device="meta")
+            if p in self._orders:
+                before = before.as_strided(part.shape, self._orders[p])
+            held[words] = components.repack(held[words], strategy.tail_width, before, part)
+        else:
+            follow_layout(strategy, held, part)
+        if words is not None:
+            self._note_order(p, part)
+
+    def _note_orders(self) -> None:
+        """Remember how all packed words lie, which is as their parameters do."""
+        self._orders.clear()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if self.state.get(p) and strategy_for(group["precision"], p.dtype).words_name:
+                    self._note_order(p, shards.local(p))
+
+    def _note_order(self, p: Tensor, part: Tensor) -> None:
+        if part.is_contiguous():
+            self._orders.pop(p, None)
+        else:
+            self._orders[p] = part.stride()
 
     # ------------------------------------------------------------------------------ values
 

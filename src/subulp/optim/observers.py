@@ -38,5 +38,11 @@ class FusedStep(Protocol):
     def check_scaled(self) -> None:
         """Raise RuntimeError unless it was given the gradient scaler that calls ``step()``."""
 
+    def check_saved(self) -> None:
+        """Raise RuntimeError if the states hold a part of a step."""
+
+    def loaded(self) -> None:
+        """Other states have been loaded."""
+
     def check_step(self) -> None:
         """Raise RuntimeError if ``step()`` is called where no step was taken as expected."""

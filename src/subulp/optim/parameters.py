@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -92,8 +92,15 @@ def _stream(name: str) -> int:
 
 def check_parameters(group: dict[str, Any]) -> None:
     """Raise an error unless every parameter of a group can have the group's precision."""
+    seen: set[int] = set()
     for i, p in enumerate(group["params"]):
         where = _name(group, i)
+        if id(p) in seen:
+            raise ValueError(
+                f"{where} is in its group twice, and would step twice at once: leave "
+                "one of the two out"
+            )
+        seen.add(id(p))
         part = shards.local(p)
         check_plain(where, part)
         shards.check(where, p)
@@ -101,6 +108,11 @@ def check_parameters(group: dict[str, Any]) -> None:
             raise ValueError(
                 f"{where} is complex ({p.dtype}): narrow formats are real; optimize "
                 "torch.view_as_real of it"
+            )
+        if p.is_inference():
+            raise ValueError(
+                f"{where} was made under torch.inference_mode(), where nothing notices that it "
+                "changes: make the model outside of it"
             )
         if p.layout != torch.strided:
             raise ValueError(
@@ -149,6 +161,19 @@ class Bucket:
     def nbytes(self) -> int:
         """Bytes of the gradients."""
         return sum(grad.nbytes for grad in self.grads)
+
+
+def check_separate(bucket: Bucket) -> None:
+    """Raise ValueError if parameters of a bucket, which a call updates at once, share memory."""
+    runs = ((p.data_ptr(), p.nbytes, i) for i, p in enumerate(bucket.parts))
+    for (first, nbytes, i), (second, _, j) in pairwise(sorted(run for run in runs if all(run[:2]))):
+        if first + nbytes > second:
+            names = {id(p): _name(bucket.group, k) for k, p in enumerate(bucket.group["params"])}
+            one, other = (names[id(bucket.params[k])] for k in sorted((i, j)))
+            raise ValueError(
+                f"{one} and {other} share memory, and would be updated at once; nothing was "
+                "updated. Tie modules by giving both the same Parameter, instead of its .data"
+            )
 
 
 class Buckets:

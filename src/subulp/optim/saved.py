@@ -32,6 +32,14 @@ class SavedGroups(ParameterGroups):
         """
 
         self.check_groups()
+        if self.fused is not None:
+            self.fused.check_saved()
+        for group in self.param_groups:
+            for p in group["params"]:
+                strategy = strategy_for(group["precision"], p.dtype)
+                if strategy.words_name and self.state.get(p):
+                    # The words follow the parameter's layout, in which they are unpacked.
+                    self._held(strategy, p)
 
         # Before the user's hooks, which may give the dict any form.
         def convert(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -90,6 +98,7 @@ class SavedGroups(ParameterGroups):
             self._check_all_options,
             self._states,
             self._states_of,
+            self._states_join,
             self._decoupled,
         )
 
@@ -107,6 +116,7 @@ class SavedGroups(ParameterGroups):
             final.update(state_dict)
             return state_dict
 
+        @torch.inference_mode(False)
         @torch.no_grad()
         def restore(_: torch.optim.Optimizer) -> None:
             restore_components(self.param_groups, self.state, final)
@@ -114,6 +124,9 @@ class SavedGroups(ParameterGroups):
                 shards.local(p).detach().copy_(value)
             torch.autograd.graph.increment_version([p for p, _ in values])
             self._stored = [group["precision"] for group in self.param_groups]
+            self._note_orders()
+            if self.fused is not None:
+                self.fused.loaded()
 
         # The check comes after the user's pre-hooks, which may change the dict; the components are
         # restored before the user's post-hooks.

@@ -53,6 +53,7 @@ class SGD(Optimizer):
     """
 
     _states = (("momentum_buffer", "slow"),)
+    _states_join = True
     _op = "sgd"
     _make_job = staticmethod(op.make_job)
     _roles = (None, "momentum_buffer", "momentum_buffer_low")

@@ -37,6 +37,7 @@ class Expected:
         check: Raises ValueError if an option of a group is out of range.
         states: All states of a parameter's size that the optimizer may keep.
         states_of: Those that it keeps under the options of a group.
+        states_join: They may all join later, as SGD's momentum does.
         decoupled: Weight decay is apart from the gradient.
     """
 
@@ -45,6 +46,7 @@ class Expected:
     check: Callable[[dict[str, Any]], None]
     states: States
     states_of: Callable[[dict[str, Any]], States]
+    states_join: bool
     decoupled: bool
 
 
@@ -160,8 +162,10 @@ def _check_components(
     fake = torch.empty(p.shape, dtype=p.dtype, device="meta")
     needed = new_state(strategy, fake, expected.states_of(group))
     possible = new_state(strategy, fake, expected.states)
-    # There may be more than needed: a scheduler may have lowered SGD's momentum to zero.
-    if not set(needed) <= set(saved) <= set(possible):
+    # There may be more than needed: a scheduler may have lowered SGD's momentum to zero. Or none of
+    # them: one may have raised it since the last step.
+    none = set(new_state(strategy, fake, ())) if expected.states_join else set(needed)
+    if not (set(needed) <= set(saved) <= set(possible) or set(saved) == none):
         raise ValueError(
             f"state_dict keeps {sorted(saved)} for a parameter of shape {tuple(p.shape)}, "
             f"{expected.optimizer} keeps {sorted(needed)}: another optimizer saved it"

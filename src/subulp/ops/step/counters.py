@@ -18,6 +18,9 @@ from ..kinds import Remembered
 FEWEST = 16
 """Counters that C++ counts: fewer are as fast in PyTorch."""
 
+LAST = 2.0**24 - 1
+"""The last count after which FP32 counts on to another number that it counts on from."""
+
 # Not of a default device.
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")
 _SIZE = 4
@@ -32,6 +35,8 @@ class Counters:
     Args:
         steps: Floating-point tensors () on the CPU.
         device: Of the parameters.
+        draws: The steps draw random bits, by their numbers: after 2**24 - 1, where FP32 would soon
+            stop, they are counted on from 2**23 (default: ``False``).
 
     Attributes:
         after: (n,), what they count once the step is taken.
@@ -40,8 +45,18 @@ class Counters:
         ValueError: One is no such tensor, or has no memory.
     """
 
-    def __init__(self, steps: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(
+        self, steps: Sequence[Tensor], device: torch.device, *, draws: bool = False
+    ) -> None:
         self._steps = steps
+        self._read(device)
+        if draws and self.after.numpy().max() > LAST:
+            for step in steps:
+                step.masked_fill_(step >= LAST, 2.0**23)
+            self._read(device)
+
+    def _read(self, device: torch.device) -> None:
+        steps = self._steps
         self._addresses: array[int] | None = None
         many = len(steps) >= FEWEST
         if many and backend.choose(device).backend == "cpu" and are_counters(steps):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ...numerics.ieee import as_fp32
 from .. import backend, native, pointers
 from ..kinds import Remembered
 from . import cpu
-from .counters import are_counters
+from .counters import LAST, are_counters
 from .counts import Numbers
 from .job import OWN, StepJob, row
 
@@ -46,6 +46,7 @@ class _Known:
         sizes: Bytes of each tensor.
         numels: Elements of each parameter.
         own: What each parameter's record of scalars ends with.
+        separate: Addresses of parameters that are known to share no memory.
     """
 
     options: object
@@ -55,6 +56,7 @@ class _Known:
     sizes: list[int]
     numels: list[int]
     own: list[bytes]
+    separate: list[int]
 
 
 _known: Remembered[_Known] = Remembered()
@@ -139,6 +141,7 @@ def remember(
         [tensor.nbytes for tensor in tensors],
         [p.numel() for p in job.params],
         [record.tobytes()[OWN:] for record in job.scalars],
+        [],
     )
     _known.put((key, op, *columns), tensors, known)
 
@@ -173,6 +176,10 @@ def repeated(
         # Prepared anew, it is refused by its name.
         return None
     library, count = native.library(), len(params)
+    if (own := addresses[:count]) != known.separate:
+        if _share_memory(own, known.sizes):
+            return None
+        known.separate = own
     table = array("Q", known.numels)
     table.extend(addresses)
     first, stride = table.buffer_info()[0], table.itemsize * count
@@ -185,10 +192,17 @@ def repeated(
 
     before = array("f", bytes(4 * count))
     library.subulp_gather(count, counters_at, before.buffer_info()[0])
+    if max(before) >= LAST:
+        return None
     scalars = _scalars(before, known.own, known.numbers(lr))
     step.scalars = scalars.buffer_info()[0]
     step.threads, step.isa = torch.get_num_threads(), native.isa()
     return Repeated(f"subulp_{op}", step, (table, scalars), params, columns["step"], counters_at)
+
+
+def _share_memory(addresses: list[int], sizes: list[int]) -> bool:
+    runs = sorted(zip(addresses, sizes, strict=False))
+    return any(first + nbytes > second for (first, nbytes), (second, _) in pairwise(runs))
 
 
 def _scalars(before: array[float], own: list[bytes], numbers: Numbers) -> array[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Clipping:
         norm_type: Order p of the norm.
 
     Raises:
-        ValueError: A limit is not positive, or more than one is set.
+        ValueError: A limit is no positive number, more than one is set, or the order is no number.
     """
 
     max_norm: float | None = None
@@ -38,11 +39,17 @@ class Clipping:
         }
         chosen = {name: limit for name, limit in limits.items() if limit is not None}
         for name, limit in chosen.items():
-            if not limit > 0:
-                raise ValueError(f"{name}={limit} is out of range: use a positive number or None")
+            if not (_is_number(limit) and limit > 0):
+                raise ValueError(f"{name}={limit!r} is out of range: use a positive number or None")
         if len(chosen) > 1:
             described = " and ".join(f"{name}={limit}" for name, limit in chosen.items())
             raise ValueError(f"{described} are both set: clip one way")
+        # "inf" is a name of torch's for one.
+        if not (str(self.norm_type) == "inf" or _is_number(self.norm_type)):
+            raise ValueError(
+                f"norm_type={self.norm_type!r} is out of range: use a number, the order of a norm"
+            )
+        object.__setattr__(self, "norm_type", float(self.norm_type))
 
     @property
     def active(self) -> bool:
@@ -70,6 +77,13 @@ class Clipping:
         """The joint norm of gradients with these norms, and the factor that clips them."""
         total = shards.joint_norm(norms, self.norm_type)
         return total, torch.clamp(limit / (total + 1e-6), max=1.0)
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number, NumPy's and a tensor of one too, and not NaN."""
+    if isinstance(value, bool) or not isinstance(value, (Real, Tensor)):
+        return False
+    return float(value) == float(value)
 
 
 def scaled(grad: Tensor, coefficient: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from .. import shards
 from ..adam import Adam
 from ..base import Optimizer
 from ..loss_scaling import ScalerLink
-from ..parameters import Buckets, places
-from . import fsdp
+from ..options import is_whole
+from ..parameters import Buckets, Place, places
+from . import fsdp, outside
 from .accumulation import Accumulator, BufferAccumulator, BufferFormat
 from .clipping import Clipping
 from .handle import FusedBackward
@@ -93,7 +94,7 @@ def fuse_backward(
             "reduce= is not available for parameters that are DTensors: their gradients arrive "
             "reduced (by fully_shard or parallelize_module); leave it out"
         )
-    if isinstance(keep_bytes, bool) or not isinstance(keep_bytes, int) or keep_bytes < 0:
+    if not is_whole(keep_bytes) or keep_bytes < 0:
         raise ValueError(f"keep_bytes={keep_bytes!r} is out of range: a whole number of bytes")
     if keep_bytes and fsdp.is_in(model):
         raise ValueError(
@@ -102,6 +103,10 @@ def fuse_backward(
         )
     clipping = Clipping(max_norm, clip_parameter_norm, clip_value, norm_type)
     accumulator = _accumulator(optimizer, accumulate, accumulate_in)
+    if reduce is not None and not callable(reduce):
+        raise ValueError(
+            f"reduce is {type(reduce).__name__}: pass a function of one gradient, or None"
+        )
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise ValueError(f"scaler is {type(scaler).__name__}: pass a torch.amp.GradScaler or None")
     if isinstance(accumulator, MomentAccumulator):
@@ -146,6 +151,12 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
                     "would never step, for optimizer.step() does nothing while fused. Give it an "
                     "optimizer of its own, or pass a module that holds all of them"
                 )
+            if outside.is_owned(p):
+                raise ValueError(
+                    f"parameter {i} of group {g} (shape {tuple(p.shape)}) steps in the backward "
+                    "pass already, by another optimizer's handle, which would take its gradient: "
+                    "remove that one first"
+                )
             if p.grad is not None:
                 raise ValueError(
                     f"a parameter of shape {tuple(p.shape)} has a gradient, to which the next "
@@ -155,8 +166,10 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _accumulator(optimizer: Optimizer, passes: int, form: AccumulateIn) -> Accumulator:
-    if passes < 1:
-        raise ValueError(f"accumulate={passes} is out of range: use 1 or more backward passes")
+    if not is_whole(passes) or passes < 1:
+        raise ValueError(
+            f"accumulate={passes!r} is out of range: a whole number of backward passes, 1 or more"
+        )
     if form not in (*get_args(BufferFormat), "adam-moments"):
         raise ValueError(
             f"accumulate_in={form!r} is unknown: use 'param', 'fp32', 'expansion' or 'adam-moments'"
@@ -177,10 +190,16 @@ def _accumulator(optimizer: Optimizer, passes: int, form: AccumulateIn) -> Accum
 
 
 def _folding(optimizer: Adam) -> Fold:
-    place_of = places(optimizer.param_groups)
+    place_of: dict[int, Place] = {}
 
     def fold(p: Tensor, grad: Tensor, folded: bool, number: int) -> None:
-        buckets, place = Buckets(), place_of[id(p)]
+        place = place_of.get(id(p))
+        groups = optimizer.param_groups
+        if place is None or groups[place.group]["params"][place.index] is not p:
+            # Also if groups have been put in another order.
+            place_of.update(places(groups))
+            place = place_of[id(p)]
+        buckets = Buckets()
         buckets.add(optimizer.param_groups[place.group], place, p, grad, folded=folded)
         optimizer.fold(buckets.pop_largest(), number)
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointFunction
+from torch.autograd import graph
 from torch.utils.hooks import RemovableHandle
 
+from ...ops.look_ahead import looking_ahead
 from .. import loss_scaling, shards
 from ..base import Optimizer
 from ..loss_scaling import ScalerLink
@@ -24,8 +26,8 @@ from ..parameters import Buckets, nonfinite_elsewhere, nonfinite_error, places
 from . import fsdp, outside
 from .accumulation import Accumulator
 from .clipping import Clipping, scaled
-from .kept import KeptGradients, is_reentrant, leaves_of
-from .look_ahead import LookAhead
+from .kept import KeptGradients, leaves_of, may_nest
+from .look_ahead import LookAhead, statistics_kept
 from .reduction import Reduction
 
 # Small gradients wait to be stepped together: in the middle of a backward pass a call takes a third
@@ -70,14 +72,15 @@ class FusedBackward:
         self._kept = KeptGradients(keep_bytes)
         self._inside = False
         self._pauses = 0
-        # The user's own backward pass, if one is running: autograd's number for it.
-        self._task: int | None = None
+        # What autograd calls at the end of the user's own backward pass, if one is running.
+        self._at_end: ReferenceType[Callable[[], None]] | None = None
         self._completed: set[int] = set()
         # Parameters that a pass of an accumulation was done with before it failed: each takes one
         # gradient of a pass, also where the pass is run again.
         self._done: set[int] = set()
         self._waiting = Buckets()
         self._places = places(optimizer.param_groups)
+        self._listed = [id(p) for g in optimizer.param_groups for p in g["params"]]
         ours = {id(p) for p in model.parameters()}
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
         stepped = {id(p) for p in self._params}
@@ -240,16 +243,26 @@ class FusedBackward:
                 "stepped with scaled gradients. Pass scaler= to fuse_backward"
             )
 
+    def check_saved(self) -> None:
+        """Raise RuntimeError if the moments hold a part of a step, which nobody could complete."""
+        if self._accumulator.done and not self._accumulator.revocable:
+            raise RuntimeError(
+                f"state_dict() after {self._accumulator.done} of "
+                f"accumulate={self._accumulator.passes} backward passes, whose gradients are in "
+                "the moments already: save after a step, or accumulate in 'param', 'fp32' or "
+                "'expansion'"
+            )
+
+    def loaded(self) -> None:
+        """The optimizer has loaded moments, which hold no part of a step."""
+        if not self._accumulator.revocable:
+            self._accumulator.reset()
+            self._done.clear()
+
     def check_step(self) -> None:
         """Raise RuntimeError unless the passes since the last ``step()`` took one step, or none."""
         self._check_model()
-        for p in self._params:
-            if p.grad is not None:
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(p.shape)} has a gradient that no fused step has "
-                    "taken: it was given by hand, or the parameter was changed by model.to() "
-                    "since. Remove the handle, and fuse again"
-                )
+        self._check_untaken()
         done, promised = self._accumulator.done, self._accumulator.passes
         if done:
             raise RuntimeError(
@@ -265,6 +278,17 @@ class FusedBackward:
                 f"one every accumulate={promised}: pass accumulate={passes} to fuse_backward, or "
                 "leave optimizer.step() out"
             )
+
+    def _check_untaken(self) -> None:
+        """Raise RuntimeError if a parameter has a gradient, to which a pass would add its own."""
+        for p in self._params:
+            if p.grad is not None:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(p.shape)} has a gradient that no fused step has "
+                    "taken: it was given by hand, or left by a pass that failed in somebody's "
+                    "hook, and has to be set to None; or the parameter was changed by model.to() "
+                    "since. Then remove the handle, and fuse again"
+                )
 
     # ------------------------------------------------------------------------------- outside
 
@@ -344,19 +368,42 @@ class FusedBackward:
                 "handle.backward() while the handle is paused: leave the block first"
             )
         self._check_reduced()
+        if self._inside and self._failed():
+            self._abandon()
+            self._drop_gradients()
+        self._check_untaken()
         self._begin(None)
         try:
             if self._ahead is None:
                 self._kept.backward(*roots, retain_graph=retain_graph)
             else:
-                self._run_ahead(roots)
+                with looking_ahead(), statistics_kept(self._model):
+                    self._run_ahead(roots)
             self._check_reduced()
             self._end()
         except BaseException:
             self._abandon()
+            self._drop_gradients()
             raise
         finally:
             self._inside = False
+
+    def _follow_groups(self) -> None:
+        """Take note of groups that were put in another order.
+
+        Raises:
+            RuntimeError: Parameters were added or taken away.
+        """
+        now = [p for group in self._optimizer.param_groups for p in group["params"]]
+        if list(map(id, now)) == self._listed:
+            return
+        if sorted(map(id, now)) != sorted(self._listed):
+            raise RuntimeError(
+                "parameters were added to the optimizer's groups, or taken away, while its step is "
+                "fused: remove the handle first, and fuse again"
+            )
+        self._listed = list(map(id, now))
+        self._places = places(self._optimizer.param_groups)
 
     def _check_reduced(self) -> None:
         """Raise RuntimeError if FSDP2 holds gradients back that a pass must see."""
@@ -375,7 +422,7 @@ class FusedBackward:
         """The first of two passes. Other leaves have their gradients from the second one alone."""
         losses, _ = roots
         # What FSDP2 shards are not the leaves of the graph.
-        if not (self._sharded_by_fsdp or is_reentrant(losses)):
+        if not (self._sharded_by_fsdp or may_nest(losses)):
             if inputs := [p for p in self._params if p.requires_grad]:
                 torch.autograd.backward(*roots, retain_graph=True, inputs=inputs)
             return
@@ -397,14 +444,18 @@ class FusedBackward:
             self._done |= self._completed
         self._inside = False
 
+    def _drop_gradients(self) -> None:
+        """Free gradients of a pass that failed before it came to take them."""
+        for p in self._params:
+            p.grad = None
+
     def _failed(self) -> bool:
         """Whether the pass that seems to be running is one of the user's that has failed.
 
-        Nobody tells when a plain ``loss.backward()`` raises; but a later one has another number. So
-        has the pass inside a pass of reentrant checkpointing.
+        Nobody tells when a plain ``loss.backward()`` raises; but autograd then lets go of what it
+        was to call at the end.
         """
-        running = torch._C._current_graph_task_id()
-        return self._task not in (None, running) and not _inside_reentrant_checkpoint()
+        return self._at_end is not None and self._at_end() is None
 
     def _enter_plain_backward(self) -> None:
         """Called at the first gradient of a ``loss.backward()`` that the user called."""
@@ -414,11 +465,11 @@ class FusedBackward:
                 "this optimizer must see all gradients before the first step (max_norm, scaler, or "
                 "nonfinite='raise' or 'skip'): call handle.backward(loss), not loss.backward()"
             )
-        if _inside_reentrant_checkpoint():
+        if _is_nested():
             raise RuntimeError(
-                "reentrant checkpointing runs backward passes inside the backward pass, whose end "
-                "cannot be seen from here: call handle.backward(loss), or use checkpoint(..., "
-                "use_reentrant=False)"
+                "a backward pass inside the backward pass, as reentrant checkpointing and other "
+                "functions of their own run one, whose end cannot be seen from here: call "
+                "handle.backward(loss), or use checkpoint(..., use_reentrant=False)"
             )
         if self._sharded_by_fsdp and self._accumulator.passes > 1:
             raise RuntimeError(
@@ -426,7 +477,6 @@ class FusedBackward:
                 "that reduce no gradients too, not loss.backward(); or accumulate with "
                 "set_requires_gradient_sync(False) and without accumulate="
             )
-        self._begin(torch._C._current_graph_task_id())
 
         def finish() -> None:
             try:
@@ -437,12 +487,14 @@ class FusedBackward:
             self._inside = False
 
         torch.autograd.Variable._execution_engine.queue_callback(finish)
+        self._begin(ref(finish))
 
-    def _begin(self, task: int | None) -> None:
+    def _begin(self, finish: ReferenceType[Callable[[], None]] | None) -> None:
         self._optimizer.check_groups()
+        self._follow_groups()
         self._check_policies()
         self._completed.clear()
-        self._inside, self._task = True, task
+        self._inside, self._at_end = True, finish
         if not self._accumulator.last:
             return
         if self._reduction is not None:
@@ -454,9 +506,16 @@ class FusedBackward:
 
     def _complete(self, p: Tensor) -> None:
         """Called by autograd when a parameter's gradient of this pass is complete."""
+        try:
+            self._take_gradient(p)
+        except BaseException:
+            # The next pass would add its own to it.
+            p.grad = None
+            raise
+
+    def _take_gradient(self, p: Tensor) -> None:
         # Autograd runs hooks with gradients enabled only under create_graph.
         if torch.is_grad_enabled():
-            p.grad = None
             raise RuntimeError(
                 "backward(create_graph=True) while the step is fused: the weights change during "
                 "the pass, so it cannot be differentiated again; remove the handle for this"
@@ -615,10 +674,10 @@ def _hook(p: Tensor, call: Callable[[Tensor], None]) -> RemovableHandle:
     return handle
 
 
-def _inside_reentrant_checkpoint() -> bool:
-    frame = sys._getframe()
+def _is_nested() -> bool:
+    """Whether the backward pass that is running was called by a function of another one's."""
+    frame, passes, begins = sys._getframe(), 0, graph._engine_run_backward.__code__
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code is CheckpointFunction.backward.__code__:
-            return True
-    return False
+        passes += frame.f_code is begins
+    return passes > 1

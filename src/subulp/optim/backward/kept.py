@@ -79,6 +79,19 @@ def is_reentrant(losses: Sequence[Tensor]) -> bool:
     return any(_function(node) is CheckpointFunction for node in _postorder(_roots(losses)))
 
 
+def may_nest(losses: Sequence[Tensor]) -> bool:
+    """Whether a function of the graph may run a backward pass of its own, which knows no inputs.
+
+    A reentrant checkpoint does, and any other function in Python may, but for torch's own and ours.
+    """
+    ours = ("torch", __name__.partition(".")[0])
+    functions = {_function(node) for node in _postorder(_roots(losses))} - {None}
+    return any(
+        function is CheckpointFunction or function.__module__.partition(".")[0] not in ours
+        for function in functions
+    )
+
+
 def leaves_of(losses: Sequence[Tensor]) -> list[Tensor]:
     """The leaves of the graph."""
     found = (getattr(node, "variable", None) for node in _postorder(_roots(losses)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...ops.all_finite import are_finite
 from .. import loss_scaling, shards
@@ -60,3 +61,24 @@ class LookAhead:
         if not norms or self._clipping.max_norm is None:
             return None
         return self._clipping.coefficient(norms, self._clipping.max_norm)
+
+
+@contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """A block after which modules of batch statistics have theirs of before.
+
+    Where ``torch.utils.checkpoint`` computes activations again, they count the batch once more in
+    every backward pass; it is to be once, as without a pass that looks ahead.
+    """
+    kept = [
+        (buffer, buffer.detach().clone())
+        for module in model.modules()
+        if module.training and isinstance(getattr(module, "running_mean", None), Tensor)
+        for buffer in module.buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for buffer, before in kept:
+            # Without a new version: the pass that steps needs none of their values.
+            buffer.data.copy_(before)

@@ -69,6 +69,11 @@ def leave(owner: Owner) -> None:
             setattr(place, name, original)
 
 
+def is_owned(p: Tensor) -> bool:
+    """Whether an owner steps a parameter."""
+    return _owner_of([p]) is not None
+
+
 def _guards() -> dict[tuple[object, str], Callable[..., Any]]:
     norm = _guarded_norm(clip_grad.clip_grad_norm_)
     value = _guarded_value(clip_grad.clip_grad_value_)
