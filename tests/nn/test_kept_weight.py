@@ -78,14 +78,14 @@ def test_training_keeps_nothing(encoded):
     layer, x = layer_and_input()
     with torch.no_grad():
         layer(x)
-    assert layer.kept._found is not None
+    assert layer.kept._kept is not None
     layer(x).sum().backward()
-    assert layer.kept._found is None
+    assert layer.kept._kept is None
     optim.SGD(layer.parameters(), lr=0.1).step()
     layer.train()
     with torch.no_grad():
         layer(x)
-    assert layer.kept._found is None
+    assert layer.kept._kept is None
     assert len(encoded) == 1
 
 
@@ -94,7 +94,7 @@ def test_copies_begin_anew():
     layer, x = layer_and_input()
     expected = layer(x)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert other.kept._found is None
+        assert other.kept._kept is None
         assert torch.equal(other(x), expected)
     assert "kept" not in "".join(layer.state_dict())
 
@@ -135,7 +135,7 @@ def test_compiled_layers_keep_theirs_too(encoded):
     assert len(encoded) == 2
     with torch.enable_grad():
         whole(x).sum().backward()
-    assert layer.kept._found is None
+    assert layer.kept._kept is None
     assert len(encoded) == 2
 
 

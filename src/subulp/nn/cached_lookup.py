@@ -8,13 +8,14 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..ops import look_ahead
 from ..ops.embedding import calls, embedding_pool, repeat
 from ..ops.embedding.job import Lookups, Table, TableUpdate
+from ..ops.graph_breaks import between_graphs
 from ..ops.row_protocols import RowRule
 from .cached_table import CachedTable, CacheMemory, EmbeddingTable
+from .derivatives import check_no_tangent, is_tracing, once_differentiable
 from .fixed_dtypes import FixedDtypes
 from .module_state import check_state, new_state, read_state
 from .row_parameter import RowParameter
@@ -110,6 +111,11 @@ class CachedLookup(FixedDtypes):
         """Sums of bags ``(batch, sum of dims)``, whose backward pass updates the rows."""
         if torch.compiler.is_exporting():
             return self._exported(values, offsets, weights)
+        if is_tracing():
+            raise RuntimeError(
+                f"torch.jit.trace of a {type(self).__name__}: its kernels leave no trace, and the "
+                "program would return what memory holds; use torch.export"
+            )
         grads = torch.is_grad_enabled()
         frozen = all(table.codes.frozen for table in self._tables())
         update = self.training and grads and not frozen
@@ -361,10 +367,11 @@ def check_weights(weights: Tensor | None, values: Tensor, mode: str | None) -> N
         )
     if weights.dtype != torch.float32:
         raise ValueError(f"per_sample_weights have dtype {weights.dtype}: expected FP32")
+    check_no_tangent("per_sample_weights", weights)
 
 
 # Row numbers have no gradient; with this argument the result of a lookup requires one.
-@cache
+# A new one each time: made inside of a transform of torch.func, it would be of that alone.
 def anchor(device: torch.device) -> Tensor:
     """An empty tensor that requires a gradient."""
     return torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
@@ -466,6 +473,8 @@ class _Rows(torch.autograd.Function):
         return (None,) * 7
 
 
+# Also of the graph of a compiled backward pass.
+@between_graphs
 def _update_rows(ctx: Any, grad: Tensor) -> None:
     if look_ahead.is_under_way():
         return

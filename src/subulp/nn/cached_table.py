@@ -223,6 +223,7 @@ class CachedTable(FixedDtypes):
 
     def as_op(self) -> Table:
         """The table in the form that :mod:`subulp.ops.embedding` takes."""
+        self._rows.check_dtype()
         codes, cache, tags = self.stored()
         return Table(
             codes=memory_of(codes),
@@ -429,6 +430,12 @@ class CachedTable(FixedDtypes):
         tags = state_dict.get(f"{prefix}tags")
         if not found and isinstance(tags, Tensor) and tags.shape == self.tags.shape:
             found += self._wrong_tags(f"{prefix}tags", tags)
+        for name in ("counts", "stamps"):
+            saved = state_dict.get(prefix + name)
+            if not isinstance(saved, Tensor) or saved.is_meta or found:
+                continue
+            if bool((saved < 0).any()):
+                found.append(f"{prefix}{name} has a negative entry: the state is damaged")
         return found
 
     def refuse(self) -> None:
@@ -458,6 +465,10 @@ class CachedTable(FixedDtypes):
             self.table.refuse()
             return
         super()._load_from_state_dict(state_dict, prefix, *others)
+        for name, kept in self._buffers.items():
+            if kept is not None and not kept.is_contiguous():
+                # load_state_dict(assign=True) has brought a view.
+                setattr(self, name, kept.contiguous())
         if self.floors is not None:
             # Zero is a lower bound whatever rows are cached.
             self.floors = torch.zeros_like(self.floors, device=self.tags.device)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .derivatives import once_differentiable
 from .narrow import (
     ACTIVATION_DTYPES,
     NATIVE_ON_GPU,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .derivatives import once_differentiable
 from .dtensors import embedding_of_shards, is_dtensor
 from .narrow import gradient_dtype
 
@@ -56,6 +56,31 @@ class Embedding(torch.nn.Embedding):
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
         super().__init__(num_embeddings, embedding_dim)
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> Self:  # type: ignore[override]
+        """A module with this table, of its dtype.
+
+        Args:
+            embeddings: ``(num_embeddings, embedding_dim)``.
+            freeze: Leave it as it is (default: ``True``).
+            **options: Those of ``torch.nn.Embedding.from_pretrained``; none is available here.
+
+        Raises:
+            ValueError: ``embeddings`` is no matrix.
+            TypeError: An option is given.
+        """
+        if options:
+            raise TypeError(
+                f"{cls.__name__} has no option {next(iter(options))!r}: a narrow table is looked "
+                "up as it is; use torch.nn.Embedding for it"
+            )
+        if embeddings.dim() != 2:
+            raise ValueError(f"embeddings have shape {tuple(embeddings.shape)}: expected a matrix")
+        made = cls(0, embeddings.shape[1])
+        made.num_embeddings = embeddings.shape[0]
+        made.weight = torch.nn.Parameter(embeddings, requires_grad=not freeze)
+        return made
 
     def forward(self, input: Tensor) -> Tensor:
         """Row numbers of any shape to FP32 rows, in one more dimension."""

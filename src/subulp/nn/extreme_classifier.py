@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..numerics import Format
 from ..ops import backend, bf16_product, look_ahead
@@ -33,6 +32,7 @@ from ..ops.head import (
 from ..ops.head.faults import check_finite, check_range
 from ..ops.pointers import check_plain
 from ..ops.row_protocols import RowRule
+from .derivatives import check_no_tangent, is_tracing, once_differentiable
 from .fixed_dtypes import FixedDtypes
 from .head_batch import HeadBatch, dtype_number, gathered, merged, new_batch, weights_of, wide
 from .head_logits import logits_of
@@ -46,6 +46,7 @@ from .head_options import (
 )
 from .label_order import check_counts, checksum, frequent_first, wrong_order
 from .module_state import KEY, check_state, new_state, read_state
+from .narrow import without_autocast
 from .ranks import Ranks, Told
 from .row_table import RowTable, Storage
 from .seeds import seed_of
@@ -54,6 +55,9 @@ from .training import check_one_process, inside_backward
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class ExtremeClassifier(FixedDtypes):
@@ -327,7 +331,7 @@ class ExtremeClassifier(FixedDtypes):
         def find_out() -> Told[tuple[Tensor, Tensor]]:
             pairs = self._targets(x, label_rows, label_cols)
             if not late:
-                check_finite(x)
+                check_finite(wide(x))
             if flags["trains"]:
                 self._check_trainable()
             if self.ranks is None:
@@ -399,7 +403,7 @@ class ExtremeClassifier(FixedDtypes):
             ("label_rows", rows, x.shape[0]),
             ("label_cols", cols, self.num_labels),
         ):
-            if index.is_floating_point() or index.dtype == torch.bool:
+            if index.dtype not in _INTEGERS:
                 raise ValueError(f"{name} have dtype {index.dtype}: expected integers")
             if not self._checks_late or index.device.type == "cpu":
                 check_range(name, index, count)
@@ -415,6 +419,8 @@ class ExtremeClassifier(FixedDtypes):
     def _check_place(self, x: Tensor) -> None:
         """Raise unless embeddings are where the rows are, and both are there at all."""
         check_plain("embeddings", x)
+        check_no_tangent("embeddings", x)
+        self.table.check_dtype()
         device = self.table.codes.device
         if device.type == "meta":
             raise ValueError(
@@ -547,6 +553,12 @@ class ExtremeClassifier(FixedDtypes):
             )
             return found
 
+        if is_tracing():
+            raise RuntimeError(
+                "torch.jit.trace of an ExtremeClassifier: its kernels leave no trace, and the "
+                "program would return what memory holds; use torch.export"
+            )
+
         def find_out() -> Told[None]:
             self._check_k(k)
             self._check_place(embeddings)
@@ -566,7 +578,8 @@ class ExtremeClassifier(FixedDtypes):
         best = TopK(x.shape[0], k, x.device)
         logits = logits_of(self.table, self.chosen_products, x)
         for own, before, after in self.table.slices_of_whole():
-            scores = logits(own, before, after)
+            with without_autocast(x):
+                scores = logits(own, before, after)
             labels = self._labels(own.first, own.first + own.count)
             if own.first < self.table.precise_rows < own.first + own.count:
                 # They ascend among the precise rows and among the others, not across the border.
@@ -621,7 +634,12 @@ class ExtremeClassifier(FixedDtypes):
 
         Raises:
             IndexError: A label does not exist.
+            ValueError: Labels are not integers.
         """
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"labels have dtype {labels.dtype}: expected integers")
+        # Bytes would be taken for a mask.
+        labels = labels.to(torch.int64)
         if self.ranks is None:
             self.table.check_rows(labels)
             return self.table.gather(self._rows(labels))

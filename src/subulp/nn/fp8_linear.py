@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..ops.fp8_product import product, quantised
+from .derivatives import once_differentiable
 from .narrow import gradient_dtype, without_autocast
 
 E4M3 = torch.float8_e4m3fn

@@ -27,8 +27,7 @@ class KeptWeight:
     """
 
     def __init__(self) -> None:
-        self._key: tuple[object, ...] | None = None
-        self._found: tuple[Operand, Summary] | None = None
+        self._kept: tuple[tuple[object, ...], tuple[Operand, Summary]] | None = None
         self._there: dict[str, tuple[tuple[object, ...], KeptEncoding]] = {}
         self._latest: Operand | None = None
 
@@ -51,10 +50,12 @@ class KeptWeight:
         if number is None:
             return encode(weight, None)
         key = (mor, *number)
-        if self._found is None or key != self._key:
+        # In one piece: threads may be here at once, of which one clears what another has found.
+        kept = self._kept
+        if kept is None or kept[0] != key:
             self.clear()
-            self._found, self._key = encode(weight, None), key
-        return self._found
+            kept = self._kept = key, encode(weight, None)
+        return kept[1]
 
     def is_latest(self, operand: Operand) -> bool:
         """Whether nothing was encoded since, which Triton's kernels would have written over it."""
@@ -62,7 +63,7 @@ class KeptWeight:
 
     def clear(self) -> None:
         """Keep nothing."""
-        self._key = self._found = self._latest = None
+        self._kept = self._latest = None
         self._there.clear()
 
     def _encoding(self, weight: Tensor, mor: MoR, role: str) -> KeptEncoding | None:

@@ -15,12 +15,12 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..ops import bf16_product
 from ..ops.bf16_product import bf16_mm
 from ..ops.pointers import is_plain_type
 from ..ops.rows import decode
+from .derivatives import once_differentiable
 from .dtensors import is_dtensor, linear_of_shards
 from .fp8_linear import fp8_linear
 from .narrow import (

@@ -152,6 +152,12 @@ def convert_from_mor(model: torch.nn.Module, *, filter: Filter | None = None) ->
     }
     if not found:
         raise ValueError(f"{type(model).__name__} has no converted layer to change back")
+    for name, module in found.items():
+        if torch.nn.utils.parametrize.is_parametrized(module):
+            raise ValueError(
+                f"the weight of {name!r} is computed by a parametrization: remove it "
+                "(torch.nn.utils.parametrize.remove_parametrizations) before; nothing was changed"
+            )
     for module in found.values():
         _restore(module)
     _allow_fused_inference(model)

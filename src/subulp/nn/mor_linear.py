@@ -15,13 +15,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..numerics.mixture import Mixture, Summary, summarise, wide_format_of
 from ..ops.graph_breaks import between_graphs
 from ..ops.mixture import KeptEncoding
 from ..ops.mixture.operand import Operand
 from ..ops.mixture.product import product
+from .derivatives import check_no_tangent, once_differentiable
 from .kept_weight import KeptWeight, keeps_in_training
 from .linear import Linear, check_linear, narrow_linear
 from .mor import MoR
@@ -98,6 +98,7 @@ def eager_linear(
         return narrow_linear(x, weight, bias)
     x, weight = autocast_operands(x, weight)
     if not torch.is_grad_enabled():
+        check_no_tangent("x", x)
         return forward_product(x, weight, bias, mor, note, save=False, kept=kept)[0]
     y: Tensor = _MoRLinear.apply(x, weight, bias, mor, note, kept)  # type: ignore[no-untyped-call]
     return y

@@ -62,5 +62,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
         for name, value in before.items():
             moved = getattr(self, name)
             if moved.dtype != torch.float32 and not moved.is_meta:
-                setattr(self, name, value.to(moved.device, torch.float32))
+                # What to_empty() gives a module of "meta" has no values.
+                wide = moved.float() if value.is_meta else value.to(moved.device, torch.float32)
+                setattr(self, name, wide)
         return self

@@ -5,6 +5,7 @@ ELMO, appendix D, "Post-hoc Classifier Refinement".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,8 +67,10 @@ def refine(
         raise ValueError(
             f"labels_at_a_time={labels_at_a_time} and epochs={epochs} must be at least 1"
         )
-    if not (lr >= 0 and weight_decay >= 0):
-        raise ValueError(f"lr={lr} and weight_decay={weight_decay} must be at least 0")
+    if not (0 <= lr < math.inf and 0 <= weight_decay < math.inf):
+        raise ValueError(
+            f"lr={lr} and weight_decay={weight_decay} must be finite numbers, 0 or more"
+        )
     if isinstance(batches, Iterator):
         raise ValueError(
             "batches is an iterator, which can be read once, and every part of the labels needs "
@@ -118,7 +121,11 @@ def _train(
     highest = options.lr
     for epoch in range(epochs):
         options.lr = highest * (1 - epoch / epochs)
-        for embeddings, rows, cols in batches:
+        for embeddings, rows, labels in batches:
+            if labels.is_floating_point() or labels.dtype == torch.bool:
+                raise ValueError(f"labels of a batch have dtype {labels.dtype}: expected integers")
+            # Narrow ones would wrap around.
+            cols = labels.to(torch.int64)
             if cols.numel() and not 0 <= int(cols.min()) <= int(cols.max()) < num_labels:
                 raise ValueError(
                     f"labels of a batch are from {int(cols.min())} to {int(cols.max())}: expected "

@@ -132,6 +132,8 @@ class RowTable(FixedDtypes):
             raise ValueError(f"precise_rows={precise_rows} is out of range: from 0 to {rows}")
         if not (scale > 0 and math.frexp(scale)[0] == 0.5):
             raise ValueError(f"scale={scale} is not a power of two: other factors would round")
+        if not 2.0**-126 <= scale <= 2.0**126:
+            raise ValueError(f"scale={scale} is out of range: from 2**-126 to 2**126, as in FP32")
         self.storage = parse_storage(storage)
         if self.bits and scale != 1.0:
             raise ValueError(f"scale={scale} does not go with {self.storage}: its rows have theirs")
@@ -146,11 +148,11 @@ class RowTable(FixedDtypes):
                 self.shards.precise_count(ranks.rank),
             )
         if isinstance(self.storage, IntFormat):
-            shape, dtype = (rows, self.storage.row_bytes(dim)), torch.uint8
+            shape = rows, self.storage.row_bytes(dim)
         else:
-            shape, dtype = (rows, dim), self.storage.dtype or torch.float32
+            shape = rows, dim
         shard = part or ranks is not None
-        codes = zeros(shape, dtype, device)
+        codes = zeros(shape, self._dtype, device)
         self.codes = RowParameter(codes, numbers=whole and not self.bits, shard=shard)
         remainder = None
         if has_remainder:
@@ -213,6 +215,21 @@ class RowTable(FixedDtypes):
     def frozen(self) -> bool:
         """Whether ``requires_grad_(False)`` keeps the rows as they are."""
         return self.codes.frozen
+
+    def check_dtype(self) -> None:
+        """Raise RuntimeError if somebody has cast the rows to another dtype than their format's."""
+        if self.codes.dtype != self._dtype:
+            raise RuntimeError(
+                f"rows of {self.storage} are stored in {self._dtype}, and are {self.codes.dtype} "
+                "now: their .data was cast, as models are that are cast parameter by parameter; "
+                "leave out those that are RowParameters"
+            )
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        if isinstance(self.storage, IntFormat):
+            return torch.uint8
+        return self.storage.dtype or torch.float32
 
     def decode(self, start: int, stop: int) -> Tensor:
         """FP32 weights of the rows ``start`` to ``stop``, without remainders, as in products."""
@@ -457,6 +474,9 @@ class RowTable(FixedDtypes):
         before = dict(self.named_parameters(recurse=False))
         super()._load_from_state_dict(state_dict, prefix, *others)
         self._keep(before)
+        if isinstance(kept := self._buffers["remainder"], Tensor):
+            # Also if load_state_dict(assign=True) has brought a view.
+            self.remainder = kept.contiguous()
 
     def _own_rows_of(
         self, state_dict: Mapping[str, Any], prefix: str, ranks: Ranks

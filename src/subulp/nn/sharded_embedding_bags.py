@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..ops import look_ahead
 from ..ops.embedding import calls
@@ -22,6 +21,7 @@ from .cached_embedding_bag import (
 )
 from .cached_lookup import CachedLookup, anchor, check_weights, integers, numbers_of, update_of
 from .cached_table import CachedTable, EmbeddingTable
+from .derivatives import once_differentiable
 from .lookup_routes import Slots
 from .placement import Placement, place
 from .seeds import seed_of

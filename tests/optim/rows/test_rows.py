@@ -41,6 +41,27 @@ def test_groups_have_options_of_their_own() -> None:
     assert opt.step() is None
 
 
+@pytest.mark.parametrize("kind", ["RowSGD", "RowAdagrad"])
+def test_groups_that_come_later(kind: str) -> None:
+    first, second = (nn.CachedEmbeddingBag(64, D, seed=seed) for seed in (0, 1))
+    make = getattr(optim, kind)
+    opt = make(first, lr=0.5)
+    for wrong in ({"params": torch.nn.Linear(2, 2).parameters()}, {"params": [torch.zeros(2)]}):
+        with pytest.raises(ValueError, match=r"add \{\"modules\": \[...\]\}"):
+            opt.add_param_group(wrong)
+    with pytest.raises(ValueError, match="lr=-1"):
+        opt.add_param_group({"modules": [second], "lr": -1.0})
+    assert second.row_optimizer is None
+    assert len(opt.param_groups) == 1
+    opt.add_param_group({"modules": [second], "lr": 0.25})
+    twin = nn.CachedEmbeddingBag(64, D, seed=1)
+    make(twin, lr=0.25)
+    for bag in (second, twin):
+        for _ in range(2):
+            bag(torch.tensor([1, 2, 2]), torch.tensor([0])).square().sum().backward()
+    assert torch.equal(second.weight_fp32(), twin.weight_fp32())
+
+
 def test_a_bad_option_stops_the_modules_of_its_group_alone() -> None:
     first, second = head(0), head(1)
     opt = optim.RowSGD([{"modules": [first], "lr": 0.1}, {"modules": [second]}], lr=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,10 +57,12 @@ class RowAdagrad(RowOptimizer):
             },
             scaler,
         )
-        shapes = [shape for module in self._modules for shape in module.row_shapes]  # type: ignore[attr-defined]
-        tables = self._rows()
-        groups = self.groups_of(tables)
-        for rows, shape, group in zip(tables, shapes, groups, strict=True):
+        self._begin(self._modules)
+
+    def _begin(self, modules: Sequence[RowModule]) -> None:
+        tables = [rows for module in modules for rows in module.row_parameters]
+        shapes = [shape for module in modules for shape in module.row_shapes]  # type: ignore[attr-defined]
+        for rows, shape, group in zip(tables, shapes, self.groups_of(tables), strict=True):
             self.state[rows]["sum"] = full(
                 shape[:1] if group["rowwise"] else shape,
                 group["initial_accumulator_value"],

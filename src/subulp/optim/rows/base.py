@@ -77,6 +77,40 @@ class RowOptimizer(TorchOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_scaler": self._scaler}
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group ``{"modules": [...], "lr": ...}``.
+
+        Raises:
+            ValueError: It names parameters instead of modules, a number is out of range, or a
+                module has no such rows or another optimizer.
+        """
+        if "modules" not in param_group:
+            # The constructor's own groups, whose modules are known, come by here.
+            known = self._owners()
+            given = param_group.get("params", ())
+            if not all(id(p) in known for p in ((given,) if isinstance(given, Tensor) else given)):
+                raise ValueError(
+                    f"{type(self).__name__} is for modules that update their own rows: add "
+                    '{"modules": [...]}, and other parameters to a dense optimizer'
+                )
+            super().add_param_group(param_group)
+            return
+        modules, count = self._modules, len(self.param_groups)
+        try:
+            super().add_param_group(self._group(param_group))
+            self._check_options(self.param_groups[-1])
+        except Exception:
+            del self.param_groups[count:]
+            self._modules = modules
+            raise
+        added = self._modules[len(modules) :]
+        self._begin(added)
+        for module in added:
+            module.row_optimizer = self
+
+    def _begin(self, modules: Sequence[RowModule]) -> None:
+        """Make the states of modules that have been added: here there are none."""
+
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {name: value for name, value in group.items() if name != "modules"}
         parameters: list[nn.Parameter] = []

@@ -1,0 +1,255 @@
+"""Rows that are cast, damaged, given views of memory, or used where torch works behind them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subulp import nn as subulp_nn
+from subulp import optim
+
+ROWS, COLUMNS = torch.tensor([0, 1, 2]), torch.tensor([3, 7, 9])
+
+
+def head(storage: str = "fp32", labels: int = 20, **options: Any) -> subulp_nn.ExtremeClassifier:
+    made = subulp_nn.ExtremeClassifier(8, labels, storage=storage, seed=0, **options)
+    optim.RowSGD(made, lr=0.1)
+    return made
+
+
+def table(storage: str = "fp32", **options: Any) -> subulp_nn.CachedEmbeddingBag:
+    made = subulp_nn.CachedEmbeddingBag(30, 4, storage, seed=0, **options)
+    optim.RowSGD(made, lr=0.1)
+    return made
+
+
+def embeddings(count: int = 4) -> Tensor:
+    return torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
+
+
+# -------------------------------------------------------------------------------- numbers
+
+
+def test_embeddings_that_fp32_cannot_hold_are_refused() -> None:
+    made = head()
+    before = made.weight(torch.arange(20))
+    with pytest.raises(FloatingPointError, match=r"not finite|NaN or infinite"):
+        made(torch.full((4, 8), 1e39, dtype=torch.float64), ROWS, COLUMNS)
+    assert torch.equal(before, made.weight(torch.arange(20)))
+    assert made.steps == 0
+
+
+@pytest.mark.parametrize("products", ["fp32", "bf16"])
+def test_autocast_changes_no_prediction(products: str) -> None:
+    made = head("bf16", products=products).eval()
+    x = embeddings()
+    scores, labels = made.topk(x, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        other, theirs = made.topk(x, 5)
+    assert torch.equal(scores, other)
+    assert torch.equal(labels, theirs)
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype"), [(300, torch.uint8), (300, torch.int8), (40_000, torch.int16)]
+)
+def test_narrow_labels_are_refined_like_wide_ones(count: int, dtype: torch.dtype) -> None:
+    made, labels = head(labels=count), torch.tensor([3, 100, 127])
+    wide, narrow = (
+        subulp_nn.refine(made, [(embeddings(), ROWS, labels.to(d))], lr=1.0)
+        for d in (torch.int64, dtype)
+    )
+    everything = torch.arange(count)
+    assert torch.equal(wide.weight(everything), narrow.weight(everything))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_narrow_labels_name_rows(dtype: torch.dtype) -> None:
+    labels = torch.tensor([0, 1, 2, 3])
+    made = head(labels=4, chunks=2)
+    assert torch.equal(made.weight(labels.to(dtype)), made.weight(labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_what_is_no_label_is_refused(dtype: torch.dtype) -> None:
+    made = head(labels=4, chunks=2)
+    labels = torch.tensor([0, 1, 1, 0]).to(dtype)
+    with pytest.raises(ValueError, match=r"labels have dtype .*: expected integers"):
+        made.weight(labels)
+    with pytest.raises(ValueError, match=r"labels of a batch have dtype .*: expected integers"):
+        subulp_nn.refine(made, [(embeddings(), torch.arange(4), labels)])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex64, torch.float32, torch.bool])
+def test_indices_of_other_dtypes_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="label_cols have dtype"):
+        head()(embeddings(), ROWS, COLUMNS.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunks": 2.5}, "chunks=2.5 is out of range: a whole number"),
+        ({"scale": 2.0**200}, "scale=.* is out of range"),
+        ({"scale": 2.0**-140}, "scale=.* is out of range"),
+    ],
+)
+def test_options_of_a_head(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        head("e4m3", **options)
+
+
+# -------------------------------------------------------------------------------- casts, states
+
+
+@pytest.mark.parametrize("cast", [torch.float32, torch.float16])
+def test_rows_that_were_cast_behind_their_table_are_refused(cast: torch.dtype) -> None:
+    bag, classifier = table("bf16", cache_fraction=0.0), head("bf16")
+    values, offsets = torch.tensor([1, 2]), torch.tensor([0])
+    for _ in range(2):
+        bag(values, offsets).sum().backward()
+        classifier(embeddings(), ROWS, COLUMNS)
+    for p in (*bag.parameters(), *classifier.parameters()):
+        p.data = p.data.to(cast)
+    with pytest.raises(RuntimeError, match=r"rows of .* are stored in torch.bfloat16"):
+        bag(values, offsets)
+    with pytest.raises(RuntimeError, match=r"rows of .* are stored in torch.bfloat16"):
+        classifier(embeddings(), ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize("policy", ["lfu", "lru"])
+def test_negative_counts_are_refused(policy: str) -> None:
+    bag = table(policy=policy, cache_fraction=0.3, ways=2)
+    saved = bag.state_dict()
+    name = "tables.0.counts" if policy == "lfu" else "tables.0.stamps"
+    saved[name] = saved[name] - 100
+    with pytest.raises(RuntimeError, match=f"{name} has a negative entry"):
+        table(policy=policy, cache_fraction=0.3, ways=2).load_state_dict(saved)
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """The same numbers with gaps between them."""
+    wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)
+    wide[..., 0] = tensor
+    return wide[..., 0]
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("kind", ["head", "table"])
+def test_views_that_are_assigned_train_as_copies_do(kind: str) -> None:
+    def make() -> Any:
+        if kind == "table":
+            return table("int8", cache_fraction=0.3, ways=2)
+        return head("e4m3", head_fraction=0.3, label_counts=torch.arange(20))
+
+    def train(module: Any) -> None:
+        if kind == "table":
+            module(torch.tensor([1, 2, 2]), torch.tensor([0])).square().sum().backward()
+        else:
+            module(embeddings(), ROWS, COLUMNS)
+
+    source, plain, viewing = make(), make(), make()
+    train(source)
+    saved = source.state_dict()
+    plain.load_state_dict(saved, assign=True)
+    gaps = {
+        k: v if "extra" in k or v.dtype == torch.uint8 else strided(v) for k, v in saved.items()
+    }
+    viewing.load_state_dict(gaps, assign=True)
+    for _ in range(2):
+        train(plain)
+        train(viewing)
+    mine, its = plain.state_dict(), viewing.state_dict()
+    assert all(torch.equal(bits(mine[k]), bits(its[k])) for k in mine)
+
+
+def test_a_computed_weight_is_not_converted_back() -> None:
+    model = nn.Sequential(nn.Linear(16, 16))
+    subulp_nn.convert_to_mor(model, subulp_nn.MoR(), quiet=True)
+    nn.utils.parametrizations.weight_norm(model[0])
+    with pytest.raises(ValueError, match="computed by a parametrization: remove it"):
+        subulp_nn.convert_from_mor(model)
+    model(torch.randn(2, 16))
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert subulp_nn.convert_from_mor(model) == ["0"]
+
+
+def test_batch_norm_leaves_meta() -> None:
+    made = subulp_nn.BatchNorm2d(4, device="meta").to(torch.bfloat16).to_empty(device="cpu")
+    assert made.running_mean.dtype == torch.float32
+    assert made.running_mean.device.type == "cpu"
+    assert made.weight.dtype == torch.bfloat16
+
+
+def test_an_embedding_of_a_given_table() -> None:
+    weight = torch.randn(5, 3).to(torch.bfloat16)
+    made = subulp_nn.Embedding.from_pretrained(weight)
+    assert torch.equal(made(torch.tensor([4, 0])), weight[[4, 0]].float())
+    assert not made.weight.requires_grad
+    assert made.num_embeddings == 5
+    assert subulp_nn.Embedding.from_pretrained(weight, freeze=False).weight.requires_grad
+    with pytest.raises(TypeError, match="no option 'padding_idx'"):
+        subulp_nn.Embedding.from_pretrained(weight, padding_idx=0)
+    with pytest.raises(ValueError, match="expected a matrix"):
+        subulp_nn.Embedding.from_pretrained(weight[0])
+
+
+# ------------------------------------------------------------------------------ behind the scenes
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_backward_passes_update_rows() -> None:
+    """Dynamo traces the backward passes of functions in Python too."""
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        bag, top = table("int8"), nn.Linear(4, 1)
+
+        def train(values: Tensor, offsets: Tensor, bag: Any = bag, top: Any = top) -> None:
+            top(bag(values, offsets)).sum().backward()
+
+        if compiled:
+            torch._dynamo.reset()
+            torch._dynamo.config.compiled_autograd = True
+            train = torch.compile(train, backend="eager")
+        try:
+            for _ in range(3):
+                train(torch.tensor([1, 2, 3]), torch.tensor([0, 2]))
+        finally:
+            torch._dynamo.config.compiled_autograd = False
+            torch._dynamo.reset()
+        assert bag.steps == 3
+        found.append([bag.weight_fp32(), top.weight.grad])
+    for mine, its in zip(*found, strict=True):
+        assert torch.equal(mine, its)
+
+
+def test_threads_share_a_kept_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them clears what another has just found."""
+    layer = subulp_nn.MoRLinear(64, 64).eval()
+    x = torch.randn(2, 64)
+    expected = layer(x).detach()
+    failures: list[BaseException] = []
+
+    def run(grad: bool) -> None:
+        try:
+            for _ in range(150):
+                with torch.set_grad_enabled(grad):
+                    assert torch.equal(layer(x).detach(), expected)
+                layer.kept.clear()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(bool(i % 2),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
