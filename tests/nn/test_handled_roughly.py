@@ -93,7 +93,7 @@ def test_indices_of_other_dtypes_are_refused(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunks": 2.5}, "chunks=2.5 is out of range: a whole number"),
+        ({"chunks": 2.5}, "chunks=2.5 is not a whole number"),
         ({"scale": 2.0**200}, "scale=.* is out of range"),
         ({"scale": 2.0**-140}, "scale=.* is out of range"),
     ],
@@ -253,3 +253,19 @@ def test_threads_share_a_kept_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_an_order_of_labels_that_was_averaged_is_refused() -> None:
+    """The mean of a number with itself, cut to an integer, may be another one."""
+    made = head("bf16", head_fraction=0.3, label_counts=torch.arange(20))
+    average = torch.optim.swa_utils.AveragedModel(
+        made, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
+    )
+    for _ in range(3):
+        made(embeddings(), ROWS, COLUMNS)
+        average.update_parameters(made)
+    with pytest.raises(RuntimeError, match="no longer number the labels' rows both ways"):
+        average.module.eval().topk(embeddings())
+    with pytest.raises(RuntimeError, match="no longer number the labels' rows both ways"):
+        average.module(embeddings(), torch.arange(20) % 4, torch.arange(20))
+    made.topk(embeddings())

@@ -44,7 +44,7 @@ from .head_options import (
     Scale,
     has_products,
 )
-from .label_order import check_counts, checksum, frequent_first, wrong_order
+from .label_order import check_counts, checksum, damaged_order, frequent_first, wrong_order
 from .module_state import KEY, check_state, new_state, read_state
 from .narrow import without_autocast
 from .ranks import Ranks, Told
@@ -441,7 +441,13 @@ class ExtremeClassifier(FixedDtypes):
             )
 
     def _rows(self, labels: Tensor) -> Tensor:
-        return labels if self.row_of is None else self.row_of[labels]
+        if self.row_of is None or self.label_of is None:
+            return labels
+        rows = self.row_of[labels]
+        # On a GPU the host would have to wait.
+        if rows.device.type == "cpu" and not torch.equal(self.label_of[rows], labels):
+            raise damaged_order()
+        return rows
 
     def _visit(
         self, batch: HeadBatch, step: dict[str, Any] | None, *, gradient: bool = False
@@ -596,8 +602,12 @@ class ExtremeClassifier(FixedDtypes):
 
     def _labels(self, start: int, stop: int) -> Tensor:
         """The labels of rows of the whole table."""
-        if self.label_of is not None:
-            return self.label_of[start:stop]
+        if self.label_of is not None and self.row_of is not None:
+            labels = self.label_of[start:stop]
+            rows = torch.arange(start, stop, dtype=torch.int64, device=labels.device)
+            if labels.device.type == "cpu" and not torch.equal(self.row_of[labels], rows):
+                raise damaged_order()
+            return labels
         return torch.arange(start, stop, dtype=torch.int64, device=self.table.codes.device)
 
     def _parts(self) -> tuple[Any, ...]:

@@ -62,10 +62,11 @@ class HeadOptions:
     def _check_ranges(self) -> None:
         if self.dim < 1 or self.num_labels < 1:
             raise ValueError(f"dim={self.dim} and num_labels={self.num_labels} must be at least 1")
-        if not (isinstance(self.chunks, int) and 1 <= self.chunks <= self.num_labels):
+        if not isinstance(self.chunks, int):
+            raise ValueError(f"chunks={self.chunks!r} is not a whole number")
+        if not 1 <= self.chunks <= self.num_labels:
             raise ValueError(
-                f"chunks={self.chunks!r} is out of range: a whole number from 1 to the "
-                f"{self.num_labels} labels"
+                f"chunks={self.chunks} is out of range: from 1 to the {self.num_labels} labels"
             )
         if not 0 <= self.head_fraction <= 1:
             raise ValueError(f"head_fraction={self.head_fraction} is out of range: from 0 to 1")

@@ -49,6 +49,15 @@ def wrong_order(state_dict: Mapping[str, Any], prefix: str, labels: int) -> list
     ]
 
 
+def damaged_order() -> RuntimeError:
+    """The error for an order of the labels that is none any more."""
+    return RuntimeError(
+        "row_of and label_of no longer number the labels' rows both ways: something has computed "
+        "with them, as averages of buffers do (AveragedModel(use_buffers=True)); load a state "
+        "dict, and leave buffers out of averages"
+    )
+
+
 def _are_inverse(row_of: object, label_of: object, count: int) -> bool:
     """Whether these are int64 ``(count,)``, one the inverse of the other; on "meta", the former."""
     for order in (row_of, label_of):
