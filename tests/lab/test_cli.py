@@ -1,6 +1,7 @@
 """The real ``main``: exit codes, messages, and what goes to which stream."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -76,6 +77,14 @@ def test_without_json_a_table_is_printed(text_file, tmp_path, capsys):
         (["train", "lm", "--threads", "1000000000"], "threads=1000000000 is out of range: give"),
         (["train", "ctr", "--steps", "5", "--epochs", "2"], "steps=5 and epochs=2 contradict each"),
         (["train", "lm", "--steps", "many"], 'unable to convert "many" into int'),
+        (["train", "lm", "--steps", "4.6"], '"4.6" for "--steps": it is no whole number'),
+        (["train", "lm", "--steps", "1e999"], '"1e999" for "--steps": it is no whole number'),
+        (["train", "lm", "--threads", "1.5"], '"1.5" for "--threads": it is no whole number'),
+        (["train", "--resume", "x", "--jobs", "1.5"], '"1.5" for "--jobs": it is no whole'),
+        (["predict", "a", "b", "--k", "2.7"], '"2.7" for "--k": it is no whole number'),
+        (["sample", "a", "--length", "2.0"], '"2.0" for "--length": it is no whole number'),
+        (["train", "lm", "--precision", "extra-bits-08"], "precision='extra-bits-08' is unknown"),
+        (["train", "ctr", "--test-share", "0.3"], "test_share=0.3 has no effect on data=adult"),
         (["train", "lm", "--stepz", "1"], "Unknown option: --stepz"),
         (["train", "lm", "--dtype", "int4"], 'Choose from: "bf16", "fp16", "e4m3"'),
         (["train", "lm", "--data", "missing.txt"], "/missing.txt does not exist"),
@@ -93,6 +102,40 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, capsys):
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("error: ")
     assert captured.out == ""
+
+
+def test_brackets_and_colons_in_paths_are_printed_as_they_are(text_file, tmp_path, capsys):
+    """Rich would take some for the markup of its own, and fail after the training."""
+    # With the slash they are closing tags.
+    out, data = tmp_path / "a[bold]b[" / "b] :smile:", tmp_path / "t[" / "x].txt"
+    for path in (out, data):
+        path.parent.mkdir()
+    data.write_text(text_file.read_text())
+    arguments = ["--precision", "nearest", "--data", str(data), "--out", str(out)]
+    assert main(["train", "lm", *SMALL, *arguments]) == 0
+    captured = capsys.readouterr()
+    assert f"wrote {out}" in captured.err
+    assert data.name in captured.err
+    assert main(["train", "--resume", str(out)]) == 0
+    assert f"{out} is complete" in capsys.readouterr().err
+    assert main(["report", str(out)]) == 0
+    assert f"wrote {out}" in capsys.readouterr().err
+    assert main(["runs", str(out.parent)]) == 0
+    assert out.name in "".join(capsys.readouterr().out.split("\n"))
+
+
+def test_a_full_disk_is_a_failure_and_says_how_to_go_on(text_file, tmp_path):
+    """Also where figures and summaries are written, after the last checkpoint."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "subulp", "train", "lm", *SMALL, "--precision", "nearest"]
+    command += ["--data", str(text_file), "--out", str(out)]
+    limited = f"ulimit -f 100; exec {shlex.join(command)}"
+    found = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    (line,) = [each for each in found.stderr.splitlines() if each.startswith("error: ")]
+    assert "cannot be written: File too large" in line
+    assert f"make room there, and continue with subulp train --resume {out}" in line
+    assert main(["train", "--resume", str(out)]) == 0
 
 
 def test_verbose_shows_the_traceback_before_the_same_line(capsys):

@@ -556,14 +556,6 @@ def test_a_step_holds_a_byte_of_an_activation():
     assert peaks["plain"] - peaks["mixture"] > saved // 2
 
 
-def test_a_second_derivative_is_refused():
-    layer = MoRLinear(8, 8)
-    x = torch.randn(3, 8, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
-
-
 def test_a_new_type_reaches_the_layer():
     e3m4 = simulated(3, 4)
     recipe = Recipe(

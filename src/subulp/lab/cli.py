@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import (
     App,
@@ -21,9 +21,9 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 from cyclopts.config import Dict
-from rich.console import Console
 
 from .._version import version
+from . import console
 from .cli_reproduce import reproduce
 from .cli_trained import evaluate, predict, sample
 from .engine.config import CHECKPOINTS, MACHINE, RunConfig
@@ -35,6 +35,8 @@ from .tasks.lm.config import LMConfig
 from .tasks.xmc.config import XMCConfig
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .compare import Comparison
 
 FAILED = 1
@@ -95,7 +97,29 @@ def _from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollectio
     Dict(values, source=str(path))(app, commands, arguments)
 
 
-train.config = (_from_file,)
+def _whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse fractions where whole numbers are asked for: cyclopts would round them."""
+    for argument in arguments:
+        kinds = set(get_args(argument.hint) or (argument.hint,)) - {type(None)}
+        for token in argument.tokens if kinds == {int} else ():
+            if _is_fraction(token.value):
+                raise ValueError(
+                    f'Invalid value "{token.value}" for "{argument.name}": it is no whole number'
+                )
+
+
+def _is_fraction(text: str) -> bool:
+    """Whether it is a number that is not written as a whole one."""
+    try:
+        float(text)
+        int(text)
+    except ValueError as error:
+        return "int()" in str(error)
+    return False
+
+
+app.config = (_whole_numbers,)
+train.config = (_from_file, _whole_numbers)
 # main() turns Ctrl-C into an exit code.
 app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
 
@@ -177,7 +201,7 @@ def train_xmc(
     if config.preset is not None:
         from .tasks.xmc.presets import describe  # noqa: PLC0415
 
-        _errors().print(describe(config.preset), markup=False)
+        _errors().print(describe(config.preset))
     return _compare(config, output)
 
 
@@ -271,7 +295,7 @@ def _show(found: Comparison, errors: Console, *, json: bool) -> int:
     if json:
         print(to_json(summary_object(found.task, found.data, found.summaries)))
     else:
-        print_comparison(_output(), found.metrics, found.summaries)
+        print_comparison(console.output(), found.metrics, found.summaries)
     if found.data.get("skipped_lines"):
         errors.print(_skipped(found.data))
     ended = f"{found.directory} is complete" if found.was_complete else f"wrote {found.directory}"
@@ -389,7 +413,7 @@ def runs(
     if json:
         print(to_json({"runs": [asdict(each) for each in found]}))
     else:
-        print_runs(_output(), found)
+        print_runs(console.output(), found)
     return 0
 
 
@@ -503,10 +527,4 @@ def _one_line(error: Exception) -> str:
 
 
 def _errors() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True, quiet=not is_first())
-
-
-def _output() -> Console:
-    """Standard output; a file has no width, so a table there gets the width that it needs."""
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+    return console.errors(quiet=not is_first())

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
+from . import console
 from .engine.config import COMPARED, MACHINE, numbers
 
 _FLAG = Parameter(negative=())
@@ -59,8 +59,7 @@ def reproduce(
     from .reproduce.run import reproduce as run  # noqa: PLC0415
     from .reproduce.table import index_object, print_index, print_record  # noqa: PLC0415
 
-    output = Console()
-    output = output if output.is_terminal else Console(width=200)
+    output = console.output()
     if not claims or [claim.lower() for claim in claims] == ["list"]:
         if json:
             print(to_json(index_object(CLAIMS)))
@@ -77,13 +76,11 @@ def reproduce(
     # All are checked before the first one trains for hours.
     for claim in chosen:
         check_runnable(claim, size)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = console.errors()
     if size == "smallest" and jobs is None:
         # Starting a process takes longer than the run.
         jobs = 1
-    watch = Watch(
-        lambda line: errors.print(line, markup=False), lambda plan: reporter(plan, errors), jobs
-    )
+    watch = Watch(errors.print, lambda plan: reporter(plan, errors), jobs)
     files = []
     for claim in chosen:
         written = run(claim, Options(size, seeds, data, encoder), out, watch)
@@ -96,5 +93,5 @@ def reproduce(
         )
     report = out / "report.html"
     write_report(out / RECORDS, CLAIMS, report)
-    errors.print(f"wrote {out / RECORDS} and {report}", markup=False)
+    errors.print(f"wrote {out / RECORDS} and {report}")
     return 0

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
+
+from . import console
 
 if TYPE_CHECKING:
     from .engine.trained import TrainedModel
@@ -152,11 +153,9 @@ def evaluate(
         ]
         print(to_json({"data": data, "weights": weights, "runs": runs}))
     else:
-        console = Console()
-        console = console if console.is_terminal else Console(width=200)
         task = task_of_run(run)
         assert task is not None
-        print_evaluations(console, task_named(task).METRICS, found)
+        print_evaluations(console.output(), task_named(task).METRICS, found)
     return 0
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -440,27 +441,43 @@ def _train(
 
     try:
         with (
+            _resumable(directory),
             naming_lost_ranks(directory.path),
             progress or nullcontext(),
             stop_requests(ranks) as stop,
         ):
             run_all(config, data, runs, jobs, directory, stop, keep, end, move, ranks)
-    except UnwritableError as error:
-        hint = f"make room there, and continue with {resume_command(directory.path)}"
-        raise UnwritableError(error.errno, f"{error}; {hint}") from error
     finally:
         if events is not None:
             events.close()
     compared = _comparison(config, directory, described, names, found)
-    directory.write_summary(summary_object(config.task, described, compared.summaries))
-    # Matplotlib takes a second to import, which a run that fails need not wait for.
-    from .report import write_run_report  # noqa: PLC0415
+    with _resumable(directory):
+        directory.write_summary(summary_object(config.task, described, compared.summaries))
+        # Matplotlib takes a second to import, which a run that fails need not wait for.
+        from .report import write_run_report  # noqa: PLC0415
 
-    plot = getattr(task, "plot", None)
-    if plot is not None:
-        plot(config, data, directory.path)
-    write_run_report(directory.path)
+        plot = getattr(task, "plot", None)
+        if plot is not None:
+            plot(config, data, directory.path)
+        write_run_report(directory.path)
     return ranks.first(lambda: compared)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def _resumable(directory: RunDirectory) -> Iterator[None]:
+    """Say how to go on where there is no room for a file."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, UnwritableError):
+            if error.errno not in _FULL:
+                raise
+            error = UnwritableError.of(str(error.filename or directory.path), error)
+        hint = f"make room there, and continue with {resume_command(directory.path)}"
+        raise UnwritableError(error.errno, f"{error}; {hint}") from error
 
 
 def _comparison(

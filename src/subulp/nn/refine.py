@@ -68,9 +68,7 @@ def refine(
             f"labels_at_a_time={labels_at_a_time} and epochs={epochs} must be at least 1"
         )
     if not (0 <= lr < math.inf and 0 <= weight_decay < math.inf):
-        raise ValueError(
-            f"lr={lr} and weight_decay={weight_decay} must be finite numbers, 0 or more"
-        )
+        raise ValueError(f"lr={lr} and weight_decay={weight_decay} must be at least 0, and finite")
     if isinstance(batches, Iterator):
         raise ValueError(
             "batches is an iterator, which can be read once, and every part of the labels needs "

@@ -474,7 +474,7 @@ class RowTable(FixedDtypes):
         before = dict(self.named_parameters(recurse=False))
         super()._load_from_state_dict(state_dict, prefix, *others)
         self._keep(before)
-        if isinstance(kept := self._buffers["remainder"], Tensor):
+        if isinstance(kept := self._buffers.get("remainder"), Tensor):
             # Also if load_state_dict(assign=True) has brought a view.
             self.remainder = kept.contiguous()
 

@@ -206,7 +206,7 @@ def low_scale(fmt: Format) -> float:
     return 16.0 if fmt == E4M3 else 1.0
 
 
-_EXTRA_BITS = re.compile(r"(extra-bits)-(\d+)(-\w+)?")
+_EXTRA_BITS = re.compile(r"(extra-bits)-(0|[1-9][0-9]*)(-\w+)?")
 
 
 @cache

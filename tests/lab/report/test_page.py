@@ -10,7 +10,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from subulp.lab.cli import main
+from subulp.lab.engine.metrics import Metric
 from subulp.lab.report import render, write_report
+from subulp.lab.report.group import Result, Variant
+from subulp.lab.report.styles import LineStyle
 from tests.lab.report.support import LM, VARIANTS, lm_records, lm_summary, write_run
 
 _VOID = {"meta", "link", "br", "rect", "circle", "path", "line", "polyline", "polygon"}
@@ -341,3 +344,18 @@ def test_a_failure_leaves_the_old_page(ended, tmp_path):
     with pytest.raises(ValueError, match=r"summary.json: expected runs\[0\].steps to be a"):
         write_report([ended], out)
     assert out.read_text() == before
+
+
+def test_seeds_whose_baseline_is_zero_are_compared_too(tmp_path):
+    """A precision of 0 is a value; in percent of 0 alone nothing can be said."""
+    metric = Metric("P@1", "P@1", "{:.2f}", "P@1", "%", versus="difference")
+    ratio = Metric("loss", "loss", "{:.2f}", "loss", "", versus="ratio")
+    pairs = [(5, 10), (10, 5), (0, 10), (10, 0), (5, 0), (0, 5)]
+    results = tuple(
+        Result(seed, 1, {"P@1": mine, "loss": mine}, {"P@1": its, "loss": its}, None)
+        for seed, (mine, its) in enumerate(pairs)
+    )
+    style = LineStyle("black", "solid", "o")
+    variant = Variant("renee", "r", style, 0, "renee", results, False)
+    assert variant.excesses(metric) == [-5, 5, -10, 10, 5, -5]
+    assert variant.excesses(ratio) == [-50, 100, -100, -100]

@@ -45,6 +45,14 @@ class Metric:
             return 100 * (value / baseline - 1)
         return self.factor * (value - baseline)
 
+    def has_excess(self, baseline: float | None) -> bool:
+        """Whether something can be compared with a baseline: nothing is in percent of zero."""
+        return baseline is not None and (self.versus != "ratio" or baseline != 0.0)
+
+    def excess_of_floats(self, value: float, baseline: float) -> float:
+        """:meth:`excess` of numbers, NaN in percent of zero."""
+        return float(self.excess(value, baseline)) if self.has_excess(baseline) else math.nan
+
     def excess_text(self, excess: float) -> str:
         """An excess with two decimals and a sign; what rounds to zero is ``+0.00``."""
         return f"{round(excess, 2) + 0.0:+.2f}" + (" %" if self.versus == "ratio" else "")
@@ -235,8 +243,7 @@ def excess_over_baseline(
     other = _baseline_run(summary, list(summaries))
     if other is None:
         return None
-    excess: float = metric.excess(summary.metrics[metric.name], other.metrics[metric.name])
-    return excess
+    return metric.excess_of_floats(summary.metrics[metric.name], other.metrics[metric.name])
 
 
 def with_drops(metrics: Iterable[Metric], summaries: Sequence[Summary]) -> list[Summary]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from math import isfinite
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -32,12 +33,19 @@ def shortest(score: np.float32) -> float:
     return float(np.format_float_positional(score, unique=True))
 
 
+def diverged() -> ValueError:
+    """The error for a model whose scores are no numbers, which JSON has no word for."""
+    return ValueError("the model's scores are not finite: its training diverged; choose another")
+
+
 def write_labels(found: Iterable[list[Label]], out: BinaryIO, form: Form) -> int:
     """Write the labels of each instance, best first; returns how many instances there were."""
     if form == "tsv":
         out.write(TSV_HEADER.encode())
     count = 0
     for count, labels in enumerate(found, 1):
+        if not all(isfinite(label.score) for label in labels):
+            raise diverged()
         text = _json_line(labels) if form == "jsonl" else _tsv_rows(count, labels)
         # A label's name may come from a JSON file, which can hold halves of characters.
         out.write(text.encode("utf-8", "replace"))

@@ -162,11 +162,11 @@ class Bars:
     ) -> None:
         self._rate = _Rates(clock)
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
-            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[loss]}", markup=False),
+            TextColumn("{task.fields[rate]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
         )
@@ -287,7 +287,7 @@ def reading(path: Path, console: Console) -> Iterator[Callable[[int], None]]:
     if not console.is_terminal:
         yield _Tenths(path, size, console)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, TimeRemainingColumn(compact=True), console=console) as progress:
         task = progress.add_task(path.name, total=size)
         yield lambda done: progress.update(task, completed=done)

@@ -77,7 +77,7 @@ def _listed(path: Path, name: str) -> ListedRun:
             runs = list(_last_records(path / METRICS))
         metric = task_named(task).METRICS[0].name
         quality = _means(runs if isinstance(runs, list) else [], metric)
-    except (ValueError, OSError) as error:
+    except (ValueError, OverflowError, OSError) as error:
         return ListedRun(name, task, state="damaged", problem=" ".join(str(error).split()))
     if complete:
         return ListedRun(name, task, data, metric, quality, "complete")

@@ -80,7 +80,7 @@ class Variant:
             for result in self.results
             if result.baseline is not None
             and metric.name in result.metrics
-            and result.baseline.get(metric.name)
+            and metric.has_excess(result.baseline.get(metric.name))
         ]
 
 
@@ -143,7 +143,8 @@ class Group:
             baseline = baseline_of(_variant_names(self.runs[variant.run]))
             if baseline is None or variant.is_baseline:
                 continue
-            paired = _paired(run, variant.own, baseline, _value_of(metric), metric.excess)
+            value = _value_of(metric)
+            paired = _paired(run, variant.own, baseline, value, metric.excess_of_floats)
             if len(paired[0]):
                 lines.append(Line(variant.name, variant.key, variant.style, paired))
         return lines
@@ -279,7 +280,7 @@ def _paired(
 
     def paired(record: Record) -> float | None:
         own, other = value(record), reference.get((record.seed, record.step))
-        if own is None or not other:
+        if own is None or other is None:
             return None
         return float(excess(own, other))
 

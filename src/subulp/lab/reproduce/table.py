@@ -9,6 +9,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .check import Outcome
 from .claim import PAPERS, Claim
@@ -57,7 +58,7 @@ def print_index(console: Console, claims: Iterable[Claim]) -> None:
     for claim in claims:
         if claim.paper != last:
             table.add_section()
-            table.add_row(f"[bold]{PAPERS[claim.paper]}[/bold]", "", "")
+            table.add_row(Text(PAPERS[claim.paper], "bold"), "", "")
             last = claim.paper
         sizes = (
             ", ".join(claim.experiment.sizes) if claim.experiment else f"not run: {claim.not_run}"

@@ -90,6 +90,8 @@ def test_presets_are_the_published_sizes():
         ({"top": (8, 0)}, "top=0 is out of range"),
         ({"rows": ()}, "rows is empty"),
         ({"test_share": 1.0}, "test_share=1.0 is out of range"),
+        ({"test_share": 0.0}, "test_share=0.0 is out of range"),
+        ({"precision": ("fp16+08",), "optimizer": "sgd"}, r"precision='fp16\+08' is unknown"),
         ({"min_count": -1}, "min_count=-1 is out of range"),
         ({"nonfinite": "skip"}, "nonfinite=skip is not available: tables update their rows"),
         ({"row_lr": -1.0}, "row_lr=-1.0 is out of range"),

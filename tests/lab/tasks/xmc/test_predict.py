@@ -2,8 +2,10 @@
 
 import dataclasses
 import gzip
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from subulp.lab.cli import main
 from subulp.lab.compare import compare
 from subulp.lab.engine.files import replacing
 from subulp.lab.engine.loop import run
+from subulp.lab.engine.predictions import Label, write_labels
 from subulp.lab.engine.saved_model import ModelName, choose_models, model_names
 from subulp.lab.engine.sealed import sealed
 from subulp.lab.engine.trained import load_named
@@ -113,6 +116,31 @@ def test_every_run_of_a_comparison_is_saved_and_measured_again(config, run_folde
     rows, cols = test.pairs(range(len(test)))
     hits = sum(int(top[row, 0]) == col for row, col in zip(rows, cols, strict=True))
     assert summary["fp8"]["P@1"] == pytest.approx(100 * hits / len(test))
+
+
+def test_other_labels_are_not_evaluated(config, run_folder, tmp_path, capsys):
+    """As many of them, by other names or in another order, would give numbers too."""
+    other = tmp_path / "other"
+    shutil.copytree(config.data, other)
+    for name, accepted in (("Y.txt", True), ("Y.txt", False)):
+        (path,) = [p for p in other.iterdir() if p.name.startswith(name)]
+        opening = gzip.open if path.suffix == ".gz" else open
+        with opening(path, "rt", encoding="utf-8") as file:
+            labels = file.read().splitlines()
+        if not accepted:
+            labels.reverse()
+        with opening(path, "wt", encoding="utf-8") as file:
+            file.write("\n".join(labels) + "\n")
+        code = main(["evaluate", str(run_folder), "--data", str(other), "--precision", "fp32"])
+        assert code == (0 if accepted else 2)
+    assert "calls label 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["jsonl", "tsv"])
+def test_scores_that_are_no_numbers_are_refused(form):
+    found = [[Label(0, 0.5, None)], [Label(1, float("nan"), None)]]
+    with pytest.raises(ValueError, match="scores are not finite: its training diverged"):
+        write_labels(found, io.BytesIO(), form)
 
 
 def test_json_lines(run_folder, text_file, tmp_path, capsys):

@@ -172,6 +172,8 @@ class CTRConfig(RunConfig):
         check_fields(self, ("cache_fraction", "warmup", "final_lr"), 0, 1)
         check_fields(self, ("narrow_above", "lr", "row_lr", "weight_decay", "min_count"), 0)
         check_fields(self, ("test_share",), 0, 1, top_included=False)
+        if self.test_share == 0:
+            raise ValueError("test_share=0.0 is out of range: a part of the examples has to test")
         if self.nonfinite not in (None, "raise", "rollback"):
             raise ValueError(
                 f"nonfinite={self.nonfinite} is not available: tables update their rows inside the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Self
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from ....numerics.logistic import sigmoid
 from ...data.room import check_room
 from ...engine.config import check_range
-from ...engine.predictions import shortest
+from ...engine.predictions import diverged, shortest
 from ...engine.saved_model import SavedModel, Weights
 from ...engine.trained import Form, TrainedModel
 from .config import CTRConfig
@@ -112,6 +113,8 @@ class Trained(TrainedModel):
                 for score in self.probabilities(block.take(slice(start, start + batch))).numpy():
                     count += 1
                     value = shortest(score)
+                    if not isfinite(value):
+                        raise diverged()
                     line = (
                         json.dumps({"probability": value})
                         if form == "jsonl"

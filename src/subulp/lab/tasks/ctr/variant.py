@@ -22,7 +22,7 @@ Policy = Literal["lfu", "lru"]
 
 _MAX_WAYS = 64
 
-_EXTRA_BITS = re.compile(r"(fp16|bf16)\+(\d+)")
+_EXTRA_BITS = re.compile(r"(fp16|bf16)\+([1-9][0-9]*)")
 _MOST_BITS = 16
 
 
@@ -149,7 +149,14 @@ def grid(
             name.append(f"{variant.ways}-way")
         for precision in dense:
             own = [f"dense-{precision}"] if len(dense) > 1 and precision != "fp32" else []
-            found[" ".join((*name, *own))] = replace(variant, dense=precision)
+            named, made = " ".join((*name, *own)), replace(variant, dense=precision)
+            if found.get(named, made) != made:
+                raise ValueError(
+                    f"two variants are called {named!r}: cache_fraction={variant.cache_fraction} "
+                    f"and {found[named].cache_fraction} differ by less than their names show; "
+                    "leave one of the two out"
+                )
+            found[named] = made
     return found
 
 

@@ -227,6 +227,12 @@ class XMCConfig(LinearConfig):
                 f"contradict each other: {wide[0]} has FP32 weights already; leave one of the two "
                 "out"
             )
+        others = [b for b in BASELINES if b in self.precision]
+        if others and self.weight_dropout:
+            raise ValueError(
+                f"weight_dropout={self.weight_dropout} and precision={','.join(self.precision)} "
+                f"contradict each other: {others[0]} drops no weights; leave one of the two out"
+            )
         if self.gradient_checkpointing and self.encoder == "bag":
             raise ValueError(
                 "gradient_checkpointing has no effect on encoder=bag: give the folder of a "

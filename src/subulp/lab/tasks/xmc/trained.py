@@ -24,7 +24,7 @@ from ...engine.trained import Form, TrainedModel
 from .config import XMCConfig
 from .linear_layers import change_layers
 from .preprocessing import SETTINGS, Lines, Preprocessor, load_preprocessor, to_device
-from .readers.dataset import BagSplit
+from .readers.dataset import BagSplit, Texts
 from .saved_parts import LABELS, LEFT_OUT, Head, head_of
 from .task import XMCText, evaluate, load, read_data
 
@@ -37,6 +37,8 @@ class Description(TypedDict):
 
 
 _DESCRIPTION = TypeAdapter(Description)
+
+_NAMES_AT_A_TIME = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +98,8 @@ class Trained(TrainedModel):
                     f"data={data} has {found.num_labels} labels, and the model {self.num_labels}: "
                     "give data with the same labels"
                 )
+            if found.label_texts is not None:
+                self._check_names(data, found.label_texts)
             if isinstance(found.test, BagSplit) != self.preprocessor.reads_features:
                 raise ValueError(
                     f"data={data} has {'features' if isinstance(found.test, BagSplit) else 'texts'}"
@@ -145,6 +149,18 @@ class Trained(TrainedModel):
         if self.label_texts is None:
             return None
         return [json.loads(text) for text in self.label_texts.read(labels)]
+
+    def _check_names(self, data: str, texts: Texts) -> None:
+        """Raise ValueError if other data calls a label otherwise."""
+        for start in range(0, self.num_labels, _NAMES_AT_A_TIME):
+            labels = range(start, min(start + _NAMES_AT_A_TIME, self.num_labels))
+            pairs = zip(self.names(labels) or (), texts.read(labels), strict=False)
+            for label, (mine, its) in zip(labels, pairs, strict=False):
+                if mine != its:
+                    raise ValueError(
+                        f"data={data} calls label {label} {its!r:.80}, and the model "
+                        f"{mine!r:.80}: give data with the same labels"
+                    )
 
     @property
     def _head(self) -> Head:

@@ -10,10 +10,11 @@ import pytest
 
 from subulp.lab.data import lines as xmc_lines
 from subulp.lab.tasks.ctr.readers.dataset import ReadOptions
+from subulp.lab.tasks.ctr.readers.description import make_layout, read_description
 from subulp.lab.tasks.ctr.readers.example_stream import BadLines, Span, read_spans
 from subulp.lab.tasks.ctr.readers.examples import ColumnStatistics, Encoder, Examples
 from subulp.lab.tasks.ctr.readers.layout import criteo_layout
-from subulp.lab.tasks.ctr.readers.load import load_data
+from subulp.lab.tasks.ctr.readers.load import evaluation_spans, load_data
 
 from .support import criteo_lines, write_lines
 
@@ -355,6 +356,34 @@ def test_headers_must_agree(clicks, tmp_path):
     (tmp_path / "test.csv").write_text(CLICKS.replace("price", "cost"))
     with pytest.raises(ValueError, match=r"test.csv:1: the header is .*cost"):
         load_data(clicks[0], PLAIN, columns=clicks[1], test=tmp_path / "test.csv")
+
+
+def test_files_that_are_evaluated_have_the_columns_of_the_model(clicks, tmp_path):
+    layout = make_layout(read_description(clicks[1]), CLICKS.partition("\n")[0].split(","))
+    same = tmp_path / "same.csv"
+    same.write_text(CLICKS)
+    assert evaluation_spans(str(same), layout) == [Span(same, 1)]
+    lines = CLICKS.split("\n")
+    for name, text in (
+        ("ordered", CLICKS.replace("price,shop", "shop,price")),
+        ("headless", "\n".join(lines[1:])),
+        ("repeated", CLICKS.replace("price", "shop")),
+    ):
+        other = tmp_path / f"{name}.csv"
+        other.write_text(text)
+        with pytest.raises(ValueError, match=rf"{name}.csv:1: the header is .*: expected clicked"):
+            evaluation_spans(str(other), layout)
+
+
+def test_a_share_of_a_file_that_does_not_test_is_refused(clicks, tmp_path):
+    (tmp_path / "test.csv").write_text(CLICKS.replace("10.5", "9"))
+    for data, options, whole in (
+        (None, {}, "data=adult"),
+        (clicks[0], {"columns": clicks[1], "test": tmp_path / "test.csv"}, "test=.*test.csv"),
+        (f"{clicks[0]},{tmp_path / 'test.csv'}", {"columns": clicks[1]}, "2 files"),
+    ):
+        with pytest.raises(ValueError, match=f"test_share=0.5 has no effect on {whole}"):
+            load_data(data, PLAIN, test_share=0.5, **options)
 
 
 # ---------------------------------------------------------------------------------------- nothing

@@ -21,6 +21,9 @@ from .parse_line import split_line
 BUNDLED = Path(__file__).parent
 ADULT = BUNDLED / "adult.toml"
 
+DAY_OF_A_WEEK = 1 / 7
+"""Share of a file's lines that test, if none is given: a day of Criteo's week."""
+
 _KINDS = ("adult", "criteo", "csv")
 _FORMS = "adult:DIR, criteo:FILE,FILE,..., csv:FILE, flights or generated:OPTION=NUMBER,..."
 
@@ -30,7 +33,7 @@ def load_data(
     options: ReadOptions,
     *,
     test: Path | None = None,
-    test_share: float = 1 / 7,
+    test_share: float = DAY_OF_A_WEEK,
     columns: Path | None = None,
     rows: Sequence[int] = (100_000,),
 ) -> CTRData:
@@ -78,6 +81,8 @@ def load_data(
         for path in [*paths[1:], *([test] if test else [])]:
             if first and (other := _header(path, description)) != header:
                 raise ValueError(f"{path}:1: the header is {other}, and {header} in {paths[0]}")
+    if test is not None or len(paths) > 1:
+        _check_no_share(test_share, f"test={test}" if test is not None else f"{len(paths)} files")
     train, tests = _split(paths, test, test_share, first)
     return _data(data or kind, layout, train, tests, options)
 
@@ -85,6 +90,7 @@ def load_data(
 def _whole(kind: str, rest: str, options: ReadOptions, test_share: float) -> CTRData:
     """A data set that has both parts."""
     if kind == "adult":
+        _check_no_share(test_share, f"data={kind}")
         return _adult(Path(rest) if rest else None, options)
     if kind == FLIGHTS:
         return flights(options, test_share=test_share)
@@ -94,6 +100,13 @@ def _whole(kind: str, rest: str, options: ReadOptions, test_share: float) -> CTR
             "of its categories has a row of its own"
         )
     return generate(Generated.parse(rest), buffer=options.buffer, test_share=test_share)
+
+
+def _check_no_share(share: float, whole: str) -> None:
+    if share != DAY_OF_A_WEEK:
+        raise ValueError(
+            f"test_share={share} has no effect on {whole}, whose test part is given: leave it out"
+        )
 
 
 def _data(
@@ -122,12 +135,19 @@ def evaluation_spans(data: str, layout: Layout) -> list[Span]:
 
     Raises:
         FileNotFoundError: There is no such file.
+        ValueError: Its header is not that of the layout.
     """
     kind, _, rest = data.partition(":")
     names = rest if kind in _KINDS and rest else data
     if kind == "adult" or Path(names).is_dir():
         return [_adult_span(Path(names), "adult.test")]
-    return [Span(path, int(layout.header)) for path in _paths(names)]
+    paths = _paths(names)
+    for path in paths if layout.header else ():
+        if (found := fields_of_first_line(path, layout)) != list(layout.columns):
+            raise ValueError(
+                f"{path}:1: the header is {','.join(found)}: expected {','.join(layout.columns)}"
+            )
+    return [Span(path, int(layout.header)) for path in paths]
 
 
 def fields_of_first_line(path: Path, layout: Layout) -> list[str]:
