@@ -356,7 +356,13 @@ def test_watching_is_not_counted_as_training() -> None:
 
 def test_errors() -> None:
     p = torch.nn.Parameter(torch.ones(8))
-    with pytest.raises(ValueError, match="every=0"):
-        diagnostics.watch(optim.SGD([p]), every=0)
+    for every in (0, 2.5, float("nan"), True):
+        with pytest.raises(ValueError, match=f"every={every}"):
+            diagnostics.watch(optim.SGD([p]), every=every)
+    optimizer = optim.SGD([p])
+    with diagnostics.watch(optimizer) as w:
+        with pytest.raises(RuntimeError, match="watching already"):
+            w.__enter__()
+        assert optimizer.observers == (w,)
     with pytest.raises(ValueError, match="optimizer is SGD"):
         diagnostics.watch(torch.optim.SGD([p]))

@@ -293,8 +293,15 @@ def test_parameters_that_share_memory_are_refused(dtype, shared, late):
     optimizer.step()
 
 
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 def test_a_parameter_twice_in_a_group_is_refused():
-    """torch warns, and steps it twice."""
-    with pytest.raises(ValueError, match=r"parameter 1 is in its group twice, .* leave one"):
-        optim.AdamW([weight()] * 2)
+    """torch warns when it is added, and steps it twice."""
+    p, other = weight(), weight()
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = optim.AdamW([other, p, p])
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match=r"parameter 2 is in its group twice, .* Leave one"):
+        optimizer.step()
+    assert p.tolist() == [1.0] * 4
+    p.grad = None
+    with pytest.raises(ValueError, match="is in its group twice"):
+        optim.fuse_backward(nn.ParameterList([p, other]), optimizer)

@@ -114,6 +114,8 @@ class Watch:
         return self.total.lost_arithmetic if self.total else float("nan")
 
     def __enter__(self) -> Self:
+        if self in self._optimizer.observers:
+            raise RuntimeError("this watch is watching already: make another one")
         self._optimizer.observers = (*self._optimizer.observers, self)
         return self
 

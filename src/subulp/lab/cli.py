@@ -501,7 +501,13 @@ def _place(tokens: Sequence[str], error: Exception) -> str:
     if named is None or _CONFIG not in given or _is_failure(error):
         return ""
     name, path = named[1], Path(given[given.index(_CONFIG) + 1])
-    if f"--{name.replace('_', '-')}" in given or path.suffix == ".json" or not path.is_file():
+    # --seed sets seeds.
+    option = f"--{name.replace('_', '-')}"
+    if (
+        not {option, option.removesuffix("s")}.isdisjoint(given)
+        or path.suffix == ".json"
+        or not path.is_file()
+    ):
         return ""
     from .engine.config_file import place_of  # noqa: PLC0415
 

@@ -97,6 +97,9 @@ class Optimizer(SavedGroups):
             capturable.check_capture(self.param_groups, self.state, self.observers, scaled=scaled)
         if self._is_dry_run():
             self._create_states()
+            if self.fused is not None:
+                # Zeros, given by hand; zero_grad() leaves gradients to the backward pass.
+                super().zero_grad()
         elif self.fused is None:
             self._take_step()
         else:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import compress, pairwise
+from itertools import compress, count, pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..numerics import format_of
 from ..ops.kinds import Remembered
-from ..ops.pointers import check_plain, is_plain_type
+from ..ops.pointers import check_plain, data_ptrs, is_plain_type
 from ..ops.step.job import is_strict
 from ..ops.strategy import Strategy
 from . import shards
@@ -92,15 +92,8 @@ def _stream(name: str) -> int:
 
 def check_parameters(group: dict[str, Any]) -> None:
     """Raise an error unless every parameter of a group can have the group's precision."""
-    seen: set[int] = set()
     for i, p in enumerate(group["params"]):
         where = _name(group, i)
-        if id(p) in seen:
-            raise ValueError(
-                f"{where} is in its group twice, and would step twice at once: leave "
-                "one of the two out"
-            )
-        seen.add(id(p))
         part = shards.local(p)
         check_plain(where, part)
         shards.check(where, p)
@@ -165,11 +158,17 @@ class Bucket:
 
 def check_separate(bucket: Bucket) -> None:
     """Raise ValueError if parameters of a bucket, which a call updates at once, share memory."""
-    runs = ((p.data_ptr(), p.nbytes, i) for i, p in enumerate(bucket.parts))
-    for (first, nbytes, i), (second, _, j) in pairwise(sorted(run for run in runs if all(run[:2]))):
+    parts = bucket.parts
+    runs = sorted(zip(data_ptrs("params", parts), map(_NBYTES, parts), count()))
+    for (first, nbytes, i), (second, _, j) in pairwise(runs):
         if first + nbytes > second:
             names = {id(p): _name(bucket.group, k) for k, p in enumerate(bucket.group["params"])}
             one, other = (names[id(bucket.params[k])] for k in sorted((i, j)))
+            if one == other:
+                raise ValueError(
+                    f"{one} is in its group twice, and would step twice at once; nothing was "
+                    "updated. Leave one of the two out"
+                )
             raise ValueError(
                 f"{one} and {other} share memory, and would be updated at once; nothing was "
                 "updated. Tie modules by giving both the same Parameter, instead of its .data"

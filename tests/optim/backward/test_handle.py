@@ -309,6 +309,14 @@ def test_wrong_optimizers() -> None:
         optim.fuse_backward(model, optimizer)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripted_models_are_refused() -> None:
+    model = torch.jit.script(nn.Linear(3, 3))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="ScriptModule"):
+        optim.fuse_backward(model, optimizer)
+
+
 def test_reentrant_checkpoints() -> None:
     """They run backward passes of their own; a shared parameter would step between its uses."""
     model = nn.Linear(3, 3)

@@ -84,8 +84,9 @@ def fuse_backward(
 
     Raises:
         ValueError: An argument is out of range or excludes another; the optimizer is not subulp's,
-            is fused already, or has parameters that are not the model's; one of these has a
-            gradient; or the model is wrapped in ``DistributedDataParallel``.
+            is fused already, or has parameters that are not the model's, or that another fused
+            optimizer has; one of these has a gradient; or the model is wrapped in
+            ``DistributedDataParallel``.
     """
     _check_pair(model, optimizer)
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
@@ -130,6 +131,11 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
         )
     if optimizer.fused is not None:
         raise ValueError("the optimizer is fused already: remove its handle first")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            "the model is a torch.jit.ScriptModule, whose parameters cannot be watched from here: "
+            "pass the module that it was made of"
+        )
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
             "the model is wrapped in DistributedDataParallel, which reduces gradients in buckets "
@@ -142,9 +148,15 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
             "waits for a step inside the backward pass is on the host; leave capturable out, or "
             "capture the passes and the step without fuse_backward"
         )
-    in_model = {id(p) for p in model.parameters()}
+    in_model, seen = {id(p) for p in model.parameters()}, set()
     for g, group in enumerate(optimizer.param_groups):
         for i, p in enumerate(group["params"]):
+            if id(p) in seen:
+                raise ValueError(
+                    f"parameter {i} of group {g} (shape {tuple(p.shape)}) is in its group twice: "
+                    "leave one of the two out"
+                )
+            seen.add(id(p))
             if id(p) not in in_model:
                 raise ValueError(
                     f"parameter {i} of group {g} (shape {tuple(p.shape)}) is not in the model: it "

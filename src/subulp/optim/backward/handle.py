@@ -129,7 +129,8 @@ class FusedBackward:
             FloatingPointError: A gradient is not finite and its group's policy is ``"raise"``;
                 nothing was updated.
             RuntimeError: The handle was removed, or ``scaler.update()`` was not called since the
-                last step, or a parameter is no longer the model's; nothing was updated.
+                last step, or a parameter is no longer the model's or the optimizer's, or has a
+                gradient already; nothing was updated.
             ValueError: ``loss`` is an empty sequence, or ``last=False`` in a pass that completes
                 ``accumulate=``.
         """
