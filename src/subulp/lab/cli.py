@@ -112,9 +112,12 @@ def _is_fraction(text: str) -> bool:
     """Whether it is a number that is not written as a whole one."""
     try:
         float(text)
+    except ValueError:
+        return False
+    try:
         int(text)
-    except ValueError as error:
-        return "int()" in str(error)
+    except ValueError:
+        return True
     return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, get_args
 
 from ..numerics import BF16, E4M3, Format
@@ -62,7 +63,8 @@ class HeadOptions:
     def _check_ranges(self) -> None:
         if self.dim < 1 or self.num_labels < 1:
             raise ValueError(f"dim={self.dim} and num_labels={self.num_labels} must be at least 1")
-        if not isinstance(self.chunks, int):
+        chunks: object = self.chunks
+        if not isinstance(chunks, Integral):
             raise ValueError(f"chunks={self.chunks!r} is not a whole number")
         if not 1 <= self.chunks <= self.num_labels:
             raise ValueError(

@@ -181,6 +181,20 @@ def test_leaves_of_others_have_their_gradients_once() -> None:
         assert same_bits(p, q)
 
 
+def step(
+    loss: Tensor, handle: Any, dense: nn.Module, optimizer: Any, max_norm: float | None
+) -> None:
+    """A step, fused if there is a handle."""
+    if handle is not None:
+        handle.backward(loss)
+        return
+    loss.backward()
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_(dense.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 class Segment:
     def __init__(self, layer: nn.Module, rows: nn.Module, *arguments: Tensor) -> None:
         self.layer, self.rows, self.arguments = layer, rows, arguments
@@ -213,14 +227,7 @@ def test_tables_step_once_beside_reentrant_checkpoints(what: str, max_norm: floa
             else:
                 h = checkpoint(segment, torch.zeros(4, 8, requires_grad=True), use_reentrant=True)
             loss = dense[1](h).square().sum()
-            if handle is not None:
-                handle.backward(loss)
-            else:
-                loss.backward()
-                if max_norm is not None:
-                    nn.utils.clip_grad_norm_(dense.parameters(), max_norm)
-                optimizer.step()
-                optimizer.zero_grad()
+            step(loss, handle, dense, optimizer, max_norm)
         assert bag.steps == 2
         runs.append([bag.weight_fp32(), *(p.detach() for p in dense.parameters())])
     for p, q in zip(*runs, strict=True):
@@ -241,14 +248,7 @@ def test_heads_step_once_inside_of_reentrant_checkpoints(max_norm: float | None)
         segment = HeadSegment(dense, head, rows, columns)
         for _ in range(2):
             loss = checkpoint(segment, X.clone().requires_grad_(), use_reentrant=True)
-            if handle is not None:
-                handle.backward(loss)
-            else:
-                loss.backward()
-                if max_norm is not None:
-                    nn.utils.clip_grad_norm_(dense.parameters(), max_norm)
-                optimizer.step()
-                optimizer.zero_grad()
+            step(loss, handle, dense, optimizer, max_norm)
         assert head.steps == 2
         runs.append([head.weight(torch.arange(20)), *(p.detach() for p in dense.parameters())])
     for p, q in zip(*runs, strict=True):
@@ -266,13 +266,7 @@ def test_batch_statistics_count_a_batch_as_often_as_without(reentrant: bool) -> 
         for _ in range(2):
             x = torch.randn(8, 4, requires_grad=True)
             loss = checkpoint(model, x, use_reentrant=reentrant).square().sum()
-            if handle is not None:
-                handle.backward(loss)
-            else:
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
+            step(loss, handle, model, optimizer, 1.0)
         runs.append(list(model.state_dict().values()))
     for p, q in zip(*runs, strict=True):
         assert same_bits(p, q)
