@@ -17,10 +17,14 @@ def main() -> int:
     """Run the command line.
 
     Returns:
-        Its exit code; 2 if the extra ``lab`` is not installed.
+        Its exit code; 2 if the extra ``lab`` is not installed, 130 after Ctrl-C.
     """
     try:
         from .lab.cli import main as command_line  # noqa: PLC0415
+    except KeyboardInterrupt:
+        # Before there is a command line that could say more.
+        print("interrupted", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "subulp":
             raise

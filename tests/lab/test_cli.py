@@ -138,6 +138,19 @@ def test_a_full_disk_is_a_failure_and_says_how_to_go_on(text_file, tmp_path):
     assert main(["train", "--resume", str(out)]) == 0
 
 
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "xmc", "--help"], ["--version"], ["reproduce"]]
+)
+def test_a_full_standard_output_is_a_failure(words, tmp_path):
+    command = [sys.executable, "-m", "subulp", *words]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+        )
+    assert found.returncode == 1
+    assert found.stderr == "error: no space left on device\n"
+
+
 def test_verbose_shows_the_traceback_before_the_same_line(capsys):
     assert main(["-v", "train", "lm", "--steps", "0"]) == 2
     *trace, line = capsys.readouterr().err.splitlines()

@@ -54,6 +54,10 @@ def test_records_as_json_are_all_that_is_printed(tmp_path, capsys):
         ([EXACT, "--seeds", "-1"], "seeds=-1 is out of range"),
         ([EXACT, "--seeds", "x"], "seeds=x is not a list of integers"),
         ([EXACT, "--jobs", "0"], "jobs=0 is out of range: give at least 1"),
+        ([EXACT, "--seeds", "5"], f"seeds=5 has no effect on claims={EXACT} of size=small"),
+        ([EXACT, "--data", "x"], f"data=x has no effect on claims={EXACT} of size=small"),
+        (["collage", "--encoder", "x"], "encoder=x has no effect on claims=collage of size=small"),
+        ([EXACT, "elmo-table2", "--size", "paper"], "size=paper needs data and encoder: give"),
         ([EXACT, "--size", "huge"], 'Invalid value "huge" for --size'),
     ],
 )

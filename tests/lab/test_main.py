@@ -1,10 +1,13 @@
-"""``python -m subulp`` without the lab's packages names them."""
+"""``python -m subulp``: without the lab's packages it names them."""
 
+import sys
 from importlib import metadata
 
 import pytest
 
 from subulp import __main__ as entry
+from subulp import lab
+from subulp.lab import cli
 
 
 def test_all_packages_of_the_lab_are_named(monkeypatch):
@@ -25,3 +28,16 @@ def test_a_package_that_was_never_installed(monkeypatch):
 
     monkeypatch.setattr(metadata, "requires", requires)
     assert entry._packages("cyclopts") == "cyclopts"
+
+
+def test_ctrl_c_before_there_is_a_command_line(monkeypatch, capsys):
+    class Loading:
+        def find_spec(self, name, path, target=None):
+            if name == cli.__name__:
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, cli.__name__)
+    monkeypatch.delattr(lab, "cli")
+    monkeypatch.setattr(sys, "meta_path", [Loading(), *sys.meta_path])
+    assert entry.main() == 130
+    assert capsys.readouterr().err == "interrupted\n"

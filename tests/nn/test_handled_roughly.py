@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from subulp import nn as subulp_nn
 from subulp import optim
@@ -269,3 +270,59 @@ def test_an_order_of_labels_that_was_averaged_is_refused() -> None:
     with pytest.raises(RuntimeError, match="no longer number the labels' rows both ways"):
         average.module(embeddings(), torch.arange(20) % 4, torch.arange(20))
     made.topk(embeddings())
+
+
+# ------------------------------------------------------------------- rows that are replaced
+
+
+class _Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def _arguments(made: nn.Module) -> tuple[Tensor, ...]:
+    if isinstance(made, subulp_nn.ExtremeClassifier):
+        return embeddings().requires_grad_(), ROWS, COLUMNS
+    return (torch.tensor([[1, 2], [3, 4]]),)
+
+
+_REPLACED = "have been replaced by another tensor, whose updates would be lost"
+
+
+@pytest.mark.parametrize("how", ["prune", "parametrize", "weight_norm"])
+@pytest.mark.parametrize("make", [head, table])
+def test_rows_that_others_compute_are_refused(make: Any, how: str) -> None:
+    """Their updates would have gone to a tensor that the next step makes anew."""
+    made = make()
+    ((name, _),) = made.named_parameters()
+    part = made.get_submodule(name.rpartition(".")[0])
+    if how == "prune":
+        prune.l1_unstructured(part, "codes", amount=0.5)
+    elif how == "parametrize":
+        nn.utils.parametrize.register_parametrization(part, "codes", _Doubled())
+    else:
+        with pytest.warns(FutureWarning, match="weight_norm"):
+            nn.utils.weight_norm(part, "codes")
+    with pytest.raises(RuntimeError, match=_REPLACED):
+        made(*_arguments(made))
+
+
+@pytest.mark.parametrize("make", [head, table])
+def test_functional_call_does_not_train_other_rows(make: Any) -> None:
+    made = make()
+    ((name, rows),) = made.named_parameters()
+    before = rows.clone()
+    with pytest.raises(RuntimeError, match=_REPLACED):
+        torch.func.functional_call(made, {name: rows.clone()}, _arguments(made))
+    assert torch.equal(rows, before)
+    made(*_arguments(made)).sum().backward()
+    assert not torch.equal(rows, before)
+
+
+def test_functional_call_may_try_other_rows_in_evaluation() -> None:
+    made = table(cache_fraction=0.0).eval()
+    ((name, rows),) = made.named_parameters()
+    own = made(*_arguments(made))
+    tried = torch.func.functional_call(made, {name: 2 * rows.detach()}, _arguments(made))
+    assert torch.equal(tried, 2 * own)
+    assert torch.equal(made(*_arguments(made)), own)

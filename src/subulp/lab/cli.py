@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import sys
@@ -482,18 +483,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if speaker_of(error) is not None:
             print(getattr(error, "hint", "interrupted"), file=sys.stderr)
         return _failed(error)
+    except OSError as error:
+        # Of --help and --version, which are printed before a command begins.
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        return _failed(error)
 
 
 def _failed(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return _BY_SIGNAL + getattr(error, "signum", signal.SIGINT)
-    # A run that diverged and a process that died are not wrong input.
+    # A run that diverged, a process that died and a full disk are not wrong input.
     return FAILED if _is_failure(error) else WRONG_INPUT
 
 
 def _is_failure(error: BaseException) -> bool:
     from .engine.files import UnwritableError  # noqa: PLC0415
 
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return True
     return isinstance(error, FloatingPointError | ChildProcessError | UnwritableError)
 
 

@@ -74,8 +74,16 @@ def reproduce(
         check_range("jobs", jobs, 1)
     chosen = find(claims)
     # All are checked before the first one trains for hours.
-    for claim in chosen:
-        check_runnable(claim, size)
+    options = Options(size, seeds, data, encoder)
+    experiments = [check_runnable(claim, size) for claim in chosen]
+    read = frozenset[str]().union(*(experiment.reads(options) for experiment in experiments))
+    for name in ("seeds", "data", "encoder"):
+        if (value := getattr(options, name)) is not None and name not in read:
+            text = ",".join(map(str, value)) if name == "seeds" else value
+            raise ValueError(
+                f"{name}={text} has no effect on claims={','.join(claims)} of size={size}: leave "
+                "it out"
+            )
     errors = console.errors()
     if size == "smallest" and jobs is None:
         # Starting a process takes longer than the run.
@@ -83,7 +91,7 @@ def reproduce(
     watch = Watch(errors.print, lambda plan: reporter(plan, errors), jobs)
     files = []
     for claim in chosen:
-        written = run(claim, Options(size, seeds, data, encoder), out, watch)
+        written = run(claim, options, out, watch)
         files.append(record_file(out / RECORDS, claim.name, size))
         if not json:
             print_record(output, claim, written)

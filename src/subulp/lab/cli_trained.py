@@ -26,7 +26,7 @@ def predict(
     *,
     precision: str | None = None,
     seed: int | None = None,
-    k: int = 5,
+    k: Annotated[int | None, Parameter(show_default=False)] = None,
     format: Literal["jsonl", "tsv"] = "jsonl",
     out: Path | None = None,
     batch_size: int = 256,
@@ -47,7 +47,7 @@ def predict(
             Text may be .gz.
         precision: Precision of the model; without it, the best one is taken and named.
         seed: Seed of the model, likewise.
-        k: Labels per instance, for xmc and image.
+        k: Labels per instance, for xmc and image; by default 5.
         format: jsonl, one object per line; or tsv, a header and rows.
         out: File to write, which is replaced; without it, standard output.
         batch_size: Instances per batch.

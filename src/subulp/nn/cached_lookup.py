@@ -18,7 +18,7 @@ from .cached_table import CachedTable, CacheMemory, EmbeddingTable
 from .derivatives import check_no_tangent, is_tracing, once_differentiable
 from .fixed_dtypes import FixedDtypes
 from .module_state import check_state, new_state, read_state
-from .row_parameter import RowParameter
+from .row_parameter import RowParameter, rows_that_train
 from .seeds import seed_of
 from .table_part import TablePart
 from .training import check_one_process, inside_backward
@@ -87,6 +87,9 @@ class CachedLookup(FixedDtypes):
     def _codes(self) -> list[RowParameter]:
         return [table.codes for table in self._tables()]
 
+    def _frozen(self) -> list[bool]:
+        return [rows_that_train(rows).frozen for rows in self._codes()]
+
     @property
     def row_shapes(self) -> Sequence[tuple[int, int]]:
         """Number of rows, and numbers per row, of each table."""
@@ -117,8 +120,7 @@ class CachedLookup(FixedDtypes):
                 "program would return what memory holds; use torch.export"
             )
         grads = torch.is_grad_enabled()
-        frozen = all(table.codes.frozen for table in self._tables())
-        update = self.training and grads and not frozen
+        update = self.training and grads and not all(self._frozen())
         if update:
             remedy = "Split the tables: nn.ShardedCachedEmbeddingBags(tables, mesh)"
             check_one_process(type(self).__name__, remedy)

@@ -20,7 +20,7 @@ from ..ops.embedding import Table
 from ..ops.embedding.job import EMPTY, FLUSH_SLOT, MAX_WAYS, Policy
 from ..ops.embedding.rows import encode, find, set_of
 from .fixed_dtypes import FixedDtypes
-from .row_parameter import RowParameter, memory_of
+from .row_parameter import RowParameter, memory_of, rows_that_train
 from .row_table import (
     LAYOUT,
     RowTable,
@@ -215,7 +215,8 @@ class CachedTable(FixedDtypes):
     @property
     def codes(self) -> RowParameter:
         """The stored rows."""
-        return self._modules["table"]._parameters["codes"]  # type: ignore[union-attr,return-value]
+        rows = self._modules["table"]._parameters.get("codes")  # type: ignore[union-attr]
+        return rows_that_train(None) if rows is None else rows  # type: ignore[return-value]
 
     @property
     def _rows(self) -> RowTable:

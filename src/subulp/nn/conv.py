@@ -18,6 +18,7 @@ from .narrow import (
     ACTIVATION_DTYPES,
     NATIVE_ON_GPU,
     autocast_operands,
+    draw_wide,
     gradient_dtype,
     without_autocast,
 )
@@ -79,6 +80,10 @@ class Conv2d(torch.nn.Conv2d):
     Created in torch's default dtype like its parent; ``.to(torch.bfloat16)`` (or FP16, FP8) makes
     it narrow. See :func:`narrow_conv2d` for what is computed and kept.
     """
+
+    def reset_parameters(self) -> None:
+        """As in torch; parameters in FP8 are drawn in FP32 and rounded."""
+        draw_wide(self, super().reset_parameters)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: _Pair = (0, 0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .derivatives import once_differentiable
 from .dtensors import embedding_of_shards, is_dtensor
-from .narrow import gradient_dtype
+from .narrow import draw_wide, gradient_dtype
 
 
 def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
@@ -52,10 +52,23 @@ class Embedding(torch.nn.Embedding):
     Args:
         num_embeddings: Number of rows.
         embedding_dim: Numbers per row.
+        device: Device of the table (default: torch's).
+        dtype: Dtype of the table (default: torch's).
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
-        super().__init__(num_embeddings, embedding_dim)
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """As in torch; parameters in FP8 are drawn in FP32 and rounded."""
+        draw_wide(self, super().reset_parameters)
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> Self:  # type: ignore[override]

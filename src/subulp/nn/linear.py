@@ -27,6 +27,7 @@ from .narrow import (
     ACTIVATION_DTYPES,
     NATIVE_ON_GPU,
     autocast_operands,
+    draw_wide,
     gradient_dtype,
     without_autocast,
 )
@@ -160,6 +161,10 @@ class Linear(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         check_products(products)
         self.products = products
+
+    def reset_parameters(self) -> None:
+        """As in torch; parameters in FP8 are drawn in FP32 and rounded."""
+        draw_wide(self, super().reset_parameters)
 
     def forward(self, input: Tensor) -> Tensor:
         """``(..., in_features)`` to ``(..., out_features)``, in the dtype of the input."""

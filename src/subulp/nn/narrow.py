@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -30,6 +31,25 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)
+
+
+def draw_wide(layer: torch.nn.Module, draw: Callable[[], None]) -> None:
+    """Initial parameters of a layer; those in FP8, of which torch draws none, in FP32 and rounded.
+
+    Args:
+        layer: The layer.
+        draw: Fills its parameters, whatever their dtype.
+    """
+    narrow = [
+        (parameter, parameter.dtype)
+        for parameter in layer.parameters(recurse=False)
+        if parameter.is_floating_point() and parameter.dtype.itemsize == 1
+    ]
+    for parameter, _ in narrow:
+        parameter.data = parameter.data.float()
+    draw()
+    for parameter, dtype in narrow:
+        parameter.data = parameter.data.to(dtype)
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:

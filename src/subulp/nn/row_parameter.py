@@ -101,6 +101,24 @@ class RowParameter(nn.Parameter):
         torch.utils.swap_tensors(self, rows)  # type: ignore[no-untyped-call]
 
 
+def rows_that_train(rows: Tensor | None) -> RowParameter:
+    """A table's stored rows, if they are its own.
+
+    Args:
+        rows: What the table has in their place; ``None`` if they are gone.
+
+    Raises:
+        RuntimeError: They have been replaced.
+    """
+    if isinstance(rows, RowParameter):
+        return rows
+    raise RuntimeError(
+        "the stored rows of a table have been replaced by another tensor, whose updates would be "
+        "lost, as pruning, parametrizations, weight norms and torch.func.functional_call do: leave "
+        "heads and tables out of them (functional_call may have their rows in eval())"
+    )
+
+
 def memory_of(rows: Tensor) -> Tensor:
     """A plain tensor with the memory of stored rows."""
     return Tensor.detach(rows)

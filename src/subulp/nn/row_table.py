@@ -23,7 +23,7 @@ from .dtensors import is_dtensor
 from .fixed_dtypes import FixedDtypes
 from .ranks import Ranks
 from .row_exchange import from_whole, permuted, to_dtensor, whole_fault
-from .row_parameter import RowParameter, memory_of
+from .row_parameter import RowParameter, memory_of, rows_that_train
 from .row_shards import RowShards, Run
 
 Storage = str | tuple[int, int] | Format | IntFormat
@@ -214,7 +214,7 @@ class RowTable(FixedDtypes):
     @property
     def frozen(self) -> bool:
         """Whether ``requires_grad_(False)`` keeps the rows as they are."""
-        return self.codes.frozen
+        return rows_that_train(self.codes).frozen
 
     def check_dtype(self) -> None:
         """Raise RuntimeError if somebody has cast the rows to another dtype than their format's."""

@@ -222,7 +222,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         fault: Exception | None,
     ) -> Tensor:
         grads = torch.is_grad_enabled()
-        frozen = [p.frozen for p in self._codes()]
+        frozen = self._frozen()
         update = self.training and grads and not all(frozen)
         weighs = weights is not None and weights.requires_grad and grads
         given = None if weights is None else weights.detach()

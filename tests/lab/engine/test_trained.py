@@ -261,6 +261,19 @@ def test_what_are_no_clicks(runs, content, message, tmp_path, capsys):
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "k", "message"),
+    [
+        ("ctr", "3", "k=3 has no effect on a click model, which has one label"),
+        ("image", "11", "k=11 is out of range: give from 1 to 10"),
+    ],
+)
+def test_more_labels_than_a_model_has(runs, name, k, message, tmp_path, capsys):
+    (tmp_path / "file").write_text("1\n")
+    assert main(["predict", str(runs(name).directory), str(tmp_path / "file"), "--k", k]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "use"), [("lm", "sample"), ("image", "predict")])
 def test_a_task_names_the_command_that_uses_it(runs, name, use, tmp_path, capsys):
     (tmp_path / "file").write_text("a\n")

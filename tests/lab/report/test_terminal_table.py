@@ -48,6 +48,15 @@ def test_a_drop_below_a_baseline_that_is_not_there_is_no_divergence():
     assert "diverged" not in render([run], metrics=(drop,))
 
 
+def test_a_measure_that_the_test_part_does_not_have_is_no_divergence():
+    """No AUC of examples of one class."""
+    area = Metric("AUC", "AUC", "{:.2f}", "AUC", "")
+    run = dataclasses.replace(summary("int8"), metrics={"AUC": math.nan, "log_loss": 0.5})
+    assert "diverged" not in render([run], metrics=(area,))
+    run.metrics["log_loss"] = math.nan
+    assert "diverged" in render([run], metrics=(area,))
+
+
 def test_a_diverged_run_says_so():
     assert "diverged" in render([summary("master"), summary("nearest", perplexity=math.inf)])
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from .config import RunConfig
+from .config import RunConfig, check_range
 from .loop import resolve_device, thread_count
 from .machine import check_kernels
 from .run_directory import CONFIG, read_config
@@ -19,6 +19,9 @@ from .saved_model import ModelName, SavedModel, Weights, choose_models, open_mod
 from .task import task_named
 
 Form = Literal["jsonl", "tsv"]
+
+LABELS = 5
+"""Labels that are predicted of an instance if no number is given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +63,21 @@ class TrainedModel(ABC):
         """
 
     def predict_file(
-        self, path: Path, out: BinaryIO, *, k: int = 5, form: Form = "jsonl", batch: int = 256
+        self,
+        path: Path,
+        out: BinaryIO,
+        *,
+        k: int | None = None,
+        form: Form = "jsonl",
+        batch: int = 256,
     ) -> int:
         """Write a prediction for each instance of a file.
 
         Args:
             path: The file.
             out: Where to write, UTF-8.
-            k: Labels of an instance, where there are several (default: 5).
+            k: Labels of an instance, where there are several; ``None`` is :data:`LABELS`, or as
+                many as there are (default: ``None``).
             form: ``"jsonl"``: an object a line; ``"tsv"``: a header, then rows (default:
                 ``"jsonl"``).
             batch: Instances at a time (default: 256).
@@ -186,3 +196,19 @@ def _check_data(run: Path, config: RunConfig, digest: str) -> None:
         raise ValueError(
             f"run={run} was trained on other data than there is now: give the data with --data"
         )
+
+
+def labels_wanted(k: int | None, count: int) -> int:
+    """How many labels to predict of an instance.
+
+    Args:
+        k: What was asked for; ``None`` is :data:`LABELS`, or all of them.
+        count: Labels that there are.
+
+    Raises:
+        ValueError: There are fewer than were asked for, or none is asked for.
+    """
+    if k is None:
+        return min(LABELS, count)
+    check_range("k", k, 1, count)
+    return k

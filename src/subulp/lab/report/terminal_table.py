@@ -159,6 +159,11 @@ def _metric(metric: Metric, runs: Sequence[Summary]) -> str:
     # A drop below the baseline, and there is no baseline.
     if metric.drop_of is not None and not all(map(math.isfinite, values)):
         return "-"
+    # No AUC of examples that are all of one class; where all is NaN, the run diverged.
+    if any(map(math.isnan, values)) and all(
+        any(map(math.isfinite, s.metrics.values())) for s in runs
+    ):
+        return "-"
     return _spread(metric.style, values)
 
 

@@ -102,6 +102,20 @@ class Options:
             raise ValueError(f"size=paper needs data: give --data, {what}")
 
 
+class _Noting(Options):
+    """Options that note which of them are read."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("seeds", "data", "encoder"):
+            self.noted().add(name)
+        return super().__getattribute__(name)
+
+    def noted(self) -> set[str]:
+        """What has been read: names of attributes."""
+        found: set[str] = vars(self).setdefault("_noted", set())
+        return found
+
+
 def nothing_more(_: Found) -> tuple[Observation, ...]:
     """No numbers follow from others."""
     return ()
@@ -123,6 +137,12 @@ class Experiment:
     sizes: Mapping[Size, str]
     parts: Callable[[Options], tuple[Part, ...]]
     derive: Callable[[Found], tuple[Observation, ...]] = nothing_more
+
+    def reads(self, options: Options) -> frozenset[str]:
+        """Which of a caller's options decide about it: names of attributes."""
+        noting = _Noting(**vars(options))
+        self.parts(noting)
+        return frozenset(noting.noted())
 
     def whole(self, found: Iterable[Found]) -> Found:
         """What all parts have found, and what follows from it."""

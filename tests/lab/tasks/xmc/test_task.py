@@ -333,6 +333,10 @@ def test_fields_out_of_range(field, value):
             "encoder_precision=nearest has no effect on precision=fp32,renee",
         ),
         (
+            {"encoder_precision": "collage-plus", "precision": ("fp32",)},
+            "encoder_precision=collage-plus has no effect on precision=fp32, whose encoder is",
+        ),
+        (
             {"encoder_precision": "fp32", "linear": ("mor-2way",)},
             "encoder_precision=fp32 and linear=mor-2way contradict each other",
         ),
@@ -341,6 +345,23 @@ def test_fields_out_of_range(field, value):
 def test_strategies_that_no_encoder_can_have(options, message):
     with pytest.raises(ValueError, match=message):
         XMCConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head_fraction": 0.2}, "head_fraction=0.2 has no effect on precision=sampled,renee"),
+        ({"scale": "table"}, "scale=table has no effect on precision=sampled,renee, whose rows"),
+        ({"refine_lr": 0.1}, "refine_lr=0.1 has no effect without refine_epochs"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        XMCConfig(precision=("sampled", "renee"), **options)
+    name = next(iter(options))
+    more = {"refine_epochs": 1} if name == "refine_lr" else {}
+    config = XMCConfig(precision=("fp8",), **options, **more)
+    assert getattr(config, name) == options[name]
 
 
 @pytest.mark.parametrize(

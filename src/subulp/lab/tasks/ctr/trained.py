@@ -94,7 +94,13 @@ class Trained(TrainedModel):
         return measures(part, self.encode, self._dlrm, self.built.positive_share, self.device)
 
     def predict_file(
-        self, path: Path, out: BinaryIO, *, k: int = 5, form: Form = "jsonl", batch: int = 256
+        self,
+        path: Path,
+        out: BinaryIO,
+        *,
+        k: int | None = None,
+        form: Form = "jsonl",
+        batch: int = 256,
     ) -> int:
         """Write the probability of a click for every example of a file.
 
@@ -102,6 +108,8 @@ class Trained(TrainedModel):
         missing. All of it is checked before anything is written.
         """
         check_range("batch", batch, 1)
+        if k is not None:
+            raise ValueError(f"k={k} has no effect on a click model, which has one label")
         layout = self._unlabelled(path)
         if not sum(map(len, _blocks(layout, path))):
             raise ValueError(f"file={path} has no examples: give one a line")

@@ -19,7 +19,7 @@ from ...data.room import check_room
 from ...engine.config import check_range
 from ...engine.predictions import Label, shortest, write_labels
 from ...engine.saved_model import SavedModel, Weights
-from ...engine.trained import Form, TrainedModel
+from ...engine.trained import Form, TrainedModel, labels_wanted
 from .config import ImageConfig
 from .images import in_batches, load_images, read_images, standardised
 from .resnet import ResNet18, Shape
@@ -97,7 +97,13 @@ class Trained(TrainedModel):
         return evaluate(self.model, self._logits, batches)
 
     def predict_file(
-        self, path: Path, out: BinaryIO, *, k: int = 5, form: Form = "jsonl", batch: int = 256
+        self,
+        path: Path,
+        out: BinaryIO,
+        *,
+        k: int | None = None,
+        form: Form = "jsonl",
+        batch: int = 256,
     ) -> int:
         """Write the most probable classes of every picture of a file.
 
@@ -106,9 +112,9 @@ class Trained(TrainedModel):
         """
         classes = self.built.shape["classes"]
         check_range("batch", batch, 1)
-        check_range("k", k, 1)
+        k = labels_wanted(k, classes)
         pictures = self._read(path)
-        return write_labels(self._predict(pictures, min(k, classes), batch), out, form)
+        return write_labels(self._predict(pictures, k, batch), out, form)
 
     @torch.no_grad()
     def topk(self, pictures: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:

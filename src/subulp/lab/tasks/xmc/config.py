@@ -32,6 +32,8 @@ _BAG_FIELDS = ("width", "layers", "max_terms")
 _TRANSFORMER_FIELDS = ("max_length", "pooling")
 """Fields of a transformer alone; ``None`` with the bag encoder."""
 
+_REFINE_LR = 0.05
+
 _WITHOUT_DEFAULT = Parameter(show_default=False)
 
 PLUS = "collage-plus"
@@ -65,7 +67,7 @@ class XMCConfig(LinearConfig):
         "mor_gradients": None,
         "output_layer": "normalized",
         "refine_epochs": 0,
-        "refine_lr": 0.05,
+        "refine_lr": _REFINE_LR,
     }
 
     preset: Annotated[str | None, COMPARED] = None
@@ -182,7 +184,7 @@ class XMCConfig(LinearConfig):
     its rows are then stored in BF16, or FP32 if they were. The refined one is measured and
     saved."""
 
-    refine_lr: Annotated[float, OPTIMIZER] = 0.05
+    refine_lr: Annotated[float, OPTIMIZER] = _REFINE_LR
     """Learning rate of these passes, for a loss that is summed over the batch; falls linearly."""
 
     warmup: Annotated[float | None, OPTIMIZER] = overridable(0.1)
@@ -253,20 +255,35 @@ class XMCConfig(LinearConfig):
                     f"linear={','.join(self.linear)} contradict each other: linear is for an "
                     "encoder in BF16; leave one of the two out"
                 )
-        if set(self.precision) <= set(self.plain_precisions):
-            for name, value, defaults in (
-                ("linear", ",".join(self.linear), (PLAIN,)),
-                ("encoder_precision", self.encoder_precision, (KAHAN, PLUS)),
-            ):
-                if value not in defaults:
-                    raise ValueError(
-                        f"{name}={value} has no effect on precision={','.join(self.precision)}, "
-                        f"whose encoder is in FP32: add another precision, or leave {name} out"
-                    )
+        self._check_effects()
         if self.layers == 0 and self.linear != (PLAIN,):
             raise ValueError(
                 f"layers=0 and linear={','.join(self.linear)} contradict each other: linear is for "
                 "the products of the bag encoder's layers; give --layers 1, or leave layers out"
+            )
+
+    def _check_effects(self) -> None:
+        """Raise ValueError for what is given and would change nothing."""
+        encoder, rows = {}, {}
+        if set(self.precision) <= set(self.plain_precisions):
+            # Files have KAHAN there, see _resolve.
+            encoder = {"linear": (PLAIN,), "encoder_precision": KAHAN}
+        if set(self.precision) <= set(BASELINES):
+            rows = {"head_fraction": 0.0, "scale": "none"}
+        for plain, what in ((encoder, "encoder is"), (rows, "rows are")):
+            for name, default in plain.items():
+                value = getattr(self, name)
+                if value in (None, default):
+                    continue
+                text = ",".join(value) if isinstance(value, tuple) else value
+                raise ValueError(
+                    f"{name}={text} has no effect on precision={','.join(self.precision)}, "
+                    f"whose {what} in FP32: add another precision, or leave {name} out"
+                )
+        if not self.refine_epochs and self.refine_lr != _REFINE_LR:
+            raise ValueError(
+                f"refine_lr={self.refine_lr} has no effect without refine_epochs: give "
+                "refine_epochs too, or leave refine_lr out"
             )
 
     def _check_length(self) -> None:

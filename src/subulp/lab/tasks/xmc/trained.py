@@ -20,7 +20,7 @@ from ...engine.config import check_range
 from ...engine.linear_operands import Variant
 from ...engine.predictions import Label, shortest, write_labels
 from ...engine.saved_model import SavedModel, Weights
-from ...engine.trained import Form, TrainedModel
+from ...engine.trained import Form, TrainedModel, labels_wanted
 from .config import XMCConfig
 from .linear_layers import change_layers
 from .preprocessing import SETTINGS, Lines, Preprocessor, load_preprocessor, to_device
@@ -109,7 +109,13 @@ class Trained(TrainedModel):
         return evaluate(config, text, self.modules)
 
     def predict_file(
-        self, path: Path, out: BinaryIO, *, k: int = 5, form: Form = "jsonl", batch: int = 256
+        self,
+        path: Path,
+        out: BinaryIO,
+        *,
+        k: int | None = None,
+        form: Form = "jsonl",
+        batch: int = 256,
     ) -> int:
         """Write the most probable labels of every line of a file.
 
@@ -117,7 +123,7 @@ class Trained(TrainedModel):
         read twice: once to check all of it before anything is written, and once batch by batch.
         Memory holds 8 bytes a line, and one batch. The last bits of scores may depend on ``batch``.
         """
-        check_range("k", k, 1, self.num_labels)
+        k = labels_wanted(k, self.num_labels)
         check_range("batch", batch, 1)
         if not path.is_file():
             raise FileNotFoundError(
