@@ -333,10 +333,6 @@ def test_fields_out_of_range(field, value):
             "encoder_precision=nearest has no effect on precision=fp32,renee",
         ),
         (
-            {"encoder_precision": "collage-plus", "precision": ("fp32",)},
-            "encoder_precision=collage-plus has no effect on precision=fp32, whose encoder is",
-        ),
-        (
             {"encoder_precision": "fp32", "linear": ("mor-2way",)},
             "encoder_precision=fp32 and linear=mor-2way contradict each other",
         ),

@@ -266,14 +266,15 @@ class XMCConfig(LinearConfig):
         """Raise ValueError for what is given and would change nothing."""
         encoder, rows = {}, {}
         if set(self.precision) <= set(self.plain_precisions):
-            # Files have KAHAN there, see _resolve.
-            encoder = {"linear": (PLAIN,), "encoder_precision": KAHAN}
+            # Files have KAHAN there, see _resolve, and a configuration of others that is given
+            # these precisions may have PLUS.
+            encoder = {"linear": ((PLAIN,),), "encoder_precision": (KAHAN, PLUS)}
         if set(self.precision) <= set(BASELINES):
-            rows = {"head_fraction": 0.0, "scale": "none"}
+            rows = {"head_fraction": (None, 0.0), "scale": ("none",)}
         for plain, what in ((encoder, "encoder is"), (rows, "rows are")):
-            for name, default in plain.items():
+            for name, without in plain.items():
                 value = getattr(self, name)
-                if value in (None, default):
+                if value in without:
                     continue
                 text = ",".join(value) if isinstance(value, tuple) else value
                 raise ValueError(
