@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from subulp import nn, numerics
+from subulp import nn, numerics, optim
 from subulp.diagnostics import exponent_histogram
 
 
@@ -92,3 +92,17 @@ def test_ranges_are_the_papers():
 def test_integers_are_refused():
     with pytest.raises(ValueError, match=r"dtype torch.int64: exponents are those of floating"):
         exponent_histogram(torch.arange(3))
+
+
+@pytest.mark.parametrize("storage", ["int8", "bf16", "fp32"])
+def test_rows_in_a_cache_count_as_they_are_there(storage):
+    """Those are the rows that train; what is stored of them is out of date until they leave."""
+    bag = nn.CachedEmbeddingBag(200, 8, storage, cache_fraction=0.1, seed=0)
+    optim.RowSGD(bag, lr=50.0)
+    for _ in range(3):
+        bag(torch.arange(20).view(4, 5)).sum().backward()
+    found = exponent_histogram(bag)
+    assert found == exponent_histogram(bag.weight_fp32())
+    bag.flush()
+    if storage == "fp32":
+        assert exponent_histogram(bag) == found

@@ -107,3 +107,24 @@ def test_bad_input():
         diagnostics.record_mix(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="every=0 is out of range"):
         diagnostics.record_mix(m, every=0)
+
+
+@pytest.mark.parametrize("every", [0, 2.5, math.nan, True, "1"])
+def test_records_are_of_every_so_many_whole_steps(every):
+    with pytest.raises(ValueError, match=r"every=.* is out of range: a whole number of steps"):
+        diagnostics.record_mix(model(MoR("tensor")), every)
+
+
+def test_a_record_is_entered_once_at_a_time():
+    net = model(MoR("tensor"))
+    record = diagnostics.record_mix(net)
+    with record:
+        with pytest.raises(RuntimeError, match="being kept already"):
+            record.__enter__()
+        step(net, inputs())
+    kept = len(record.history)
+    step(net, inputs())
+    assert len(record.history) == kept > 0
+    with record:
+        step(net, inputs())
+    assert len(record.history) > kept

@@ -83,6 +83,32 @@ def test_the_whole_expansion_counts() -> None:
     assert w.effective_descent_quality == pytest.approx(w.total.update_norm, rel=2**-12)
 
 
+@pytest.mark.parametrize("precision", ["kahan", "collage-light"])
+@pytest.mark.parametrize("arithmetic", ["wide", "strict"])
+def test_what_is_beyond_fp32_counts(precision: str, arithmetic: str) -> None:
+    """A second component holds updates of 2**-27 beside 1, whose sum FP32 has not."""
+    p = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    optimizer = optim.SGD([p], lr=1.0, precision=precision, arithmetic=arithmetic)
+
+    def exact() -> torch.Tensor:
+        names = ("compensation", "parameter_low")
+        return p.detach().double() + sum(
+            optimizer.state[p][n].double() for n in names if n in optimizer.state[p]
+        )
+
+    with diagnostics.watch(optimizer) as w:
+        for _ in range(3):
+            before = exact()
+            p.grad = torch.full((64,), 2.0**-27, dtype=torch.bfloat16)
+            optimizer.step()
+            moved = exact() - before
+            assert w.lost_arithmetic == float((moved == 0).double().mean())
+            assert w.total is not None
+            assert w.total.effective_update_norm == pytest.approx(float(moved.norm()), rel=1e-12)
+    if (precision, arithmetic) != ("collage-light", "wide"):
+        assert w.lost_arithmetic == 0.0
+
+
 def test_groups_add_up() -> None:
     params, gradients = model_and_gradients(1)
     groups = [{"params": params[:1], "precision": "nearest"}, {"params": params[1:], "lr": 1e-2}]

@@ -12,10 +12,12 @@ from torch import nn
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
+    from lightning.fabric import Fabric
     from lightning.fabric.plugins.precision.amp import _optimizer_handles_unscaling
     from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.core.optimizer import LightningOptimizer
 
-from subulp import optim
+from subulp import diagnostics, optim
 from subulp.integrations.lightning import FusedBackwardMixin, FusedHalfPrecision
 
 pytestmark = [
@@ -235,3 +237,65 @@ def test_only_scalers_are_told_that_a_step_unscales():
     scaler.scale(parameter.sum() * torch.inf).backward()
     scaler.step(optimizer)
     assert optimizer.skipped_steps == 1
+
+
+class Clips(Plain):
+    """Lightning's way to clip by one's own limit."""
+
+    def configure_gradient_clipping(self, optimizer, *_, **__):
+        self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm")
+
+
+def test_the_modules_own_clipping_is_refused_unless_it_is_the_steps():
+    with pytest.raises(
+        RuntimeError, match="clipped by max_norm=None, clip_value=None: let Trainer"
+    ):
+        fit(Clips(), plugins=[FusedHalfPrecision()])
+    modules = [Clips(), Clips()]
+    fit(modules[0], precision="bf16-true")
+    fit(modules[1], plugins=[FusedHalfPrecision()], gradient_clip_val=0.01)
+    assert same(*modules)
+
+
+class Changes(pl.Callback):
+    """Another limit, and more passes a step, from the third step on."""
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == 2:
+            trainer.gradient_clip_val = 0.02
+
+
+@pytest.mark.parametrize("kind", ["mixin", "plugin"])
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_a_limit_that_a_callback_changes(kind, limit):
+    modules = [Plain(), Mixed() if kind == "mixin" else Plain()]
+    plugins = [[], [FusedHalfPrecision()] if kind == "plugin" else []]
+    for module, plugin in zip(modules, plugins, strict=True):
+        fit(module, plugins=plugin, gradient_clip_val=limit, callbacks=[Changes()])
+    assert same(*modules)
+
+
+@pytest.mark.parametrize("scheduling", [{0: 1, 1: 2}, {0: 4, 1: 2}], ids=str)
+def test_more_or_fewer_passes_a_step_from_an_epoch_on(scheduling):
+    modules = [Plain(), Mixed()]
+    for module in modules:
+        fit(module, callbacks=[pl.callbacks.GradientAccumulationScheduler(scheduling)], epochs=3)
+    assert same(*modules)
+
+
+def test_wrappers_of_optimizers_are_not_fused():
+    """They pass for subclasses of what they wrap, and what is set on them reaches nobody."""
+    model = Plain()
+    inner = optim.AdamW(model.parameters(), lr=0.01)
+    wrappers = [LightningOptimizer(inner), Fabric(accelerator="cpu").setup(model, inner)[1]]
+    for wrapper in wrappers:
+        for call in (
+            lambda w=wrapper: optim.fuse_backward(model, w),
+            lambda w=wrapper: w.change_precision("master"),
+            lambda w=wrapper: diagnostics.watch(w),
+        ):
+            with pytest.raises(
+                ValueError, match=r"a wrapper around the one that steps: .*optimizer"
+            ):
+                call()
+        assert wrapper.optimizer is inner

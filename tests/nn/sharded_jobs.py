@@ -248,6 +248,10 @@ def faults(mesh: DeviceMesh, ranks: int, rank: int) -> dict[str, str]:
         nn.ShardedCachedEmbeddingBags(tables(), mesh, mode="mean" if last else "sum")
     with caught(seen, "seeds"):
         nn.ShardedCachedEmbeddingBags(tables(), mesh, seed=1 if last else 2)
+    with caught(seen, "rows asked for"):
+        bags.weight_fp32(0, rank, rank + 2)
+    with caught(seen, "no such rows"):
+        bags.weight_fp32(0, 0, 10**6)
     same = all(torch.equal(bags.weight_fp32(i), b) for i, b in enumerate(before))
     seen["rows"] = f"{'unchanged' if same else 'changed'}, {bags.steps} steps"
     with caught(seen, "afterwards"):

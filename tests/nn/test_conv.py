@@ -132,3 +132,16 @@ def test_autocast_casts_like_torch(monkeypatch):
 def test_bad_input(x, weight, message):
     with pytest.raises(ValueError, match=message):
         narrow_conv2d(x, weight)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_one_number_is_for_both_dimensions(dtype):
+    x, weight, b = problem(dtype, groups=2)
+    runs = []
+    for options in ((2, 1, 2), ((2, 2), (1, 1), (2, 2))):
+        leaves = leaf(x), leaf(weight), leaf(b)
+        y = narrow_conv2d(*leaves, *options, groups=2)
+        y.sum().backward()
+        runs.append([y, *(each.grad for each in leaves)])
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one.float(), other.float())

@@ -13,6 +13,7 @@ from subulp import nn, optim
 from subulp.nn import MoR, MoRLinear
 from subulp.nn.kept_weight import KeptWeight
 from subulp.nn.mor_linear import mor_linear
+from subulp.numerics import metrics
 from subulp.ops.mixture import KeptEncoding
 from tests.ops.support import environment, interpreted
 
@@ -295,3 +296,18 @@ def test_a_single_zero_is_written(by_triton):
         assert torch.equal(layer(torch.ones(3, 1, dtype=torch.bfloat16)), layer.bias.expand(3, 1))
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.parametrize("flushes", [0.0, 1.0])
+def test_a_metric_of_the_same_name_decides_anew(flushes):
+    metrics.register("ours", lambda stored, _: torch.zeros_like(stored))
+    try:
+        layer = MoRLinear(64, 64, mor=MoR("tensor", metric="ours")).eval()
+        layer(torch.ones(4, 64))
+        assert layer.mix["weight"].shares["e4m3"] == 1.0
+        metrics.unregister("ours")
+        metrics.register("ours", lambda stored, _: torch.full_like(stored, flushes))
+        layer(torch.ones(4, 64))
+        assert layer.mix["weight"].shares == layer.mix["input"].shares
+    finally:
+        metrics.unregister("ours")

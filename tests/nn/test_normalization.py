@@ -95,3 +95,33 @@ def test_narrow_activations_stay_narrow_and_are_summed_wide(dtype):
 def test_a_matrix_is_refused():
     with pytest.raises(ValueError, match="expected 4D input"):
         nn.BatchNorm2d(5)(torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("how", ["dtype", "default", "assigned", "cast"])
+def test_statistics_stay_in_fp32_however_a_module_is_made(dtype, how):
+    x = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    if how == "dtype":
+        layer = nn.BatchNorm2d(4, dtype=dtype)
+    elif how == "default":
+        torch.set_default_dtype(dtype)
+        try:
+            layer = nn.BatchNorm2d(4)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    elif how == "assigned":
+        layer = nn.BatchNorm2d(4)
+        layer.load_state_dict(torch.nn.BatchNorm2d(4).to(dtype).state_dict(), assign=True)
+    else:
+        layer = nn.BatchNorm2d(4).to(dtype)
+    expected = torch.nn.BatchNorm2d(4)
+    assert layer.weight.dtype == dtype
+    assert torch.equal(layer(x), expected(x))
+    assert layer.running_mean.dtype == layer.running_var.dtype == torch.float32
+    assert torch.equal(layer.running_var, expected.running_var)
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(4), nn.BatchNorm2d(3)], ids=str)
+def test_wider_activations_are_refused(layer):
+    with pytest.raises(ValueError, match=r"input has dtype torch.float64: \w+ takes FP32, BF16"):
+        layer.double()(torch.zeros(2, 3, 4, 4, dtype=torch.float64))

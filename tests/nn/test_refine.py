@@ -158,3 +158,27 @@ def test_a_scale_stays(storage):
     else:
         assert torch.equal(after, before)
     assert (after == 0).all(1).sum() == 0
+
+
+def test_the_size_of_the_parts_drops_no_other_weights(batches):
+    head = nn.ExtremeClassifier(D, L, storage="fp32", dropout=0.3, seed=1)
+    whole, *others = (
+        everything(nn.refine(head, batches, storage="fp32", labels_at_a_time=n))
+        for n in (L, 1, 7, 25, 49)
+    )
+    assert (whole - everything(head)).abs().max() > 0.01
+    for other in others:
+        torch.testing.assert_close(other, whole, rtol=0, atol=1e-6)
+
+
+def test_batches_that_are_there_for_one_epoch_are_refused(batches):
+    class Once:
+        def __init__(self):
+            self._left = iter(batches)
+
+        def __iter__(self):
+            return self._left
+
+    head = nn.ExtremeClassifier(D, L, seed=1)
+    with pytest.raises(ValueError, match="batches is empty in epoch 2 of 3: it can be read once"):
+        nn.refine(head, Once(), epochs=3)

@@ -131,6 +131,8 @@ ERRORS = {
     "frozen": "RuntimeError: the ranks' tables differ",
     "arguments": "ValueError: the ranks' arguments differ",
     "seeds": "ValueError: the ranks' arguments differ",
+    "rows asked for": "ValueError: the ranks ask for different rows",
+    "no such rows": "ValueError: rows 0 to 1000000 are out of range",
 }
 
 

@@ -195,6 +195,7 @@ def test_rows_on_meta_come_from_state_dicts(found):
         ("errors", "k", "ValueError: k is 4 on rank 0 of the mesh and 3 on rank 2"),
         ("errors", "no k", "ValueError: (k=0|rank 2)"),
         ("errors", "label", "IndexError: (labels from 1000|rank 2)"),
+        ("errors", "no label", "ValueError: (labels have dtype torch.float32|rank 2)"),
         ("errors", "counts", "ValueError: (label_counts has shape|rank 2)"),
     ],
 )

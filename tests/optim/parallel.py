@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor
@@ -524,3 +525,24 @@ def first_steps_of_a_rising_rate() -> None:
     p.grad = divided(torch.tensor([[1.0] * 4, [0.0] * 4]).bfloat16(), mesh, (0,))
     optimizer.step()
     assert int(optimizer.state[p]["step"]) == 1
+
+
+def part_of_the_world() -> tuple[int, list[float]]:
+    """Ranks 0 and 1 warm up from a rate of zero, and nobody else is asked about it."""
+    mesh = DeviceMesh(device(), [0, 1])
+    found = []
+    if dist.get_rank() < 2:
+        model = fully_shard(new_model(), mesh=mesh)
+        optimizer = optim.AdamW(model.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: t / 10)
+        for t in range(2):
+            optimizer.zero_grad()
+            # One rank's part of the gradients alone may be zeros.
+            loss_of(model, batch(t, torch.bfloat16)).backward()
+            optimizer.step()
+            schedule.step()
+        found = [float(state["step"]) for state in optimizer.state.values()]
+    # Another collective of all ranks, which must meet those of the others.
+    total = torch.tensor(10 ** dist.get_rank(), device=device())
+    dist.all_reduce(total)
+    return int(total), found

@@ -305,3 +305,11 @@ def test_a_parameter_twice_in_a_group_is_refused():
     p.grad = None
     with pytest.raises(ValueError, match="is in its group twice"):
         optim.fuse_backward(nn.ParameterList([p, other]), optimizer)
+
+
+def test_strict_arithmetic_under_another_default_device():
+    with torch.device("meta"):
+        optim.AdamW(
+            [torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16, device="cpu"))],
+            arithmetic="strict",
+        )

@@ -194,3 +194,19 @@ def test_dtypes_that_no_precision_has_name_the_way_out(dtype, message):
         p = nn.Parameter(torch.ones(2).to(dtype))
         with pytest.raises(ValueError, match="nothing for|" + message):
             optim.AdamW([p], precision=precision)
+
+
+def test_patterns_are_of_names_without_wrappers():
+    """Those that DistributedDataParallel and torch.compile put before a model's own."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).bfloat16()
+    precision = {"0.*": "master", "*": "nearest"}
+    plain = optim.AdamW(net.named_parameters(), precision=precision)
+    for prefix in ("module.", "_orig_mod.", "module._orig_mod."):
+        named = [(prefix + name, p) for name, p in net.named_parameters()]
+        found = optim.AdamW(named, precision=precision)
+        assert [(g["precision"], g["params"]) for g in found.param_groups] == [
+            (g["precision"], g["params"]) for g in plain.param_groups
+        ]
+        # As they are they count too.
+        whole = optim.AdamW(named, precision={f"{prefix}0.*": "master", "*": "nearest"})
+        assert [g["precision"] for g in whole.param_groups] == ["master", "nearest"]

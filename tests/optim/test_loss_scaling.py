@@ -382,3 +382,17 @@ def test_a_scaler_that_the_handle_does_not_know_is_refused() -> None:
 def test_bad_scaler() -> None:
     with pytest.raises(ValueError, match=r"scaler is float: pass a torch\.amp\.GradScaler"):
         optim.fuse_backward(*linear(), scaler=1024.0)
+
+
+def test_a_step_that_a_hook_refuses_leaves_no_scale():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = optim.SGD([p], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    refusing = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    scaler.scale(p.sum()).backward()
+    with pytest.raises(ZeroDivisionError):
+        scaler.step(optimizer)
+    refusing.remove()
+    p.grad = torch.ones(3)
+    optimizer.step()
+    assert torch.equal(p.detach(), torch.zeros(3))

@@ -76,3 +76,10 @@ def test_what_cannot_be_stepped_is_refused(ranks):
 )
 def test_on_shards_as_on_whole_tensors(ranks, function):
     ranks.run(2, function)
+
+
+def test_a_first_step_at_a_rate_of_zero_concerns_the_ranks_of_its_mesh(ranks):
+    """A collective of the whole world would have met one of the loop's own on the others."""
+    found = ranks.run(4, parallel.part_of_the_world)
+    assert [total for total, _ in found] == [1111] * 4
+    assert [set(steps) for _, steps in found] == [{2.0}, {2.0}, set(), set()]

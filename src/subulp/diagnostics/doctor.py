@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -130,4 +131,6 @@ def _gpu() -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(run(as_json="--json" in sys.argv[1:]))
+    parser = argparse.ArgumentParser(description="Show what runs where.", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    sys.exit(run(as_json=parser.parse_args().json))

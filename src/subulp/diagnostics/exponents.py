@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import RowTable
+from ..nn.cached_table import CachedTable
 from ..numerics import Format
 
 # Values that are widened at a time.
@@ -89,7 +90,7 @@ def exponent_histogram(
     Args:
         source: A tensor of any floating-point dtype; several; or a module, of which all parameters
             count. Rows of a table count as the weights that they stand for, scale and remainders
-            included.
+            included, cached ones as they are in the cache.
         gradients: Count the gradients of the module's or the tensors' instead of the values
             themselves; parameters without one are left out (default: ``False``).
 
@@ -121,9 +122,13 @@ def _values(source: Tensor | nn.Module | Iterable[Tensor]) -> Iterator[Tensor]:
     """The values in pieces of FP32 or FP64."""
     if isinstance(source, nn.Module):
         tables = [module for module in source.modules() if isinstance(module, RowTable)]
+        # Stored rows of those that are in a cache are out of date.
+        cached = {id(m.table): m for m in source.modules() if isinstance(m, CachedTable)}
         for table in tables:
+            whole = cached.get(id(table))
+            values = table.wide if whole is None else whole.weight_slice
             for start, stop in table.slices():
-                yield table.wide(start, stop)
+                yield values(start, stop)
         rows = {id(table.codes) for table in tables}
         source = [p for p in source.parameters() if id(p) not in rows]
     for tensor in [source] if isinstance(source, Tensor) else source:

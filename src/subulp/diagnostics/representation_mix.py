@@ -12,6 +12,7 @@ from torch import nn
 
 from ..nn.mor_linear import ROLES, MixtureLayer
 from ..numerics.mixture import WIDE_FORMATS, Summary
+from ..optim.options import is_whole
 
 _WIDE = tuple(fmt.name for fmt in WIDE_FORMATS)
 OPERAND_ROLES = [name for role in ROLES for name in (role, f"{role} transposed")]
@@ -126,6 +127,8 @@ class MixRecord:
         self.history: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
+        if self._observers:
+            raise RuntimeError("this record is being kept already: leave its block first")
         for name, layer in self._layers.items():
             self._observers[name] = self._observer(name)
             layer.observers = (*layer.observers, self._observers[name])
@@ -162,7 +165,8 @@ def record_mix(model: nn.Module, every: int = 1) -> MixRecord:
         every: Record every so many steps, the first included (default: 1).
 
     Raises:
-        ValueError: ``every`` is below 1, or there is no such layer.
+        ValueError: ``every`` is no whole number or below 1, or there is no such layer.
+        RuntimeError: The block is entered while it is.
 
     Example::
 
@@ -170,8 +174,10 @@ def record_mix(model: nn.Module, every: int = 1) -> MixRecord:
             train()
         record.history[-1]["elements"]
     """
-    if every < 1:
-        raise ValueError(f"every={every} is out of range: record every 1 or more steps")
+    if not is_whole(every) or every < 1:
+        raise ValueError(
+            f"every={every!r} is out of range: a whole number of steps, 1 or more, between records"
+        )
     return MixRecord(_layers(model), every)
 
 

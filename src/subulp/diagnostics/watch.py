@@ -194,8 +194,9 @@ class Watch:
                     self._optimizer.move_shadows(pending, self._shadows, decay=True)
             return
         with self._aside():
-            for p, theta, intended in self._optimizer.intended_updates(pending, self._shadows):
-                self._before[id(p)] = theta.clone(), intended
+            group = pending.bucket.group
+            for p, _, intended in self._optimizer.intended_updates(pending, self._shadows):
+                self._before[id(p)] = self._optimizer.stored_value(group, p).clone(), intended
 
     def end_update(self, bucket: Bucket) -> None:
         """Compare them with their new values."""
@@ -296,4 +297,5 @@ def watch(optimizer: Optimizer, every: int = 1, *, shadow: bool = True) -> Watch
             f"optimizer is {type(optimizer).__name__}: only optimizers of subulp.optim know the "
             "update that they intend"
         )
+    optimizer.check_bare()
     return Watch(optimizer, every, shadow)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import lightning.pytorch as pl
 from lightning.pytorch.plugins.precision import HalfPrecision
@@ -66,7 +66,13 @@ class FusedBackwardMixin:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Nothing: the step has clipped."""
+        """Nothing: the step has clipped.
+
+        Raises:
+            RuntimeError: It has clipped by another limit than this one.
+        """
+        if self._fusion is not None:
+            self._fusion.check_clipped(gradient_clip_val, gradient_clip_algorithm)
 
     def teardown(self, stage: str) -> None:
         """Let ``optimizer.step()`` step again."""
@@ -109,12 +115,37 @@ class FusedHalfPrecision(HalfPrecision):  # type: ignore[misc]
         clip_val: float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        """Nothing: the step has clipped."""
+        """Nothing: the step has clipped.
+
+        Raises:
+            RuntimeError: It has clipped by another limit than this one, which the module asks for.
+        """
+        self._fusion.check_clipped(clip_val, gradient_clip_algorithm)
 
     def teardown(self) -> None:
         """Let ``optimizer.step()`` step again."""
         self._fusion.remove()
         super().teardown()
+
+
+class _Settings(NamedTuple):
+    """What Trainer says of a step; callbacks may change it between steps."""
+
+    limit: float | None
+    by_value: bool
+    accumulate: int
+
+    @classmethod
+    def of(cls, trainer: pl.Trainer) -> _Settings:
+        by_value = trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
+        return cls(trainer.gradient_clip_val or None, by_value, trainer.accumulate_grad_batches)
+
+    def __str__(self) -> str:
+        algorithm = "value" if self.by_value else "norm"
+        return (
+            f"gradient_clip_val={self.limit} by {algorithm} and accumulate_grad_batches="
+            f"{self.accumulate}"
+        )
 
 
 class _Fusion:
@@ -129,18 +160,45 @@ class _Fusion:
             raise ValueError(f"{name} comes from Trainer({_OURS[name]}=...): leave it out")
         self._options = options
         self._optimizer: Optimizer | None = None
+        self._settings: _Settings | None = None
         self.handle: FusedBackward | None = None
 
     def backward(self, module: pl.LightningModule, loss: Tensor, **kwargs: Any) -> None:
         """A backward pass of an automatic optimization."""
         trainer = module.trainer
-        optimizer = self._optimizer_of(module)
-        if self.handle is None or optimizer is not self._optimizer:
+        optimizer, settings = self._optimizer_of(module), _Settings.of(trainer)
+        if (
+            self.handle is None
+            or optimizer is not self._optimizer
+            or (settings != self._settings and not self.handle.accumulating)
+        ):
             self.remove()
-            self._optimizer, self.handle = optimizer, self._fuse(module, optimizer)
+            self._optimizer, self._settings = optimizer, settings
+            self.handle = self._fuse(module, optimizer, settings)
+        elif settings != self._settings:
+            raise RuntimeError(
+                f"Trainer has {settings} now, and had {self._settings} when the accumulation of "
+                "this step began: change them between steps"
+            )
         # Lightning has no public name for it.
         last = not trainer.fit_loop._should_accumulate()
         self.handle.backward(loss, last=last, **kwargs)
+
+    def check_clipped(self, limit: float | None, algorithm: str | None) -> None:
+        """Raise RuntimeError unless the step that was taken has clipped like this."""
+        if self.handle is None:
+            return
+        limit = limit or None
+        by_value = algorithm == GradClipAlgorithmType.VALUE
+        wanted = (None, limit) if by_value else (limit, None)
+        if wanted != self.handle.clips:
+            max_norm, clip_value = self.handle.clips
+            raise RuntimeError(
+                f"gradients are to be clipped by gradient_clip_val={limit}, gradient_clip_algorithm"
+                f"={str(algorithm or GradClipAlgorithmType.NORM)!r}, and have stepped in the "
+                f"backward pass, clipped by max_norm={max_norm}, clip_value={clip_value}: let "
+                "Trainer(gradient_clip_val=, gradient_clip_algorithm=) say it, not the module"
+            )
 
     def remove(self) -> None:
         """Remove the handle, if there is one."""
@@ -163,21 +221,22 @@ class _Fusion:
             )
         return optimizers[0]
 
-    def _fuse(self, module: pl.LightningModule, optimizer: Optimizer) -> FusedBackward:
+    def _fuse(
+        self, module: pl.LightningModule, optimizer: Optimizer, settings: _Settings
+    ) -> FusedBackward:
         trainer = module.trainer
         if isinstance(trainer.strategy.model, DistributedDataParallel):
             raise ValueError(
                 "the strategy has put DistributedDataParallel around the module, which averages "
                 "gradients after they have stepped: use ModelParallelStrategy with fully_shard"
             )
-        limit = trainer.gradient_clip_val or None
-        by_value = trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
+        limit, by_value = settings.limit, settings.by_value
         handle = optim.fuse_backward(
             module,
             optimizer,
             max_norm=None if by_value else limit,
             clip_value=limit if by_value else None,
-            accumulate=trainer.accumulate_grad_batches,
+            accumulate=settings.accumulate,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             **self._options,
         )

@@ -56,7 +56,7 @@ class CachedLookup(FixedDtypes):
         parts: Sequence[tuple[int, TablePart]] | None = None,
     ) -> None:
         super().__init__()
-        self.seed, self.steps = (seed := seed_of(seed)), 0
+        self.seed, self.steps = seed_of(seed), 0
         self.row_optimizer: RowRule | None = None
         self._features = list(features)
         self._width = sum(configs[t].embedding_dim for t in features)
@@ -68,10 +68,21 @@ class CachedLookup(FixedDtypes):
         for name, shape in (("statistics", (count, 2)), ("evicted", (count,))):
             zeros = torch.zeros(shape, dtype=torch.int64, device=device)
             self.register_buffer(name, zeros, persistent=False)
+        self.reset_parameters()
+        self.register_load_state_dict_post_hook(_follow_tables)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Be as new: the initial rows of its seed, nothing cached or counted, and no updates.
+
+        As of torch's layers, this gives a module that ``to_empty()`` has moved its values.
+        """
+        self.steps = 0
+        self.statistics.zero_()
+        self.evicted.zero_()
         for stream, table in zip(self._streams, self._tables(), strict=True):
             # Streams have generators of their own: a table does not depend on those before it.
-            table.fill_uniform((seed + 0x9E3779B9 * stream) & _MASK)
-        self.register_load_state_dict_post_hook(_follow_tables)  # type: ignore[no-untyped-call]
+            table.reset((self.seed + 0x9E3779B9 * stream) & _MASK)
 
     def _tables(self) -> list[CachedTable]:
         # Each step asks for them several times, and a module's attributes take long to find.

@@ -256,6 +256,15 @@ class CachedTable(FixedDtypes):
         kept = self._buffers
         return kept["counts"], kept["stamps"], kept["floors"]
 
+    def reset(self, seed: int) -> None:
+        """Be as new: initial rows, and nothing cached or counted."""
+        self.cache.zero_()
+        self.tags.fill_(EMPTY)
+        for counted in (self.counts, self.stamps, self.floors):
+            if counted is not None:
+                counted.zero_()
+        self.fill_uniform(seed)
+
     def fill_uniform(self, seed: int) -> None:
         """Draw initial rows from ``[-1 / sqrt(rows), 1 / sqrt(rows))``, rounded to nearest.
 

@@ -24,15 +24,16 @@ from .narrow import (
 )
 
 _Pair = tuple[int, int]
+_Size = int | _Pair
 
 
 def narrow_conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: _Pair = (1, 1),
-    padding: _Pair = (0, 0),
-    dilation: _Pair = (1, 1),
+    stride: _Size = 1,
+    padding: _Size = 0,
+    dilation: _Size = 1,
     groups: int = 1,
 ) -> Tensor:
     """``F.conv2d(x.float(), weight.float(), bias.float(), ...)``, saving nothing wide.
@@ -47,9 +48,9 @@ def narrow_conv2d(
         weight: ``(out_channels, in_channels / groups, kernel height, kernel width)``, any
             floating-point dtype that casts to FP32.
         bias: ``(out_channels,)`` or ``None`` (default: ``None``).
-        stride: Stride of the kernel (default: 1).
-        padding: Zeros added around the input (default: 0).
-        dilation: Spacing of the kernel's elements (default: 1).
+        stride: Stride of the kernel, one for both dimensions or one for each (default: 1).
+        padding: Zeros added around the input, likewise (default: 0).
+        dilation: Spacing of the kernel's elements, likewise (default: 1).
         groups: Number of blocks of channels without connections between them (default: 1).
 
     Returns:
@@ -60,7 +61,7 @@ def narrow_conv2d(
     """
     _check(x, weight)
     x, weight = autocast_operands(x, weight)
-    options = (stride, padding, dilation, groups)
+    options = (_pair(stride), _pair(padding), _pair(dilation), groups)
     if weight.dtype == torch.float32:
         wide_bias = None if bias is None else bias.float()
         return F.conv2d(x.float(), weight, wide_bias, *options).to(x.dtype)
@@ -145,7 +146,7 @@ class _NarrowConv2d(torch.autograd.Function):
 
 
 def _pair(value: Any) -> _Pair:
-    first, second = value
+    first, second = (value, value) if isinstance(value, int) else value
     return first, second
 
 

@@ -138,6 +138,8 @@ class ExtremeClassifier(FixedDtypes):
         row_optimizer: Set by :class:`subulp.optim.RowSGD`.
         steps: Number of updates so far, which random bits are counted by; in the state dict, with
             the seed.
+        labels_before: Labels of a larger head that come before these, where random bits are
+            counted by label: 0, but in parts of a head that :func:`refine` trains.
 
     Raises:
         TypeError: ``mesh`` is no DeviceMesh.
@@ -147,6 +149,8 @@ class ExtremeClassifier(FixedDtypes):
 
     row_of: Tensor | None
     label_of: Tensor | None
+
+    labels_before: int = 0
 
     def __init__(
         self,
@@ -205,11 +209,24 @@ class ExtremeClassifier(FixedDtypes):
         )
         self.register_buffer("row_of", None)
         self.register_buffer("label_of", None)
-        self._needs_counts = 0 < head_fraction < 1
-        # Xavier's uniform distribution, drawn on the CPU: the same weights on every device.
-        self.table.fill_uniform(made.bound, torch.Generator(device="cpu").manual_seed(self.seed))
+        self._bound = made.bound
+        self.reset_parameters()
         if label_counts is not None:
             self.set_label_counts(label_counts)
+
+    def reset_parameters(self) -> None:
+        """Be as new: the initial rows of its seed, no remainders, no updates, no order of labels.
+
+        Where some rows alone have remainders, :meth:`set_label_counts` has to follow. As of torch's
+        layers, this gives a module that ``to_empty()`` has moved its values.
+        """
+        self.steps = 0
+        self.row_of = self.label_of = None
+        self._needs_counts = 0 < self.head_fraction < 1
+        if self.table.remainder is not None:
+            self.table.remainder.detach().zero_()
+        # Xavier's uniform distribution, drawn on the CPU: the same weights on every device.
+        self.table.fill_uniform(self._bound, torch.Generator(device="cpu").manual_seed(self.seed))
 
     @property
     def num_labels(self) -> int:
@@ -496,7 +513,10 @@ class ExtremeClassifier(FixedDtypes):
                         weight_decay=step["weight_decay"] if step else 0.0,
                         rounding=self.rounding,
                         random=RandomAddress(
-                            self.seed, 0, step["number"] if step else 0, own.first * dim
+                            self.seed,
+                            0,
+                            step["number"] if step else 0,
+                            (self.labels_before + own.first) * dim,
                         ),
                         scale=table.scale,
                         dropout=self.dropout,
@@ -646,21 +666,20 @@ class ExtremeClassifier(FixedDtypes):
             IndexError: A label does not exist.
             ValueError: Labels are not integers.
         """
-        if labels.is_floating_point() or labels.dtype == torch.bool:
-            raise ValueError(f"labels have dtype {labels.dtype}: expected integers")
-        # Bytes would be taken for a mask.
-        labels = labels.to(torch.int64)
         if self.ranks is None:
-            self.table.check_rows(labels)
-            return self.table.gather(self._rows(labels))
+            wide = _wide_labels(labels)
+            self.table.check_rows(wide)
+            return self.table.gather(self._rows(wide))
 
-        def find_out() -> Told[None]:
-            self._check_labels(labels)
-            return Told(None, own=[labels.numel()])
+        def find_out() -> Told[Tensor]:
+            wide = _wide_labels(labels)
+            self._check_labels(wide)
+            return Told(wide.reshape(-1).to(self.table.codes.device), own=[wide.numel()])
 
-        counts = [count for (count,) in self.ranks.agree(find_out)[1]]
-        rows = self._rows(labels.reshape(-1).to(self.table.codes.device, torch.int64))
-        return weights_of(self.table, self.ranks, rows, counts).view(*labels.shape, self.table.dim)
+        own, everyone = self.ranks.agree(find_out)
+        counts = [count for (count,) in everyone]
+        weights = weights_of(self.table, self.ranks, self._rows(own), counts)
+        return weights.view(*labels.shape, self.table.dim)
 
     def _check_labels(self, labels: Tensor) -> None:
         if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_labels:
@@ -755,3 +774,10 @@ class _TrainStep(torch.autograd.Function):
             ctx.later = None
         # The factor that the loss was multiplied by comes first: FP16 may need it.
         return (ctx.grad_x * grad).to(ctx.dtype), None, None, None
+
+
+def _wide_labels(labels: Tensor) -> Tensor:
+    """Labels as int64: bytes would be taken for a mask."""
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels have dtype {labels.dtype}: expected integers")
+    return labels.to(torch.int64)

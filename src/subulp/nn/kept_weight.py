@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..numerics.metrics import terms_of
 from ..numerics.mixture import Summary
 from ..ops import backend
 from ..ops.fingerprint import fingerprint
@@ -49,7 +50,8 @@ class KeptWeight:
         number = fingerprint(weight)
         if number is None:
             return encode(weight, None)
-        key = (mor, *number)
+        # A name of a metric may be registered anew.
+        key = (mor, terms_of(mor.metric), *number)
         # In one piece: threads may be here at once, of which one clears what another has found.
         kept = self._kept
         if kept is None or kept[0] != key:

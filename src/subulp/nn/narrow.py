@@ -12,6 +12,14 @@ ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NATIVE_ON_GPU = (torch.bfloat16, torch.float16)
 
 
+def check_activations(layer: str, x: Tensor) -> None:
+    """Raise ValueError unless a layer can compute with activations of this dtype."""
+    if x.dtype not in ACTIVATION_DTYPES:
+        raise ValueError(
+            f"input has dtype {x.dtype}: {layer} takes FP32, BF16 or FP16 activations; cast it"
+        )
+
+
 def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The operands of a matrix product as ``torch.autocast`` would hand them to torch's own layers.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .narrow import check_activations
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -25,7 +27,12 @@ class LayerNorm(torch.nn.LayerNorm):
         super().__init__(width, eps=eps)
 
     def forward(self, input: Tensor) -> Tensor:
-        """FP32 ``(..., width)``, normalised over its last dimension."""
+        """FP32 ``(..., width)``, normalised over its last dimension.
+
+        Raises:
+            ValueError: The input is not FP32, BF16 or FP16.
+        """
+        check_activations("LayerNorm", input)
         return F.layer_norm(
             input, self.normalized_shape, self.weight.float(), self.bias.float(), self.eps
         )
@@ -39,9 +46,18 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
     loses, and there are few of them.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._widen()
+
     def forward(self, input: Tensor) -> Tensor:
-        """``(batch, channels, height, width)`` to the same shape and dtype."""
+        """``(batch, channels, height, width)`` to the same shape and dtype.
+
+        Raises:
+            ValueError: The input is not FP32, BF16 or FP16, or has not four dimensions.
+        """
         self._check_input_dim(input)
+        check_activations("BatchNorm2d", input)
         gain = None if self.weight is None else self.weight.float()
         shift = None if self.bias is None else self.bias.float()
         mean, variance = self.running_mean, self.running_var
@@ -55,14 +71,25 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
             mean = variance = None
         return F.batch_norm(input, mean, variance, gain, shift, own, momentum or 0.0, self.eps)
 
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        # With assign=True they are those of the state dict.
+        self._widen()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        names = [n for n in ("running_mean", "running_var") if getattr(self, n, None) is not None]
-        before = {name: getattr(self, name) for name in names}
+        before = {name: getattr(self, name) for name in self._statistics()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, value in before.items():
             moved = getattr(self, name)
-            if moved.dtype != torch.float32 and not moved.is_meta:
-                # What to_empty() gives a module of "meta" has no values.
-                wide = moved.float() if value.is_meta else value.to(moved.device, torch.float32)
-                setattr(self, name, wide)
+            if moved.dtype != torch.float32 and not (moved.is_meta or value.is_meta):
+                setattr(self, name, value.to(moved.device, torch.float32))
+        # What to_empty() gives a module of "meta" has no values.
+        self._widen()
         return self
+
+    def _statistics(self) -> list[str]:
+        return [n for n in ("running_mean", "running_var") if getattr(self, n, None) is not None]
+
+    def _widen(self) -> None:
+        for name in self._statistics():
+            setattr(self, name, getattr(self, name).float())

@@ -82,6 +82,8 @@ def refine(
         stop = min(start + labels_at_a_time, head.num_labels)
         part = _without_rows(head, stop - start, "fp32", min(head.chunks, stop - start))
         part.to_empty(device=device)
+        # It drops the weights that the whole head would.
+        part.labels_before = start
         labels = torch.arange(start, stop, dtype=torch.int64, device=device)
         part.table.store(0, head.weight(labels))
         _train(part, batches, start, head.num_labels, epochs, _Options(lr, weight_decay))
@@ -118,7 +120,7 @@ def _train(
     part.row_optimizer = options
     highest = options.lr
     for epoch in range(epochs):
-        options.lr = highest * (1 - epoch / epochs)
+        options.lr, before = highest * (1 - epoch / epochs), part.steps
         for embeddings, rows, labels in batches:
             if labels.is_floating_point() or labels.dtype == torch.bool:
                 raise ValueError(f"labels of a batch have dtype {labels.dtype}: expected integers")
@@ -132,8 +134,13 @@ def _train(
             inside = (cols >= start) & (cols < start + part.num_labels)
             with torch.enable_grad():
                 part(embeddings.detach(), rows[inside], cols[inside] - start)
-    if not part.steps:
-        raise ValueError("batches is empty: pass the features and labels to train on")
+        if part.steps == before:
+            raise ValueError(
+                "batches is empty: pass the features and labels to train on"
+                if not epoch
+                else f"batches is empty in epoch {epoch + 1} of {epochs}: it can be read once, and "
+                "has to start over; pass a list, or an object whose __iter__ does"
+            )
 
 
 def _without_rows(

@@ -330,7 +330,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
     def weight_fp32(self, index: int, start: int = 0, stop: int | None = None) -> Tensor:
         """FP32 rows of a table on every rank, cached rows as they are in the cache.
 
-        Called by all ranks.
+        Called by all ranks, for the same rows.
 
         Args:
             index: The table.
@@ -338,8 +338,14 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             stop: End of the rows (default: all).
 
         Raises:
-            ValueError: The rows are out of range.
+            ValueError: The rows are out of range, or ranks ask for different ones.
         """
+        asked = index, start, stop
+        if len(set(map(tuple, self.ranks.agree([digest(*asked)])))) > 1:
+            raise ValueError(
+                f"the ranks ask for different rows, this one for index={index}, start={start}, "
+                f"stop={stop}: all ask for the same ones"
+            )
         config = self._configs[index]
         stop = config.num_embeddings if stop is None else stop
         if not 0 <= start <= stop <= config.num_embeddings:

@@ -98,7 +98,7 @@ class Adam(Optimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        eps = torch.tensor(float(group["eps"]), dtype=torch.float32)
+        eps = torch.tensor(float(group["eps"]), dtype=torch.float32, device="cpu")
         for p in group["params"]:
             # Zero gradients would divide zero by zero.
             if group["arithmetic"] == "strict" and eps > 0.0 == eps.to(p.dtype):

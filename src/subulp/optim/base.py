@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import wraps
 from itertools import chain
 from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from ..ops import capture
 from ..ops.all_finite import are_finite
@@ -79,15 +81,6 @@ class Optimizer(SavedGroups):
             ValueError: A gradient is sparse or has a dtype that is no format of subulp; nothing was
                 updated.
         """
-        try:
-            return self._step(closure)
-        except BaseException:
-            # A gradient scaler takes them away after a step that succeeded; the next is another.
-            for name in ("grad_scale", "found_inf"):
-                self.__dict__.pop(name, None)
-            raise
-
-    def _step(self, closure: Callable[[], float] | None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -119,9 +112,11 @@ class Optimizer(SavedGroups):
         params = [p for g in self.param_groups for p in g["params"]]
         grads = [p.grad for p in params if p.grad is not None]
         moves = any(bool(shards.local(g).to(torch.float32).any()) for g in grads)
-        if any(map(shards.is_sharded, params)):
-            # A rank may hold but zeros of gradients that are not zero.
-            moves = shards.highest(int(moves), self._device) > 0
+        # A rank may hold but zeros of gradients that are not zero. Only the ranks of a parameter's
+        # mesh take this step.
+        if sharded := [p for p in params if shards.is_sharded(p)]:
+            mine = torch.full((len(sharded),), float(moves), device=self._device)
+            moves = bool(shards.reduced(sharded, mine, "max").any())
         return bool(grads) and not moves
 
     def _create_states(self) -> None:
@@ -130,6 +125,30 @@ class Optimizer(SavedGroups):
         for bucket in parameters.buckets_of(self.param_groups):
             for p in bucket.params:
                 self._state_of(bucket.group, bucket.strategy, p)
+
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
+        """As in torch.optim; not while fused, when the step has been taken by then.
+
+        Raises:
+            RuntimeError: The step is fused.
+        """
+        handle = super().register_step_pre_hook(hook)
+        if self.fused is not None:
+            try:
+                self.check_hooks()
+            except RuntimeError:
+                handle.remove()
+                raise
+        return handle
+
+    def check_hooks(self) -> None:
+        """Raise RuntimeError if hooks wait for a step to begin."""
+        if self._optimizer_step_pre_hooks:
+            raise RuntimeError(
+                "a hook of register_step_pre_hook, and a step fused into the backward pass: it "
+                "would be called after the step that it is for. Set options before the backward "
+                "pass; change gradients in hooks of parameters, or by fuse_backward(reduce=)"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch.optim; while fused, the backward pass frees gradients and this does nothing.
@@ -503,9 +522,29 @@ def _columns(states: list[dict[str, Tensor]]) -> dict[str, list[Tensor]]:
     return {name: list(shards.parts([state[name] for state in states])) for name in names}
 
 
+def _forgetting_scale(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step, with its hooks, that leaves nothing of a gradient scaler behind when it fails.
+
+    A scaler takes its attributes away after a step that succeeded; the next may have none.
+    """
+
+    @wraps(step)
+    def forgetting(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(self, *args, **kwargs)
+        except BaseException:
+            for name in ("grad_scale", "found_inf"):
+                vars(self).pop(name, None)
+            raise
+
+    return forgetting
+
+
 # If traced, a step would be one opaque op in a graph that guards on every tensor, is recompiled for
 # every new learning rate, and copies what the op mutates unless the compiler can prove that it need
 # not. Torch's hooks, which it puts around a step that has none, stay out of the graph too: Dynamo
 # warns of their profiler.
-Optimizer.step = between_graphs(torch.optim.Optimizer.profile_hook_step(Optimizer.step))  # type: ignore[method-assign,assignment]
+Optimizer.step = between_graphs(  # type: ignore[method-assign,assignment]
+    _forgetting_scale(torch.optim.Optimizer.profile_hook_step(Optimizer.step))
+)
 Optimizer.step.hooked = True  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from .options import ExtraBits, Precision, parse_precision
+from .parameters import bare_name
 
 Choice = Callable[[str | None, Tensor], Precision]
 """Gives the precision of a parameter, from its name, ``None`` without names, and itself."""
@@ -20,7 +21,8 @@ PrecisionChoice = Precision | Mapping[str, Precision] | Choice
 
 @dataclass(frozen=True)
 class ByName:
-    """The precision of the first pattern that a parameter's name matches.
+    """The precision of the first pattern that a parameter's name matches, as it is or as it was
+    before ``DistributedDataParallel``, ``torch.compile`` and the like put theirs before it.
 
     Attributes:
         patterns: Pairs of a pattern, as of :mod:`fnmatch`, and a canonical precision.
@@ -35,8 +37,10 @@ class ByName:
                 "precision has patterns of names, and the parameters have no names: pass "
                 "model.named_parameters()"
             )
+        # Wrapped, a model gives its parameters other names, for which nobody writes patterns.
+        names = {name, bare_name(name)}
         for pattern, precision in self.patterns:
-            if fnmatchcase(name, pattern):
+            if any(fnmatchcase(each, pattern) for each in names):
                 return precision
         listed = ", ".join(repr(pattern) for pattern, _ in self.patterns)
         raise ValueError(

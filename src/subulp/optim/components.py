@@ -241,20 +241,23 @@ def bytes_per_parameter(
 # ---------------------------------------------------------------------------------- wide value
 
 
-def wide_value(strategy: Strategy, p: Tensor, state: dict[str, Tensor] | None) -> Tensor:
+def wide_value(
+    strategy: Strategy, p: Tensor, state: dict[str, Tensor] | None, *, exact: bool = False
+) -> Tensor:
     """The FP32 value that the stored components of a parameter stand for, in its own layout.
 
     Args:
         strategy: How it is stored.
         p: The parameter.
         state: Its state, laid out as it is; empty or ``None`` before the first step.
+        exact: Give a sum of two components in FP64 (default: ``False``).
     """
     if strategy.extra_name is None or not state:
         return p.detach().to(torch.float32)
     p, extra = p.detach(), state[strategy.extra_name]
-    dense = storage.decode_parameter(strategy, storage_view(p, p), beside(extra, p))
+    dense = storage.decode_parameter(strategy, storage_view(p, p), beside(extra, p), exact=exact)
     return (
-        storage_view(torch.empty_like(p, dtype=torch.float32), p)
+        storage_view(torch.empty_like(p, dtype=dense.dtype), p)
         .copy_(dense)
         .as_strided(p.shape, p.stride())
     )

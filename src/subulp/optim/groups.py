@@ -145,6 +145,18 @@ class ParameterGroups(TorchOptimizer):
             group["precision"] = parse_precision(group["precision"])
             self._check_all_options(group)
 
+    def check_bare(self) -> None:
+        """Raise ValueError if this is a framework's wrapper that passes for one of our optimizers.
+
+        Lightning's and Fabric's become subclasses of what they wrap: what is set on them reaches
+        nobody.
+        """
+        if isinstance(vars(self).get("_optimizer"), torch.optim.Optimizer):
+            raise ValueError(
+                f"the optimizer is a {type(self).__name__}, a wrapper around the one that steps: "
+                "pass what is inside, its attribute .optimizer"
+            )
+
     @torch.no_grad()
     def change_precision(self, precision: Precision, group: int | None = None) -> None:
         """Store parameters in another precision, with moments and step counts kept.
@@ -159,6 +171,7 @@ class ParameterGroups(TorchOptimizer):
         Raises:
             ValueError: A parameter cannot have it, or there is no such group; nothing was changed.
         """
+        self.check_bare()
         self.check_groups()
         count = len(self.param_groups)
         if group is not None and not 0 <= group < count:
@@ -317,11 +330,12 @@ class ParameterGroups(TorchOptimizer):
     # ------------------------------------------------------------------------------ values
 
     def stored_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        """What this rank holds of :meth:`wide_value`, as :meth:`intended_updates` yields values.
+        """What this rank holds of a parameter's value, laid out as :meth:`intended_updates` yields
+        values: FP32, or in FP64 the sum of two components, which FP32 may not have.
 
         In a step, which has checked the options of the parameter's group.
         """
-        return storage_view(self._wide_part(group, p), shards.local(p))
+        return storage_view(self._wide_part(group, p, exact=True), shards.local(p))
 
     def wide_value(self, p: Tensor) -> Tensor:
         """The FP32 value that the stored components of a parameter stand for together.
@@ -351,10 +365,10 @@ class ParameterGroups(TorchOptimizer):
     def _wide_value(self, group: dict[str, Any], p: Tensor) -> Tensor:
         return shards.part_of(p, self._wide_part(group, p))
 
-    def _wide_part(self, group: dict[str, Any], p: Tensor) -> Tensor:
+    def _wide_part(self, group: dict[str, Any], p: Tensor, *, exact: bool = False) -> Tensor:
         strategy = strategy_for(group["precision"], p.dtype)
         held = self._held(strategy, p) if self.state.get(p) else None
-        return components.wide_value(strategy, shards.local(p), held)
+        return components.wide_value(strategy, shards.local(p), held, exact=exact)
 
     def bytes_per_parameter(self) -> dict[str, float]:
         """Bytes of elementwise storage per parameter, from the live tensors (Collage, Table 2).

@@ -83,11 +83,16 @@ def streams_of(group: dict[str, Any], first: int) -> Sequence[int]:
 @cache
 def _stream(name: str) -> int:
     """The 32 bits that stand for a name, without what wrappers of modules add to it."""
+    return zlib.crc32(bare_name(name).encode())
+
+
+def bare_name(name: str) -> str:
+    """A parameter's name without what wrappers of modules add to it."""
     parts = name.split(".")
     while parts[:1] == ["module"] and len(parts) > 1:
         # DistributedDataParallel and DataParallel.
         del parts[0]
-    return zlib.crc32(".".join(part for part in parts if part not in _WRAPPERS).encode())
+    return ".".join(part for part in parts if part not in _WRAPPERS)
 
 
 def check_parameters(group: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from subulp import optim
 from subulp.integrations.transformers import FusedBackwardCallback, optimizer_cls_and_kwargs
@@ -266,3 +266,39 @@ def test_logs_are_json(tmp_path):
     trainer.train()
     assert json.loads(json.dumps(trainer.state.log_history)) == trainer.state.log_history
     assert all(math.isfinite(norm) for norm in logged(trainer, "grad_norm"))
+
+
+class _Limits(TrainerCallback):
+    def __init__(self, limit):
+        self.limit = limit
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            args.max_grad_norm = self.limit
+
+
+@pytest.mark.parametrize(("first", "then"), [(1.0, 0.01), (0.0, 0.01), (0.01, 0.0)])
+def test_a_limit_that_a_callback_changes(tmp_path, first, then):
+    trainers = []
+    for fused in (False, True):
+        trainers.append(new_trainer(tmp_path, fused, max_grad_norm=first))
+        trainers[-1].add_callback(_Limits(then))
+        trainers[-1].train()
+    assert_same(*map(values, trainers))
+
+
+class _Clips(TrainerCallback):
+    def __init__(self, trainer, limit):
+        self.trainer, self.limit = trainer, limit
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        model = self.trainer.model
+        self.trainer.accelerator.clip_grad_norm_(model.parameters(), self.limit)
+
+
+@pytest.mark.parametrize("own", [0.0, 1.0])
+def test_clipping_by_somebody_elses_limit_is_refused(tmp_path, own):
+    trainer = new_trainer(tmp_path, True, max_grad_norm=own)
+    trainer.add_callback(_Clips(trainer, 1e-3))
+    with pytest.raises(RuntimeError, match=r"clip_grad_norm_\(max_norm=0.001, .* have stepped"):
+        trainer.train()

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from subulp.lab.engine.stopping import Interrupted
-from subulp.lab.reproduce import measurement, training
+from subulp.lab.reproduce import measurement, run, training, versions
 from subulp.lab.reproduce.check import Check
 from subulp.lab.reproduce.claim import Claim, Experiment, Options, Watch
 from subulp.lab.reproduce.figures import MOST_ROWS, charts
@@ -224,3 +224,25 @@ def test_a_large_grid_is_several_charts(tmp_path):
     assert [row.name for chart in shown for row in chart.rows] == [case.case for case in cases]
     assert all(len(chart.rows) + len(chart.others) == count for chart in shown)
     assert shown[2].title.endswith(", part 3 of 3")
+
+
+def test_a_record_names_what_computed_it(tmp_path, monkeypatch):
+    """And not what reads it later, on another day or machine."""
+    claim = claim_of(lambda _: (Measurement("one", lambda: Found(VALUES, (), 0.0)),))
+    first = reproduce(claim, Options("small"), tmp_path, HERE)
+    monkeypatch.setattr(run, "describe_machine", lambda: {"processor": "another"})
+    again = reproduce(claim, Options("small"), tmp_path, HERE)
+    assert (again.machine, again.date) == (first.machine, first.date)
+    newer = {**versions.versions(), "torch": "9.9.9"}
+    monkeypatch.setattr(run, "versions", lambda: newer)
+    with pytest.raises(
+        ValueError, match=r"has runs of own-small by torch .*, and this is torch 9.9"
+    ):
+        reproduce(claim, Options("small"), tmp_path, HERE)
+    assert reproduce(claim, Options("small"), tmp_path / "new", HERE).versions == newer
+
+
+VALUES = (
+    Observation("master", "lost arithmetic", 0.0),
+    Observation("nearest", "lost arithmetic", 1.0),
+)

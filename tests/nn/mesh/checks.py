@@ -239,6 +239,7 @@ def errors(ranks: Ranks) -> dict[str, Any]:
     found["k"] = refusal(lambda: head.topk(x, 3 if bad else 4))
     found["no k"] = refusal(lambda: head.topk(x, 0 if bad else 4))
     found["label"] = refusal(lambda: head.weight(torch.tensor([1000 if bad else 3])))
+    found["no label"] = refusal(lambda: head.weight(torch.tensor([1.5]) if bad else cols))
     found["counts"] = refusal(lambda: head.set_label_counts(torch.zeros(5 if bad else 211)))
     found["no tensor"] = refusal(forward(x=None))
     found["unchanged"] = before, heads.stored(head)

@@ -439,3 +439,25 @@ def test_gradients_count_as_long_as_they_live(options: dict, expected: float) ->
     with optim.fuse_backward(model, optimizer, **options):
         assert optimizer.bytes_per_parameter()["gradient"] == expected
     assert optimizer.bytes_per_parameter()["gradient"] == 2.0
+
+
+def test_hooks_that_would_be_called_too_late_are_refused():
+    model = torch.nn.Linear(2, 2)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    before = optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    message = "a hook of register_step_pre_hook, and a step fused into the backward pass"
+    with pytest.raises(RuntimeError, match=message):
+        optim.fuse_backward(model, optimizer)
+    before.remove()
+    with optim.fuse_backward(model, optimizer):
+        with pytest.raises(RuntimeError, match=message):
+            optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+        optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert seen == ["after"]
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert seen == ["after", "before", "after"]

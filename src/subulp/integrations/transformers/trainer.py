@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -174,20 +175,32 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
                 "gradients after they have stepped: use FSDP2 (fsdp=, fsdp_version=2), or fuse="
                 "False"
             )
+        max_grad_norm = _limit(args)
         handle = optim.fuse_backward(
             trainer.model,
             optimizer,
-            max_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
+            max_norm=max_grad_norm,
             accumulate=args.gradient_accumulation_steps,
             scaler=accelerator.scaler,
             **self._options,
         )
-        if args.max_grad_norm <= 0:
+        if max_grad_norm is None:
             self._norm = _Norm()
             optimizer.observers = (*optimizer.observers, self._norm)
         self._handle = handle
 
         def backward(loss: Tensor, **kwargs: Any) -> None:
+            if _limit(args) != max_grad_norm:
+                # Somebody's callback has set another one.
+                if handle.accumulating:
+                    raise RuntimeError(
+                        f"max_grad_norm is {_limit(args)} now, and was {max_grad_norm} when the "
+                        "accumulation of this step began: change it between steps"
+                    )
+                self._unfuse()
+                self._begin(args, optimizer)
+                accelerator.backward(loss, **kwargs)
+                return
             # As Accelerate does it.
             loss = loss / accelerator.gradient_accumulation_steps
             scaler = accelerator.scaler
@@ -195,7 +208,13 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
             handle.backward(loss, last=accelerator.sync_gradients, **kwargs)
 
         def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
-            # It is asked for the norm that is logged.
+            # Trainer asks for the norm that it logs, and clips by what has clipped.
+            if float(max_norm) not in (math.inf, max_grad_norm) or norm_type != 2:
+                raise RuntimeError(
+                    f"accelerator.clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}) of "
+                    "gradients that have stepped in the backward pass, clipped by "
+                    f"max_grad_norm={max_grad_norm}: set TrainingArguments(max_grad_norm=)"
+                )
             return handle.total_norm if self._norm is None else self._norm.value
 
         accelerator.backward, accelerator.clip_grad_norm_ = backward, clip_grad_norm_
@@ -204,6 +223,9 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
         if self._watch is not None:
             self._watch.__exit__(None, None, None)
             self._watch = None
+        self._unfuse()
+
+    def _unfuse(self) -> None:
         if self._handle is None:
             return
         self._handle.remove()
@@ -214,6 +236,12 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
         for name in ("backward", "clip_grad_norm_"):
             # The class has them again.
             self._trainer.accelerator.__dict__.pop(name, None)
+
+
+def _limit(args: TrainingArguments) -> float | None:
+    """What gradients are clipped by, as Trainer reads it."""
+    limit: float = args.max_grad_norm
+    return limit if limit > 0 else None
 
 
 class _Norm:

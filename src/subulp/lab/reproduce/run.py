@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..engine.files import write_text
 from ..engine.machine import describe_machine
@@ -50,7 +51,7 @@ def reproduce(
     experiment = check_runnable(claim, options.size)
     parts = experiment.parts(options)
     at = folder / f"{experiment.name}-{options.size}"
-    _same(at, parts)
+    origin = _same(at, parts)
     command = _command(claim, options)
     found = []
     for i, part in enumerate(parts):
@@ -71,9 +72,7 @@ def reproduce(
         experiment=experiment.sizes[options.size],
         digest=digest_of(parts),
         command=shlex.join(command),
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        machine=describe_machine(),
-        versions=versions(),
+        **origin,
         seeds=sorted({o.seed for o in own.observations if o.seed is not None}),
         found=own,
         wall_seconds=wall,
@@ -132,23 +131,39 @@ def check_runnable(claim: Claim, size: Size) -> Experiment:
     return claim.experiment
 
 
-def _same(at: Path, parts: Sequence[Part]) -> None:
-    """Have the folder of an experiment say what it holds.
+def _same(at: Path, parts: Sequence[Part]) -> dict[str, Any]:
+    """Have the folder of an experiment say what it holds, and when and by what it was computed.
 
     Raises:
-        ValueError: It holds runs of another experiment.
+        ValueError: It holds runs of another experiment, or by other versions.
     """
+    now: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "machine": describe_machine(),
+        "versions": versions(),
+    }
     file, digest = at / EXPERIMENT, digest_of(parts)
     if file.exists():
-        if read_json(file).get("digest") != digest:
+        found = read_json(file)
+        if found.get("digest") != digest:
             raise ValueError(
                 f"out={at.parent} has runs of {at.name} with other options, seeds or data: give "
                 "another folder, or remove it"
             )
-        return
+        # Folders of before 0.2 do not say it.
+        origin = {name: found.get(name, value) for name, value in now.items()}
+        if other := [name for name, v in origin["versions"].items() if now["versions"][name] != v]:
+            is_now = ", ".join(f"{name} {now['versions'][name]}" for name in other)
+            was = ", ".join(f"{name} {origin['versions'][name]}" for name in other)
+            raise ValueError(
+                f"out={at.parent} has runs of {at.name} by {was}, and this is {is_now}: give "
+                "another folder, or remove it"
+            )
+        return origin
     at.mkdir(parents=True, exist_ok=True)
     settings = {part.name: dict(part.settings) for part in parts}
-    write_text(file, to_json({"digest": digest, "parts": settings}, indent=2))
+    write_text(file, to_json({"digest": digest, **now, "parts": settings}, indent=2))
+    return now
 
 
 def _command(claim: Claim, options: Options) -> list[str]:

@@ -26,8 +26,18 @@ def new_extra(strategy: Strategy, param: Tensor) -> Tensor | None:
     return None
 
 
-def decode_parameter(strategy: Strategy, param: Tensor, extra: Tensor | None) -> Tensor:
-    """Wide value of a parameter, FP32, of its shape."""
+def decode_parameter(
+    strategy: Strategy, param: Tensor, extra: Tensor | None, *, exact: bool = False
+) -> Tensor:
+    """Wide value of a parameter, FP32, of its shape.
+
+    Args:
+        strategy: How it is stored.
+        param: The parameter.
+        extra: What is stored beside it.
+        exact: Give a sum of two components in FP64, in which none is rounded: the second may be far
+            below the last bit that FP32 has of the first (default: ``False``).
+    """
     if strategy.weight == "master":
         assert extra is not None
         # Beyond the largest number it was stored as that, where torch's cast has infinity.
@@ -41,7 +51,8 @@ def decode_parameter(strategy: Strategy, param: Tensor, extra: Tensor | None) ->
     wide = param.to(torch.float32)
     if strategy.weight in ("expansion", "kahan"):
         assert extra is not None
-        return wide + rest_of(wide, extra)
+        rest = rest_of(wide, extra)
+        return wide.to(torch.float64) + rest if exact else wide + rest
     return wide
 
 

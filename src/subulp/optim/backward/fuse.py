@@ -129,6 +129,8 @@ def _check_pair(model: nn.Module, optimizer: Optimizer) -> None:
             f"optimizer is {type(optimizer).__name__}: only optimizers of subulp.optim can step "
             "one parameter at a time"
         )
+    optimizer.check_bare()
+    optimizer.check_hooks()
     if optimizer.fused is not None:
         raise ValueError("the optimizer is fused already: remove its handle first")
     if isinstance(model, torch.jit.ScriptModule):

@@ -313,6 +313,16 @@ class FusedBackward:
         """Whether every gradient is clipped just like this."""
         return self._clipping.value == clip_value
 
+    @property
+    def clips(self) -> tuple[float | None, float | None]:
+        """``max_norm`` and ``clip_value``."""
+        return self._clipping.max_norm, self._clipping.value
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether a step has had some of its backward passes, and not all."""
+        return self._accumulator.done > 0
+
     def clipping_advice(self, max_norm: float) -> str:
         """What to pass in order to clip by a norm."""
         own = self._clipping.max_norm

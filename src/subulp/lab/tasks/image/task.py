@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -246,10 +247,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss in nats per picture and share of pictures whose class is the most likely."""
 
-    def summed(batch: tuple[Tensor, Tensor]) -> tuple[float, int]:
+    def summed(batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
         pictures, labels = batch
         scores = logits(pictures).cpu()
-        right = int((scores.argmax(1) == labels).sum())
+        # Of NaN the first class would be the most likely.
+        known = bool(scores.isfinite().all())
+        right = int((scores.argmax(1) == labels).sum()) if known else math.nan
         return float(F.cross_entropy(scores, labels, reduction="sum")), right
 
     training = model.training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -477,7 +478,7 @@ def evaluate(
     )
     device = next(encoder.parameters()).device
 
-    def ranked(chosen: np.ndarray) -> np.ndarray:
+    def ranked(chosen: np.ndarray) -> np.ndarray | None:
         x = encoder(data.batch(test, chosen, device))
         return _ranking(data.data, head.topk, x, chosen, measures.longest)
 
@@ -485,12 +486,15 @@ def evaluate(
         for start in range(0, len(test), EVALUATION_BATCH):
             yield np.arange(start, min(start + EVALUATION_BATCH, len(test)))
 
-    training = model.training
+    training, known = model.training, True
     model.eval()
     for chosen, best in zip(batches(), ranks.each(ranked, batches()), strict=True):
-        measures.update(best, *test.pairs(chosen))
+        known = known and best is not None
+        none = np.full((len(chosen), measures.longest), MISSING)
+        measures.update(none if best is None else best, *test.pairs(chosen))
     model.train(training)
-    return measures.result()
+    found = measures.result()
+    return found if known else dict.fromkeys(found, math.nan)
 
 
 def _ranking(
@@ -499,13 +503,18 @@ def _ranking(
     x: Tensor,
     chosen: np.ndarray,
     k: int,
-) -> np.ndarray:
-    """The k best labels of a batch without those that its filter pairs name."""
+) -> np.ndarray | None:
+    """The k best labels of a batch without those that its filter pairs name; ``None`` if scores are
+    not finite, which have no order.
+    """
     filtered, most = data.test.filter_pairs, 0
     if filtered is not None:
         rows, cols = filtered.pairs(chosen)
         most = int(np.bincount(rows, minlength=1).max()) if len(rows) else 0
-    top = topk(x, min(k + most, data.num_labels))[1].cpu().numpy()
+    scores, labels = topk(x, min(k + most, data.num_labels))
+    if not bool(scores.isfinite().all()):
+        return None
+    top = labels.cpu().numpy()
     if filtered is not None:
         top = remove_pairs(top, rows, cols, data.num_labels)[:, :k]
     missing = max(0, k - top.shape[1])
