@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,14 @@ def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.__version__ in text
     assert text.count("ok: same bits in") == len(OPS)
     assert "FAILED" not in text
+
+
+def test_unknown_words_are_refused_where_the_command_line_is_missing() -> None:
+    command = [sys.executable, "-m", "subulp.diagnostics.doctor", "--jsn"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "unrecognized arguments: --jsn" in found.stderr
+    assert not found.stdout
 
 
 def spoil(result: Any) -> None:

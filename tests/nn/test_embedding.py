@@ -52,3 +52,31 @@ def test_a_frozen_table_gets_no_gradient():
 def test_bad_arguments_are_named(ids, weight, message):
     with pytest.raises(ValueError, match=message):
         narrow_embedding(ids, weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_norm", 1.0), ("scale_grad_by_freq", True), ("sparse", True)],
+)
+def test_options_of_torchs_that_are_set_later(name, value):
+    layer = nn.Embedding(4, 3)
+    setattr(layer, name, value)
+    with pytest.raises(ValueError, match=f"{name}={value} is not available"):
+        layer(torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("padding_idx", [0, 3])
+def test_a_row_of_padding_gets_no_gradient(dtype, padding_idx):
+    """Of a model whose torch layers become ours it may be set."""
+    ids = torch.tensor([[3, 3, 0], [1, 3, 2]])
+    layer = nn.Embedding(4, 3).to(dtype)
+    layer.padding_idx = padding_idx
+    y = layer(ids)
+    y.backward(torch.ones_like(y))
+    wide = layer.weight.detach().float().requires_grad_()
+    F.embedding(ids, wide, padding_idx=padding_idx).sum().backward()
+    assert torch.equal(layer.weight.grad.float(), wide.grad)
+    layer.padding_idx = 4
+    with pytest.raises(ValueError, match="padding_idx=4 is out of range: 4 rows"):
+        layer(ids)

@@ -12,7 +12,7 @@ from .dtensors import embedding_of_shards, is_dtensor
 from .narrow import draw_wide, gradient_dtype
 
 
-def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
+def narrow_embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """``F.embedding(ids, weight.float())`` without the FP32 copy of the table.
 
     The gradient is dense and of ``weight.grad_dtype`` (the weight's own dtype where it is not set).
@@ -21,12 +21,15 @@ def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
     Args:
         ids: Integer tensor of row numbers, any shape.
         weight: ``(num_embeddings, embedding_dim)``, any floating-point dtype that casts to FP32.
+        padding_idx: A row that gets no gradient, as in ``F.embedding``; from 0, it must not be
+            counted from the end (default: ``None``).
 
     Returns:
         FP32 tensor of shape ``(*ids.shape, embedding_dim)``.
 
     Raises:
-        ValueError: ``weight`` is not a floating-point matrix, or ``ids`` are not integers.
+        ValueError: ``weight`` is not a floating-point matrix, ``ids`` are not integers, or there is
+            no such row as ``padding_idx``; that is not available for DTensors.
     """
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(
@@ -35,12 +38,19 @@ def narrow_embedding(ids: Tensor, weight: Tensor) -> Tensor:
         )
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"ids have dtype {ids.dtype}: expected int32 or int64 row numbers")
+    if padding_idx is not None and not 0 <= padding_idx < weight.shape[0]:
+        raise ValueError(f"padding_idx={padding_idx} is out of range: {weight.shape[0]} rows")
     if is_dtensor(weight) or is_dtensor(ids):
+        if padding_idx is not None:
+            raise ValueError(f"padding_idx={padding_idx} is not available for DTensors")
         return embedding_of_shards(ids, weight, narrow_embedding)
     if torch.compiler.is_exporting():
         return weight[ids].float()
-    y: Tensor = _NarrowEmbedding.apply(ids, weight)  # type: ignore[no-untyped-call]
+    y: Tensor = _NarrowEmbedding.apply(ids, weight, padding_idx)  # type: ignore[no-untyped-call]
     return y
+
+
+_UNAVAILABLE = ("max_norm", "scale_grad_by_freq", "sparse")
 
 
 class Embedding(torch.nn.Embedding):
@@ -96,18 +106,28 @@ class Embedding(torch.nn.Embedding):
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        """Row numbers of any shape to FP32 rows, in one more dimension."""
-        return narrow_embedding(input, self.weight)
+        """Row numbers of any shape to FP32 rows, in one more dimension.
+
+        Raises:
+            ValueError: The row numbers are not integers, or an option of torch's is set here.
+        """
+        for name in _UNAVAILABLE:
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is not available: nn.Embedding of subulp looks "
+                    "rows up, and nothing else; leave it as it was"
+                )
+        return narrow_embedding(input, self.weight, self.padding_idx)
 
 
 class _NarrowEmbedding(torch.autograd.Function):
     @staticmethod
-    def forward(ids: Tensor, weight: Tensor) -> Tensor:
+    def forward(ids: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
         return weight.index_select(0, ids.reshape(-1)).float().view(*ids.shape, weight.shape[1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ids, weight = inputs
+        ids, weight, ctx.padding_idx = inputs
         ctx.save_for_backward(ids)
         ctx.set_materialize_grads(False)
         ctx.shape = weight.shape
@@ -115,14 +135,16 @@ class _NarrowEmbedding(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[None, Tensor | None]:
+    def backward(ctx: Any, grad_y: Tensor | None) -> tuple[None, Tensor | None, None]:
         # None passes where fuse_backward(keep_bytes=) has the gradient already.
         if grad_y is None or not ctx.needs_input_grad[1]:
-            return None, None
+            return None, None, None
         (ids,) = ctx.saved_tensors
         touched, position = ids.reshape(-1).unique(return_inverse=True)
         sums = grad_y.new_zeros(touched.numel(), ctx.shape[1])
         sums.index_add_(0, position, grad_y.reshape(-1, ctx.shape[1]))
         grad = torch.zeros(ctx.shape, dtype=ctx.grad_dtype, device=grad_y.device)
         grad[touched] = sums.to(ctx.grad_dtype)
-        return None, grad
+        if ctx.padding_idx is not None:
+            grad[ctx.padding_idx] = 0
+        return None, grad, None

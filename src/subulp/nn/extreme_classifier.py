@@ -48,6 +48,7 @@ from .label_order import check_counts, checksum, damaged_order, frequent_first, 
 from .module_state import KEY, check_state, new_state, read_state
 from .narrow import without_autocast
 from .ranks import Ranks, Told
+from .row_parameter import memory_of
 from .row_table import RowTable, Storage
 from .seeds import seed_of
 from .top_k import TopK
@@ -224,7 +225,7 @@ class ExtremeClassifier(FixedDtypes):
         self.row_of = self.label_of = None
         self._needs_counts = 0 < self.head_fraction < 1
         if self.table.remainder is not None:
-            self.table.remainder.detach().zero_()
+            memory_of(self.table.remainder).zero_()
         # Xavier's uniform distribution, drawn on the CPU: the same weights on every device.
         self.table.fill_uniform(self._bound, torch.Generator(device="cpu").manual_seed(self.seed))
 

@@ -502,6 +502,15 @@ def _kept_of(ticket: str, device: torch.device, *, trains: bool) -> KeptWeight |
     return layer.kept_at(device, evaluates=not (layer.training or trains))
 
 
+def _check_grad_dtype(name: str, tensor: Tensor | None) -> None:
+    if tensor is not None and gradient_dtype(tensor) != tensor.dtype:
+        raise ValueError(
+            f"{name} has grad_dtype {gradient_dtype(tensor)}, and a graph of torch.compile gives "
+            f"gradients in {tensor.dtype}: leave grad_dtype as it is, or leave the layer out of "
+            "the graph with torch.compiler.disable"
+        )
+
+
 def graph_linear(x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str) -> Tensor:
     """:func:`mor_linear` as one operation of a graph; ``mor`` is its text."""
     check_linear(x, weight, bias)
@@ -509,9 +518,7 @@ def graph_linear(x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticke
         return narrow_linear(x, weight, bias)
     x, weight = autocast_operands(x, weight)
     save = torch.is_grad_enabled() and weight.requires_grad
-    # Inside the operation nobody knows a grad_dtype any more.
-    dtypes = gradient_dtype(weight), None if bias is None else gradient_dtype(bias)
-    y: Tensor = mor_linear_op(x, weight, bias, mor, ticket, save, *dtypes)[0]
+    y: Tensor = mor_linear_op(x, weight, bias, mor, ticket, save)[0]
     return y
 
 
@@ -520,14 +527,7 @@ _Stored = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @torch.library.custom_op("subulp::mor_linear", mutates_args=())
 def mor_linear_op(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mor: str,
-    ticket: str,
-    save: bool,
-    weight_grad_dtype: torch.dtype,
-    bias_grad_dtype: torch.dtype | None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str, save: bool
 ) -> _Stored:
     """:func:`mor_linear`, and what it saves for the backward pass.
 
@@ -538,13 +538,14 @@ def mor_linear_op(
         mor: :attr:`MoR.text`.
         ticket: Which layer's decisions these are.
         save: Whether the weight needs a gradient; if not, all but the output is empty.
-        weight_grad_dtype: Dtype of the weight's gradient.
-        bias_grad_dtype: Dtype of the bias's; ``None`` without one.
 
     Returns:
         The output; the five tensors of the saved mixture, and the numbers of its summary.
     """
     config = MoR.from_text(mor)
+    if save:
+        _check_grad_dtype("weight", weight)
+        _check_grad_dtype("bias", bias)
     kept = _kept_of(ticket, weight.device, trains=save)
     y, saved, _ = forward_product(x, weight, bias, config, _note_of(ticket), save=save, kept=kept)
     if saved is None:
@@ -555,16 +556,7 @@ def mor_linear_op(
 
 
 @mor_linear_op.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mor: str,
-    ticket: str,
-    save: bool,
-    weight_grad_dtype: torch.dtype,
-    bias_grad_dtype: torch.dtype | None,
-) -> _Stored:
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, mor: str, ticket: str, save: bool) -> _Stored:
     y = x.new_empty(*x.shape[:-1], weight.shape[0])
     if not save:
         return y, *_nothing(x)
@@ -590,7 +582,6 @@ def mor_linear_backward(
     mor: str,
     ticket: str,
     x_dtype: torch.dtype,
-    weight_grad_dtype: torch.dtype,
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -605,7 +596,7 @@ def mor_linear_backward(
     none = grad_y.new_empty(0)
     return (
         none.to(x_dtype) if grad_x is None else grad_x,
-        (none.clone() if grad_weight is None else grad_weight).to(weight_grad_dtype),
+        none.to(weight.dtype).clone() if grad_weight is None else grad_weight.to(weight.dtype),
     )
 
 
@@ -617,14 +608,13 @@ def _(
     mor: str,
     ticket: str,
     x_dtype: torch.dtype,
-    weight_grad_dtype: torch.dtype,
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     rows = grad_y.numel() // weight.shape[0]
     return (
         grad_y.new_empty((rows, weight.shape[1]) if needs_x else 0, dtype=x_dtype),
-        weight.new_empty(weight.shape if needs_weight else 0, dtype=weight_grad_dtype),
+        weight.new_empty(weight.shape if needs_weight else 0),
     )
 
 
@@ -643,7 +633,8 @@ def _restored(stored: Sequence[Tensor], mor: MoR, x_dtype: torch.dtype) -> Opera
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, _, ctx.mor, ctx.ticket, ctx.save, *ctx.grad_dtypes = inputs
+    x, weight, bias, ctx.mor, ctx.ticket, ctx.save = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.save_for_backward(weight, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
     ctx.x_shape, ctx.x_dtype = x.shape, x.dtype
@@ -655,18 +646,16 @@ def _differentiate(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ..
     if needs_weight and not ctx.save:
         raise RuntimeError("the weight needs a gradient, and nothing was saved for it: save=True")
     grad_x = grad_weight = grad_bias = None
-    weight_dtype, bias_dtype = ctx.grad_dtypes
     if needs_x or needs_weight:
         of_x, of_weight = mor_linear_backward(
-            *(grad_y, weight, stored, ctx.mor, ctx.ticket, ctx.x_dtype, weight_dtype),
-            *(needs_x, needs_weight),
+            grad_y, weight, stored, ctx.mor, ctx.ticket, ctx.x_dtype, needs_x, needs_weight
         )
         grad_x = of_x.view(ctx.x_shape) if needs_x else None
         grad_weight = of_weight if needs_weight else None
     if needs_bias:
         rows = grad_y.reshape(-1, weight.shape[0])
-        grad_bias = rows.sum(0, dtype=torch.float32).to(bias_dtype)
-    return grad_x, grad_weight, grad_bias, *(None,) * 5
+        grad_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+    return grad_x, grad_weight, grad_bias, None, None, None
 
 
 mor_linear_op.register_autograd(_differentiate, setup_context=_save)

@@ -1,6 +1,7 @@
 """The image classifier: storage, initial weights, simulation, fused runs."""
 
 import dataclasses
+import math
 import re
 from fractions import Fraction
 
@@ -11,7 +12,7 @@ from subulp.lab.engine.loop import run
 from subulp.lab.tasks.image.config import ImageConfig
 from subulp.lab.tasks.image.resnet import ResNet18
 from subulp.lab.tasks.image.simulated import SimulatedSGD, simulated_bits
-from subulp.lab.tasks.image.task import METRICS, build_model, load, parameter_dtype, steps
+from subulp.lab.tasks.image.task import METRICS, build_model, evaluate, load, parameter_dtype, steps
 
 CPU = torch.device("cpu")
 SMALL = {"width": 4, "epochs": 2, "batch_size": 16, "watch_every": 3, "device": "cpu"}
@@ -244,3 +245,15 @@ def test_it_learns():
     config = ImageConfig(precision=("extra-bits-8",), width=8, epochs=4)
     summary = run(config, load(config), "extra-bits-8", 0)
     assert summary.metrics["accuracy"] > 0.8
+
+
+def test_scores_that_are_not_finite_are_of_no_class():
+    pictures, labels = torch.zeros(4, 1, 2, 2), torch.zeros(4, dtype=torch.long)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    batches = [(pictures[:2], labels[:2]), (pictures[2:], labels[2:])]
+    assert 0.0 <= evaluate(net, net, batches)["accuracy"] <= 1.0
+    # Of one batch alone.
+    found = evaluate(
+        net, lambda x: net(x) * (math.nan if x.sum() > 0 else 1), [*batches, (pictures + 1, labels)]
+    )
+    assert math.isnan(found["accuracy"])

@@ -382,10 +382,5 @@ def test_narrow_products_need_narrow_rows(config):
     config = dataclasses.replace(config, precision=("fp32", "renee", "int8"), products="bf16")
     with pytest.raises(ValueError, match=r"products=bf16 multiplies rows of BF16 numbers, and"):
         load(config)
-    config = dataclasses.replace(config, precision=("fp32", "renee", "int8"), products="bf16")
-    with pytest.raises(ValueError, match=r"products=bf16 multiplies rows of BF16 numbers, and"):
-        load(config)
     load(dataclasses.replace(config, precision=("renee", "bf16")))
-    load(dataclasses.replace(config, precision=("renee",), products="auto"))
-    load(dataclasses.replace(config, precision=("renee", "bf16")))
-    load(dataclasses.replace(config, precision=("renee",), products="auto"))
+    load(dataclasses.replace(config, precision=("renee",), products="auto", head_fraction=0.0))

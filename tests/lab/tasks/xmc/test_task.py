@@ -19,6 +19,7 @@ from subulp.lab.tasks.xmc.task import (
     build_encoder,
     build_head,
     build_optimizer,
+    evaluate,
     load,
     steps,
 )
@@ -448,3 +449,17 @@ def test_the_head_is_the_papers(config):
     head = build_head(config, load(config), parse_precision("fp8"), 20, 0)
     assert isinstance(head, ExtremeClassifier)
     assert (head.rounding, head.reduction, head.table.scale) == ("stochastic", "sum", 1.0)
+
+
+def test_scores_that_are_not_finite_have_no_ranking(config):
+    """Of NaN some labels come first all the same."""
+    data, storage = load(config), parse_precision("fp32")
+    encoder = build_encoder(config, data, "fp32", 0, CPU)
+    head = build_head(config, data, storage, encoder.dim, 0)
+    model = torch.nn.ModuleDict({"encoder": encoder, "head": head})
+    known = evaluate(config, data, model)
+    assert all(map(math.isfinite, known.values()))
+    encoder.terms.weight.data[:] = math.nan
+    found = evaluate(config, data, model)
+    assert found.keys() == known.keys()
+    assert all(map(math.isnan, found.values()))
