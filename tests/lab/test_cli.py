@@ -85,9 +85,15 @@ def test_without_json_a_table_is_printed(text_file, tmp_path, capsys):
         (["sample", "a", "--length", "2.0"], '"2.0" for "--length": it is no whole number'),
         (["train", "lm", "--precision", "extra-bits-08"], "precision='extra-bits-08' is unknown"),
         (["train", "ctr", "--test-share", "0.3"], "test_share=0.3 has no effect on data=adult"),
+        (
+            ["train", "lm", "--lr", "1e39"],
+            "lr=1e+39 is out of range: give at least 0, and a number",
+        ),
         (["train", "lm", "--stepz", "1"], "Unknown option: --stepz"),
         (["train", "lm", "--dtype", "int4"], 'Choose from: "bf16", "fp16", "e4m3"'),
         (["train", "lm", "--data", "missing.txt"], "/missing.txt does not exist"),
+        (["train", "--jobs", "3"], "jobs=3 and no task: name one, or give --resume RUN"),
+        (["train", "--json"], "json=True and no task: name one, or give --resume RUN"),
         (["train", "cnn"], 'Unknown command "cnn"'),
         (["train", "lm", "extra"], "['extra']. These words belong to no option: give options as"),
         (["train", "--lr", "3"], "Unknown option: --lr"),
@@ -149,6 +155,38 @@ def test_a_full_standard_output_is_a_failure(words, tmp_path):
         )
     assert found.returncode == 1
     assert found.stderr == "error: no space left on device\n"
+
+
+@pytest.mark.parametrize("into", ["2>/dev/full", "2> >(head -1)", "2>&-", ">&-", "| true"])
+def test_a_training_that_nobody_reads_goes_on(into, text_file, tmp_path):
+    """A log's disk may be full, a terminal closed, or the reader of a pipe gone."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "subulp", "train", "lm", *SMALL, "--precision", "nearest"]
+    command += ["--data", str(text_file), "--out", str(out)]
+    script = f"set -o pipefail; {shlex.join(command)} {into}"
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "Traceback" not in found.stderr
+    assert (out / "summary.json").exists()
+    if into in (">&-", "| true"):
+        assert f"wrote {out}" in found.stderr
+
+
+@pytest.mark.parametrize("into", ["| true", ">&-"])
+def test_results_that_nobody_reads(into, text_file, tmp_path):
+    out = tmp_path / "out"
+    small = [*SMALL, "--precision", "nearest", "--data", str(text_file), "--out", str(out)]
+    assert main(["train", "lm", *small]) == 0
+    for words in (
+        ["evaluate", str(out)],
+        ["evaluate", str(out), "--json"],
+        ["runs", str(tmp_path), "--json"],
+        ["sample", str(out), "--prompt", "a"],
+    ):
+        command = shlex.join([sys.executable, "-m", "subulp", *words])
+        script = f"set -o pipefail; {command} {into}"
+        found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        assert (found.returncode, found.stderr) == (0, ""), words
 
 
 def test_verbose_shows_the_traceback_before_the_same_line(capsys):

@@ -69,6 +69,12 @@ def test_wrong_input_is_one_line(words, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("words", [["--seeds", "1"], ["list", "--size", "paper"], ["--jobs", "2"]])
+def test_a_list_takes_no_options(words, capsys):
+    assert main(["reproduce", *words]) == 2
+    assert "has no effect on a list: name the claims to repeat" in capsys.readouterr().err
+
+
 def test_runs_of_other_options_are_not_overwritten(tmp_path, capsys):
     words = ["reproduce", "collage-appendixd-fp8", "--size", "smallest", "--out", str(tmp_path)]
     assert main(words) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import re
 import signal
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -257,6 +256,10 @@ def train_resume(
         known = ", ".join(name for name in train if not name.startswith("-"))
         raise ValueError(f'Unknown command "{task[0]}": use one of {known}')
     if resume is None:
+        given = {"jobs": jobs, "ranks": ranks, "parallel": parallel, "json": json}
+        for name, value in given.items():
+            if value:
+                raise ValueError(f"{name}={value} and no task: name one, or give --resume RUN")
         train.help_print()
         return 0
     from .compare import resume as resume_comparison  # noqa: PLC0415
@@ -297,7 +300,7 @@ def _show(found: Comparison, errors: Console, *, json: bool) -> int:
     if not is_first():
         return 0
     if json:
-        print(to_json(summary_object(found.task, found.data, found.summaries)))
+        console.show(to_json(summary_object(found.task, found.data, found.summaries)))
     else:
         print_comparison(console.output(), found.metrics, found.summaries)
     if found.data.get("skipped_lines"):
@@ -355,7 +358,7 @@ def data_dblp(
             keep_case=keep_case,
             on_read=on_read,
         )
-    print(to_json(asdict(built)) if json else built)
+    console.show(to_json(asdict(built)) if json else str(built))
     errors.print(f"wrote {out}")
     return 0
 
@@ -415,7 +418,7 @@ def runs(
 
     found = list_runs(folder)
     if json:
-        print(to_json({"runs": [asdict(each) for each in found]}))
+        console.show(to_json({"runs": [asdict(each) for each in found]}))
     else:
         print_runs(console.output(), found)
     return 0
@@ -461,7 +464,7 @@ def _launch(
         if verbose:
             traceback.print_exception(error)
         message = f"{speaker}{_place(tokens, error)}{_one_line(error)}{_hint(tokens, error)}"
-        print(f"error: {message}", file=sys.stderr)
+        console.say(f"error: {message}")
         return _failed(error)
     # --help and --version return nothing.
     return int(code or 0)
@@ -481,11 +484,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(app.meta(argv, result_action="return_value") or 0)
     except KeyboardInterrupt as error:
         if speaker_of(error) is not None:
-            print(getattr(error, "hint", "interrupted"), file=sys.stderr)
+            console.say(getattr(error, "hint", "interrupted"))
         return _failed(error)
     except OSError as error:
         # Of --help and --version, which are printed before a command begins.
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        console.say(f"error: {_one_line(error)}")
         return _failed(error)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from . import console
 from .engine.config import COMPARED, MACHINE, numbers
+
+if TYPE_CHECKING:
+    from .reproduce.claim import Claim, Options
 
 _FLAG = Parameter(negative=())
 
@@ -55,14 +59,15 @@ def reproduce(
     from .reproduce.claim import Options, Watch  # noqa: PLC0415
     from .reproduce.index import CLAIMS, find  # noqa: PLC0415
     from .reproduce.pages import write_report  # noqa: PLC0415
-    from .reproduce.run import RECORDS, check_runnable, record_file  # noqa: PLC0415
+    from .reproduce.run import RECORDS, record_file  # noqa: PLC0415
     from .reproduce.run import reproduce as run  # noqa: PLC0415
     from .reproduce.table import index_object, print_index, print_record  # noqa: PLC0415
 
     output = console.output()
     if not claims or [claim.lower() for claim in claims] == ["list"]:
+        _check_list(size=size != "small", seeds=seeds, data=data, encoder=encoder, jobs=jobs)
         if json:
-            print(to_json(index_object(CLAIMS)))
+            console.show(to_json(index_object(CLAIMS)))
         else:
             print_index(output, CLAIMS)
         return 0
@@ -73,17 +78,8 @@ def reproduce(
     if jobs is not None:
         check_range("jobs", jobs, 1)
     chosen = find(claims)
-    # All are checked before the first one trains for hours.
     options = Options(size, seeds, data, encoder)
-    experiments = [check_runnable(claim, size) for claim in chosen]
-    read = frozenset[str]().union(*(experiment.reads(options) for experiment in experiments))
-    for name in ("seeds", "data", "encoder"):
-        if (value := getattr(options, name)) is not None and name not in read:
-            text = ",".join(map(str, value)) if name == "seeds" else value
-            raise ValueError(
-                f"{name}={text} has no effect on claims={','.join(claims)} of size={size}: leave "
-                "it out"
-            )
+    _check_read(chosen, options, ",".join(claims))
     errors = console.errors()
     if size == "smallest" and jobs is None:
         # Starting a process takes longer than the run.
@@ -96,10 +92,34 @@ def reproduce(
         if not json:
             print_record(output, claim, written)
     if json:
-        print(
+        console.show(
             '{"records": [' + ", ".join(file.read_text(encoding="utf-8") for file in files) + "]}"
         )
     report = out / "report.html"
     write_report(out / RECORDS, CLAIMS, report)
     errors.print(f"wrote {out / RECORDS} and {report}")
     return 0
+
+
+def _check_list(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise ValueError(f"{name} has no effect on a list: name the claims to repeat")
+
+
+def _check_read(claims: Sequence[Claim], options: Options, named: str) -> None:
+    """Raise ValueError unless all claims can be repeated so, before the first trains for hours, and
+    some claim takes each option.
+    """
+    from .reproduce.run import check_runnable  # noqa: PLC0415
+
+    experiments = [check_runnable(claim, options.size) for claim in claims]
+    read = frozenset[str]().union(*(experiment.reads(options) for experiment in experiments))
+    for name in ("seeds", "data", "encoder"):
+        value = getattr(options, name)
+        if value is None or name in read:
+            continue
+        text = ",".join(map(str, value)) if name == "seeds" else value
+        raise ValueError(
+            f"{name}={text} has no effect on claims={named} of size={options.size}: leave it out"
+        )

@@ -48,7 +48,8 @@ def predict(
         precision: Precision of the model; without it, the best one is taken and named.
         seed: Seed of the model, likewise.
         k: Labels per instance, for xmc and image; by default 5.
-        format: jsonl, one object per line; or tsv, a header and rows.
+        format: jsonl, one object per instance; or tsv, a header and rows. Instances count from 1;
+            a header and, for image and ctr, empty lines are none.
         out: File to write, which is replaced; without it, standard output.
         batch_size: Instances per batch.
         weights: stored: the weights as the run stored and measured them; full: in FP32, rebuilt
@@ -91,7 +92,7 @@ def sample(
         prompt: The text to continue, of characters that the training text has.
         precision: Precision of the model; without it, the best one is taken and named.
         seed: Seed of the model, likewise.
-        length: Characters, or bytes, to add.
+        length: Characters, bytes or tokens to add, as the model has them.
         temperature: Below 1 keeps to what is probable, above 1 departs from it; 0 always takes the
             most probable.
         top: Draw from so many of the most probable characters; by default from all.
@@ -126,7 +127,7 @@ def evaluate(
     Args:
         run: The run directory.
         data: lm: a text file; image: digits, generated or cifar10:DIR; xmc: a folder with the same
-            labels; ctr: files with the columns of the training data, or their names as in training.
+            labels; ctr: files with the columns of the training data, or criteo:FILE and the like.
             Without it, the test part that the run has measured on.
         precision: Precision of the models; by default all.
         seed: Seed of the models; by default all.
@@ -151,7 +152,7 @@ def evaluate(
             {"precision": variant, "seed": own_seed, **measured}
             for variant, own_seed, measured in found
         ]
-        print(to_json({"data": data, "weights": weights, "runs": runs}))
+        console.show(to_json({"data": data, "weights": weights, "runs": runs}))
     else:
         task = task_of_run(run)
         assert task is not None
@@ -176,7 +177,7 @@ def _chosen(
 
 
 def _say(words: str) -> None:
-    print(words, file=sys.stderr)
+    console.say(words)
 
 
 @contextmanager
@@ -196,6 +197,11 @@ def _written(out: Path | None, source: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _standard_output() -> Iterator[BinaryIO]:
+    if sys.stdout is None:
+        # It was closed before the program began.
+        with open(os.devnull, "wb") as null:
+            yield null
+        return
     try:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

@@ -173,6 +173,22 @@ def test_another_configuration_is_refused(stopped):
         resume(stopped)
 
 
+@pytest.mark.parametrize("kind", ["complete", "stopped"])
+def test_finished_runs_of_another_configuration_are_refused(stopped, whole, tmp_path, kind, capsys):
+    """They would have stood in one table with runs of this one."""
+    out = tmp_path / "edited"
+    shutil.copytree(whole.directory if kind == "complete" else stopped, out)
+    file = out / "config.json"
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, "lr": 0.3}))
+    assert main(["train", "--resume", str(out)]) == 2
+    message = capsys.readouterr().err
+    assert "finished.json was written with lr=" in message
+    assert "config.json has lr=0.3: a run is resumed with the options it was started" in message
+    file.write_text(json.dumps(fields))
+    assert main(["train", "--resume", str(out)]) == 0
+
+
 def test_other_data_are_refused(small, text_file, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_bytes(text_file.read_bytes())

@@ -242,7 +242,7 @@ def test_clicks_are_predicted_with_and_without_the_label(runs, name, tmp_path, c
     for other in ("without", "empty"):
         assert predicted(run, tmp_path / other, capfdbinary) == found
     header, *rows = predicted(run, tmp_path / "with", capfdbinary, "--format", "tsv")
-    assert header == "line\tprobability"
+    assert header == "instance\tprobability"
     assert [float(row.split("\t")[1]) for row in rows] == [
         json.loads(line)["probability"] for line in found
     ]
@@ -298,6 +298,17 @@ def test_a_language_model_on_another_text(runs, tmp_path, capsys):
     path.write_text("green")
     assert main([*command, str(path)]) == 2
     assert "has 5 tokens: too few for one context of 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lm", "lm-bytes"])
+def test_a_byte_order_mark_is_no_part_of_a_text(runs, name, tmp_path, capsys):
+    path, found = tmp_path / "other.txt", []
+    command = ["evaluate", str(runs(name).directory), "--json", "--data"]
+    for mark in (b"", b"\xef\xbb\xbf"):
+        path.write_bytes(mark + b"12 green bottles " * 20)
+        assert main([*command, str(path)]) == 0
+        found.append(json.loads(capsys.readouterr().out)["runs"])
+    assert (found[0] == found[1]) == (name == "lm")
 
 
 def test_other_data_of_the_other_tasks(runs, tmp_path, capsys):

@@ -366,16 +366,21 @@ def check_threads(threads: int) -> None:
     check_range("threads", threads, 1, MOST_THREADS)
 
 
+_FP32_MAX = (2 - 2**-23) * 2.0**127
+
+
 def check_range(
     name: str, value: float, low: float, high: float = math.inf, *, top_included: bool = True
 ) -> None:
     """Raise ValueError unless ``low <= value <= high`` (``< high`` without the top)."""
-    # An integer may be beyond any float.
-    finite = isinstance(value, int) or math.isfinite(value)
+    # An integer may be beyond any float, and has a limit of its own.
+    finite = isinstance(value, int) or abs(value) <= _FP32_MAX
     if finite and low <= value and (value < high or (top_included and value == high)):
         return
     if high == math.inf:
-        wanted = f"at least {low}"
+        wanted = f"at least {low}, and a number that FP32 has"
+        if isinstance(value, int) or not value > _FP32_MAX:
+            wanted = f"at least {low}"
     else:
         wanted = f"from {low} to {high}" + ("" if top_included else ", which is excluded")
     raise ValueError(f"{name}={value} is out of range: give {wanted}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from .trained import Form
 
-TSV_HEADER = "line\trank\tlabel\tscore\tname\n"
+TSV_HEADER = "instance\trank\tlabel\tscore\tname\n"
 
 
 class Label(NamedTuple):
@@ -60,8 +60,9 @@ def _json_line(labels: list[Label]) -> str:
     return json.dumps({"labels": found}, ensure_ascii=False) + "\n"
 
 
-def _tsv_rows(line: int, labels: list[Label]) -> str:
+def _tsv_rows(instance: int, labels: list[Label]) -> str:
     return "".join(
-        f"{line}\t{rank}\t{label.label}\t{label.score}\t{' '.join((label.name or '').split())}\n"
+        f"{instance}\t{rank}\t{label.label}\t{label.score}\t"
+        f"{' '.join((label.name or '').split())}\n"
         for rank, label in enumerate(labels, 1)
     )

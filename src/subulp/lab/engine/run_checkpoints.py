@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ SECONDS = 600.0
 _NAME = re.compile(r"step-(\d{8,18})")
 _OTHER = "it belongs to another run; move it elsewhere"
 _SUMMARY, _RECORDS = TypeAdapter(Summary), TypeAdapter(list[Record])
+_CONFIG = TypeAdapter(dict[str, Any])
 
 
 def run_name(variant: str, seed: int) -> str:
@@ -139,7 +140,13 @@ class RunCheckpoints:
     def finish(self, summary: Summary, records: list[Record]) -> None:
         """Write what a finished run has measured."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        plain, _ = flatten({"summary": asdict(summary), "records": [asdict(r) for r in records]})
+        plain, _ = flatten(
+            {
+                "summary": asdict(summary),
+                "records": [asdict(r) for r in records],
+                "config": self._header.config,
+            }
+        )
         with replacing(self.folder / FINISHED) as unfinished:
             unfinished.write_text(sealed(plain), encoding="utf-8")
             checkpoint.sync(unfinished)
@@ -151,12 +158,12 @@ class RunCheckpoints:
         """The records and summary of a finished run; ``None`` for an unfinished one.
 
         Raises:
-            ValueError: The file is damaged.
+            ValueError: The file is damaged, or of another run or configuration.
         """
         path = self.folder / FINISHED
         try:
             fields = read_unchecked(path)
-            # Earlier versions wrote no sum.
+            # Earlier versions wrote no sum, and no configuration.
             if set(fields) != {"summary", "records"}:
                 check_seal(path, fields)
             saved = rebuild(fields, {})
@@ -177,6 +184,9 @@ class RunCheckpoints:
                 raise ValueError(
                     f"{path} has {name}={theirs}, and this run has {name}={ours}: {_OTHER}"
                 )
+        if "config" in saved:
+            config: dict[str, Any] = checked(_CONFIG, saved["config"], lambda _: str(path))
+            self._check_config(path, config)
         return summary, records
 
     def newest(self) -> Found | None:
@@ -266,7 +276,10 @@ class RunCheckpoints:
                 raise ValueError(
                     f"{path} has {name}={theirs}, and this run has {name}={ours}: {_OTHER}"
                 )
-        written = {**self._earlier, **header.config}
+        self._check_config(path, header.config)
+
+    def _check_config(self, path: Path, config: Mapping[str, Any]) -> None:
+        mine, written = self._header, {**self._earlier, **config}
         for name in [*mine.config, *(name for name in written if name not in mine.config)]:
             ours, theirs = mine.config.get(name), written.get(name)
             if ours != theirs:

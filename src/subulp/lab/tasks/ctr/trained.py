@@ -29,7 +29,7 @@ from .readers.layout import Layout, Table
 from .readers.load import evaluation_spans, fields_of_first_line
 from .task import COLUMNS, Built, load, logits_of, measures
 
-TSV_HEADER = "line\tprobability\n"
+TSV_HEADER = "instance\tprobability\n"
 
 _MOST_WIDE = 1 << 24
 

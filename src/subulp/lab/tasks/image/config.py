@@ -50,7 +50,8 @@ class ImageConfig(RunConfig):
     options as in generated:pictures=6000,noise=0.3,seed=0."""
 
     dtype: Annotated[ParameterDtype, MODEL] = "fp16"
-    """Storage of parameters and activations, except under fp32; of activations alone under amp."""
+    """Storage of parameters and activations, except under fp32 and e5m2, which is simulated in
+    FP16; of activations alone under amp."""
 
     width: Annotated[int | None, MODEL] = None
     """Channels of the first stage; without it 64, as in ResNet-18, for pictures of 32 x 32 and 32

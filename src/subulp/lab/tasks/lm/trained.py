@@ -9,6 +9,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from ...data.regular import BYTE_ORDER_MARK
 from ...engine.config import check_range
 from ...engine.linear_operands import Variant
 from ...engine.saved_model import SavedModel, Weights
@@ -150,12 +151,14 @@ class Trained(TrainedModel):
         return self.model
 
     def _tokens(self, raw: bytes, name: str) -> Tensor:
+        if self.built.tokenizer is None and self.built.characters is None:
+            return byte_tokens(raw)
+        raw = raw.removeprefix(BYTE_ORDER_MARK)
         if self.built.tokenizer is not None:
             from . import bpe  # noqa: PLC0415
 
             return bpe.tokens_of(decoded(raw, name), self.built.tokenizer)
-        if self.built.characters is None:
-            return byte_tokens(raw)
+        assert self.built.characters is not None
         return character_tokens(raw, self.built.characters, name)
 
     def _bytes(self, tokens: list[int]) -> bytes:

@@ -435,3 +435,26 @@ def test_bad_lines_count_once():
         bad(Path("f"), line, "wrong")
     assert (bad.count, bad.first) == (2, "f:3: wrong")
     assert isinstance(Encoder(criteo_layout([5]), ColumnStatistics(13), None).rows, list)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CLICKS.replace("price", "shop", 1), r"clicks.csv:1: the header has 'shop' twice"),
+        ("", r"clicks.csv"),
+        ("\n1,2\n", r"clicks.csv has no header: its first line names the columns"),
+    ],
+)
+def test_a_header_that_is_wrong_is_the_files(clicks, tmp_path, text, message):
+    """And not the description's."""
+    (tmp_path / "clicks.csv").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_data(clicks[0], PLAIN, columns=clicks[1])
+    assert str(clicks[1]) not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["generated:examples=1000", "flights"])
+def test_data_that_are_made_are_not_evaluated_on(clicks, name):
+    layout = make_layout(read_description(clicks[1]), CLICKS.partition("\n")[0].split(","))
+    with pytest.raises(ValueError, match=f"data={name} is made, and has no files of its own"):
+        evaluation_spans(name, layout)

@@ -174,3 +174,12 @@ def test_bags_of_other_features(tmp_path):
     put(tmp_path, "test.txt", "1 5 3\n0 4:1\n")
     with pytest.raises(ValueError, match=r"test\.txt:1: 5 features, where train\.txt has 4"):
         read_xmc(tmp_path)
+
+
+def test_an_empty_test_part(tmp_path):
+    """Before it trains for hours, and then measures nothing."""
+    support.write_raw(tmp_path)
+    put(tmp_path, "tst_X_Y.txt", "0 3\n")
+    put(tmp_path, "tst_X.txt", "")
+    with pytest.raises(ValueError, match="has no test instance: there is nothing to measure on"):
+        read_xmc(tmp_path)

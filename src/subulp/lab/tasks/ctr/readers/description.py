@@ -33,6 +33,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,23 +156,36 @@ def _where(path: Path, text: str, place: Place) -> str:
     return f"{path}:{line_of(lines_of(text), place)}"
 
 
-def make_layout(description: Description, header: Sequence[str] | None) -> Layout:
+def make_layout(
+    description: Description, header: Sequence[str] | None, file: Path | None = None
+) -> Layout:
     """The layout that a description means.
 
     Args:
         description: The description of the columns.
         header: The first line of the file; ``None`` for a file without.
+        file: The file that has it (default: none).
 
     Raises:
         ValueError: A column is unknown, or options contradict each other; the message begins with
-            ``file:line``, of the description.
+            ``file:line``, of the description, or of the file whose header is at fault.
     """
+    if header is not None and file is not None:
+        _check_header(header, file)
     try:
         return _layout(description.values, header)
     except LayoutError as problem:
         place = _place_of(problem, description.values)
         where = _where(description.path, description.text, place)
         raise ValueError(f"{where}: {problem}") from None
+
+
+def _check_header(header: Sequence[str], file: Path) -> None:
+    if not any(header):
+        raise ValueError(f"{file} has no header: its first line names the columns")
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice:
+        raise ValueError(f"{file}:1: the header has {twice[0]!r} twice: give each column a name")
 
 
 def _place_of(problem: LayoutError, values: _Columns) -> Place:

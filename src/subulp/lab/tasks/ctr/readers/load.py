@@ -77,7 +77,7 @@ def load_data(
         description = read_description(columns)
         first = int(description.has_header)
         header = _header(paths[0], description) if first else None
-        layout = make_layout(description, header)
+        layout = make_layout(description, header, paths[0])
         for path in [*paths[1:], *([test] if test else [])]:
             if first and (other := _header(path, description)) != header:
                 raise ValueError(f"{path}:1: the header is {other}, and {header} in {paths[0]}")
@@ -138,6 +138,11 @@ def evaluation_spans(data: str, layout: Layout) -> list[Span]:
         ValueError: Its header is not that of the layout.
     """
     kind, _, rest = data.partition(":")
+    if kind in (GENERATED, FLIGHTS) and not Path(data).exists():
+        raise ValueError(
+            f"data={data} is made, and has no files of its own: give files with the columns of the "
+            "training data, or leave data out for the run's own test part"
+        )
     names = rest if kind in _KINDS and rest else data
     if kind == "adult" or Path(names).is_dir():
         return [_adult_span(Path(names), "adult.test")]

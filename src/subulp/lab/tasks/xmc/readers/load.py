@@ -52,7 +52,7 @@ def read_xmc(folder: str | Path, cache: str | Path | None = None) -> XMCData:
     Raises:
         FileNotFoundError: A file is missing.
         ValueError: A file is malformed (the message begins with ``file:line``), two files
-            contradict each other, or there is nothing to train on.
+            contradict each other, or there is nothing to train or to measure on.
         OSError: The disk has no room for a decompressed file.
     """
     folder, cache = Path(folder), None if cache is None else Path(cache)
@@ -70,6 +70,10 @@ def read_xmc(folder: str | Path, cache: str | Path | None = None) -> XMCData:
     if not len(data.train.targets.indices):
         raise ValueError(
             f"data={folder} has no training instance with a label: there is nothing to train on"
+        )
+    if not len(data.test.targets):
+        raise ValueError(
+            f"data={folder} has no test instance: there is nothing to measure on; give a test part"
         )
     return data
 
