@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import Tensor
 
 from subulp import nn, optim
@@ -140,6 +141,23 @@ def _(patch: pytest.MonkeyPatch) -> object:
 def _(patch: pytest.MonkeyPatch) -> object:
     patch.setattr(facts, "expected", lambda sizes: ["one line"])
     return native.library.__wrapped__()
+
+
+@raises("compiled with non-empty donated buffers")
+def _(patch: pytest.MonkeyPatch) -> object:
+    layers = torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)
+    model = torch.nn.Sequential(*layers).bfloat16()
+    optimizer = optim.AdamW(model.parameters())
+    with optim.fuse_backward(model, optimizer, max_norm=0.5) as handle:
+        torch.compiler.reset()
+        return handle.backward(torch.compile(model)(torch.ones(5, 8).bfloat16()).sum())
+
+
+@raises("have been replaced by another tensor")
+def _(patch: pytest.MonkeyPatch) -> object:
+    head = nn.ExtremeClassifier(4, 8, storage="fp32")
+    torch.nn.utils.prune.l1_unstructured(head.table, "codes", amount=0.5)
+    return head(torch.ones(1, 4), torch.tensor([0]), torch.tensor([1]))
 
 
 @raises("a CUDA graph is being captured")

@@ -1,6 +1,8 @@
 """The real ``main``: exit codes, messages, and what goes to which stream."""
 
+import contextlib
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -170,6 +172,27 @@ def test_a_training_that_nobody_reads_goes_on(into, text_file, tmp_path):
     assert (out / "summary.json").exists()
     if into in (">&-", "| true"):
         assert f"wrote {out}" in found.stderr
+
+
+def test_bars_move_in_a_terminal(text_file, tmp_path):
+    """Rich redirects standard error to the console meanwhile, which writes to standard error."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "subulp", "train", "lm", *SMALL, "--precision", "nearest"]
+    command += ["--data", str(text_file), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        # The last reader's error is how a terminal says that nobody writes any more.
+        with contextlib.suppress(OSError):
+            while more := os.read(ours, 1 << 16):
+                shown += more
+        assert process.wait(timeout=120) == 0
+    os.close(ours)
+    text = shown.decode()
+    assert "\x1b[?25l" in text, "no cursor was hidden: these were lines"
+    assert "loss" in text
+    assert "wrote" in text
 
 
 @pytest.mark.parametrize("into", ["| true", ">&-"])

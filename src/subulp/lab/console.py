@@ -31,7 +31,8 @@ class _Stream(io.TextIOBase):
     @property
     def _stream(self) -> IO[str] | None:
         stream: IO[str] | None = getattr(sys, self._name)
-        return stream
+        # While bars move, rich has put a stream of its own there, which writes to the console.
+        return getattr(stream, "rich_proxied_file", stream)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -110,8 +110,9 @@ def rows_that_train(rows: Tensor | None) -> RowParameter:
     Raises:
         RuntimeError: They have been replaced.
     """
-    if isinstance(rows, RowParameter):
-        return rows
+    # Any tensor that may be frozen will do, whatever its class.
+    if hasattr(rows, "frozen"):
+        return cast(RowParameter, rows)
     raise RuntimeError(
         "the stored rows of a table have been replaced by another tensor, whose updates would be "
         "lost, as pruning, parametrizations, weight norms and torch.func.functional_call do: leave "
