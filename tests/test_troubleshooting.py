@@ -143,16 +143,6 @@ def _(patch: pytest.MonkeyPatch) -> object:
     return native.library.__wrapped__()
 
 
-@raises("compiled with non-empty donated buffers")
-def _(patch: pytest.MonkeyPatch) -> object:
-    layers = torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)
-    model = torch.nn.Sequential(*layers).bfloat16()
-    optimizer = optim.AdamW(model.parameters())
-    with optim.fuse_backward(model, optimizer, max_norm=0.5) as handle:
-        torch.compiler.reset()
-        return handle.backward(torch.compile(model)(torch.ones(5, 8).bfloat16()).sum())
-
-
 @raises("have been replaced by another tensor")
 def _(patch: pytest.MonkeyPatch) -> object:
     head = nn.ExtremeClassifier(4, 8, storage="fp32")
