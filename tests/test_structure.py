@@ -25,6 +25,7 @@ THIRD_PARTY = {
     "_foreach_copy_": "the same, of copies",
     "_fsdp_param_group": "torch: which gradients FSDP2 has not reduced has no public name",
     "_get_fsdp_state": "the same",
+    "_global_optimizer_pre_hooks": "torch: which hooks all optimizers have has no public name",
     "_get_tracing_state": "torch: whether torch.jit.trace records, which has no typed name",
     "_getframe": "sys: the caller's frames, without inspect's reading of source files",
     "_get_root_mesh": "torch: what a slice of a mesh was cut from has no public name",

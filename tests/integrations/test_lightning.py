@@ -293,9 +293,40 @@ def test_wrappers_of_optimizers_are_not_fused():
             lambda w=wrapper: optim.fuse_backward(model, w),
             lambda w=wrapper: w.change_precision("master"),
             lambda w=wrapper: diagnostics.watch(w),
+            lambda w=wrapper: w.import_state_dict(inner.state_dict()),
         ):
             with pytest.raises(
                 ValueError, match=r"a wrapper around the one that steps: .*optimizer"
             ):
                 call()
         assert wrapper.optimizer is inner
+
+
+class Inherits(FusedBackwardMixin, Clips):
+    """Its own clipping comes after the mixin's."""
+
+
+def test_clipping_that_a_class_after_the_mixin_has():
+    with pytest.raises(RuntimeError, match=r"Pass max_norm=0.01 to fuse_backward"):
+        fit(Inherits(), precision="32-true")
+    modules = [Clips(), Inherits()]
+    fit(modules[0])
+    fit(modules[1], gradient_clip_val=0.01)
+    assert same(*modules)
+
+
+class Scales(Plain):
+    def on_before_optimizer_step(self, optimizer):
+        for p in self.parameters():
+            if p.grad is not None:
+                p.grad.mul_(0.5)
+
+
+class ScalesFused(FusedBackwardMixin, Scales):
+    pass
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_hooks_before_a_step_that_was_taken_are_told():
+    with pytest.warns(UserWarning, match="on_before_optimizer_step of ScalesFused is called after"):
+        fit(ScalesFused())

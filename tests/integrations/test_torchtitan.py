@@ -320,3 +320,12 @@ def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     pages.run("torchtitan.md")
+
+
+@pytest.mark.parametrize("names", ["w1", [""], [1], None])
+def test_parts_of_names_are_a_list(names):
+    """The letters of a text are in nearly all names."""
+    from subulp.integrations.torchtitan import MixtureConverter  # noqa: PLC0415
+
+    with pytest.raises(ValueError, match=r"filter_fqns=.* is no list of parts of names"):
+        MixtureConverter.Config(mor=jobs.MIXTURE, filter_fqns=names).build()

@@ -267,3 +267,17 @@ def test_an_imported_pydantic_leaves_defaults_alone(task, capsys):
 
     assert main(["train", task, "--data", "missing"]) == 2
     assert "/missing " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["reproduce", "list"], ["doctor"]])
+def test_a_terminal_that_knows_fewer_characters(words):
+    """Greek letters become escapes, and no error."""
+    found = subprocess.run(
+        [sys.executable, "-m", "subulp", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.isascii()

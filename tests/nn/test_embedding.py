@@ -80,3 +80,23 @@ def test_a_row_of_padding_gets_no_gradient(dtype, padding_idx):
     layer.padding_idx = 4
     with pytest.raises(ValueError, match="padding_idx=4 is out of range: 4 rows"):
         layer(ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_exported_row_of_padding_gets_no_gradient(dtype):
+    ids = torch.tensor([[3, 3, 0], [1, 3, 2]])
+    layer = nn.Embedding(4, 3).to(dtype)
+    layer.padding_idx = 3
+    program = torch.export.export(layer, (ids,)).module()
+    y = program(ids)
+    assert torch.equal(y, layer(ids))
+    y.sum().backward()
+    (weight,) = program.parameters()
+    assert torch.equal(weight.grad.float()[3], torch.zeros(3))
+    assert torch.equal(weight.grad.float()[:3], torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("padding_idx", [1.5, True, -1, "0"])
+def test_what_is_no_row_of_padding(padding_idx):
+    with pytest.raises(ValueError, match=r"padding_idx=.* is out of range: 4 rows"):
+        narrow_embedding(torch.tensor([0]), torch.ones(4, 2).bfloat16(), padding_idx)

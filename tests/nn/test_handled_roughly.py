@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from subulp import nn as subulp_nn
-from subulp import optim
+from subulp import numerics, optim
 
 ROWS, COLUMNS = torch.tensor([0, 1, 2]), torch.tensor([3, 7, 9])
 
@@ -326,3 +327,46 @@ def test_functional_call_may_try_other_rows_in_evaluation() -> None:
     tried = torch.func.functional_call(made, {name: 2 * rows.detach()}, _arguments(made))
     assert torch.equal(tried, 2 * own)
     assert torch.equal(made(*_arguments(made)), own)
+
+
+# ------------------------------------------------------------------- arguments of wrong kinds
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: subulp_nn.ExtremeClassifier(8.5, 20), "dim=8.5 is not a whole number"),
+        (lambda: subulp_nn.ExtremeClassifier(None, 20), "dim=None is not a whole number"),
+        (lambda: subulp_nn.ExtremeClassifier(8, float("inf")), "num_labels=inf is not a whole"),
+        (lambda: subulp_nn.ExtremeClassifier(True, 20), "dim=True is not a whole number"),
+        (lambda: subulp_nn.ExtremeClassifier(8, 20, dropout="x"), "dropout='x' is not a number"),
+        (lambda: subulp_nn.ExtremeClassifier(8, 20, seed=1.5), "seed=1.5 is out of range: a whole"),
+        (lambda: subulp_nn.CachedEmbeddingBag(30, 4, seed=True), "seed=True is out of range: a"),
+        (
+            lambda: subulp_nn.ExtremeClassifier(8, 9, head_fraction=0.5, label_counts=[1]),
+            "label_counts is a list: pass a tensor of integers",
+        ),
+        (lambda: subulp_nn.EmbeddingTable(float("nan"), 4), "num_embeddings=nan is not a whole"),
+        (lambda: subulp_nn.EmbeddingTable(4, 2.5), "embedding_dim=2.5 is not a whole number"),
+        (lambda: numerics.simulated(4, 1.5), "mantissa_bits=1.5 is not a whole number"),
+        (lambda: optim.AveragedModel(nn.Linear(2, 2), seed=1.5), "seed=1.5 is out of range"),
+        (lambda: optim.RowSGD({}, lr=0.1), "a group is of modules with rows, and has"),
+    ],
+)
+def test_arguments_of_wrong_kinds_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_numpys_whole_numbers_are_whole() -> None:
+    made = subulp_nn.ExtremeClassifier(np.int64(8), np.int32(20), seed=np.int64(3))
+    other = subulp_nn.ExtremeClassifier(8, 20, seed=3)
+    labels = torch.arange(20)
+    assert torch.equal(made.weight(labels), other.weight(labels))
+
+
+@pytest.mark.parametrize("kind", [optim.RowSGD, optim.RowAdagrad])
+def test_hooks_before_steps_that_rows_take_themselves_are_refused(kind: Any) -> None:
+    made = subulp_nn.CachedEmbeddingBag(30, 4, seed=0)
+    with pytest.raises(RuntimeError, match=f"register_step_pre_hook of {kind.__name__}, whose"):
+        kind(made, lr=0.1).register_step_pre_hook(lambda *_: None)

@@ -664,3 +664,9 @@ def test_a_graph_refuses_gradients_in_another_dtype(name):
         compiled(x)
     with torch.no_grad():
         assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("mor", [False, 0, [], {}])
+def test_what_is_no_representation_is_not_the_default(mor):
+    with pytest.raises((TypeError, ValueError), match="mor"):
+        MoRLinear(8, 8, mor=mor)

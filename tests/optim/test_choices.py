@@ -210,3 +210,23 @@ def test_patterns_are_of_names_without_wrappers():
         # As they are they count too.
         whole = optim.AdamW(named, precision={f"{prefix}0.*": "master", "*": "nearest"})
         assert [g["precision"] for g in whole.param_groups] == ["master", "nearest"]
+
+
+def test_a_module_called_module_is_no_wrapper():
+    """Its name is a part of the model's own, as long as others have none such."""
+    net = torch.nn.ModuleDict({"module": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
+    named = list(net.bfloat16().named_parameters())
+    precision = {"weight": "master", "module.*": "kahan", "*": "nearest"}
+    groups = optim.AdamW(named, precision=precision).param_groups
+    assert [(g["precision"], len(g["params"])) for g in groups] == [("kahan", 2), ("nearest", 2)]
+
+
+def test_names_that_would_draw_the_same_bits_are_refused():
+    first, second = (torch.nn.Parameter(torch.ones(2).bfloat16()) for _ in range(2))
+    message = "'fc.weight' and 'module.fc.weight' are one name without what"
+    with pytest.raises(ValueError, match=message):
+        optim.AdamW([("fc.weight", first), ("module.fc.weight", second)])
+    optimizer = optim.AdamW([("fc.weight", first)])
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [("module.fc.weight", second)]})
+    assert len(optimizer.param_groups) == 1

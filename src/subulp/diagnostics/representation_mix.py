@@ -12,7 +12,7 @@ from torch import nn
 
 from ..nn.mor_linear import ROLES, MixtureLayer
 from ..numerics.mixture import WIDE_FORMATS, Summary
-from ..optim.options import is_whole
+from ..numerics.whole import is_whole
 
 _WIDE = tuple(fmt.name for fmt in WIDE_FORMATS)
 OPERAND_ROLES = [name for role in ROLES for name in (role, f"{role} transposed")]

@@ -13,10 +13,10 @@ import torch
 import torch.utils._python_dispatch as dispatch
 from torch import Tensor
 
+from ..numerics.whole import is_whole
 from ..optim import shards
 from ..optim.base import Optimizer
 from ..optim.components import restored
-from ..optim.options import is_whole
 from ..optim.parameters import Bucket
 from ..optim.pending import Pending
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal, NamedTuple
 
 import lightning.pytorch as pl
@@ -71,7 +72,11 @@ class FusedBackwardMixin:
         Raises:
             RuntimeError: It has clipped by another limit than this one.
         """
-        if self._fusion is not None:
+        inherited = super().configure_gradient_clipping  # type: ignore[misc]
+        if inherited.__func__ is not pl.LightningModule.configure_gradient_clipping:
+            # The module's own, which comes after this one. What it clips is compared there.
+            inherited(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif self._fusion is not None:
             self._fusion.check_clipped(gradient_clip_val, gradient_clip_algorithm)
 
     def teardown(self, stage: str) -> None:
@@ -230,6 +235,15 @@ class _Fusion:
                 "the strategy has put DistributedDataParallel around the module, which averages "
                 "gradients after they have stepped: use ModelParallelStrategy with fully_shard"
             )
+        for each in (module, *trainer.callbacks):
+            base = pl.LightningModule if each is module else pl.Callback
+            if type(each).on_before_optimizer_step is not base.on_before_optimizer_step:
+                warnings.warn(
+                    f"on_before_optimizer_step of {type(each).__name__} is called after the step, "
+                    "which is fused into the backward pass: it finds no gradients, and what it "
+                    "changes of them is lost",
+                    stacklevel=2,
+                )
         limit, by_value = settings.limit, settings.by_value
         handle = optim.fuse_backward(
             module,

@@ -94,7 +94,9 @@ def _made(kind: type[Optimizer], groups: list[dict[str, Any]], **options: Any) -
     for group in groups:
         own = {name: value for name, value in group.items() if name not in _NAMES}
         # Checks names and values, with the dtype of a parameter that they are for.
-        known = kind([group["params"][0]], **{**options, **own}).defaults
+        first, names = group["params"][0], group.get("param_names")
+        probe = [first] if not names else [(names[0], first)]
+        known = kind(probe, **{**options, **own}).defaults
         kept.append({n: v for n, v in group.items() if n in _NAMES or n in known})
     return kind(kept, **options)
 
@@ -186,6 +188,9 @@ class MixtureConverter(ModelConfigConverter):  # type: ignore[misc]
             count = getattr(config, name)
             if type(count) is not int or count < 0:
                 raise ValueError(f"{name}={count!r} is out of range: a number of layers, 0 or more")
+        names = config.filter_fqns
+        if not isinstance(names, (list, tuple)) or not all(n and isinstance(n, str) for n in names):
+            raise ValueError(f"filter_fqns={names!r} is no list of parts of names")
         self.config = config
 
     def convert(self, model_config: Any) -> Any:
@@ -234,7 +239,8 @@ class MixtureConverter(ModelConfigConverter):  # type: ignore[misc]
     def _left(self, names: list[str], blocks: int) -> Iterator[str]:
         """Names of layers that stay as they are."""
         config = self.config
-        kept = {*range(config.first), *range(blocks - config.last, blocks)}
+        first = min(config.first, blocks)
+        kept = {*range(first), *range(max(blocks - config.last, 0), blocks)}
         for name in names:
             parts = name.split(".")
             in_kept = len(parts) > 1 and parts[0] == "layers" and int(parts[1]) in kept

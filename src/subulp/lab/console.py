@@ -32,7 +32,8 @@ class _Stream(io.TextIOBase):
     def _stream(self) -> IO[str] | None:
         stream: IO[str] | None = getattr(sys, self._name)
         # While bars move, rich has put a stream of its own there, which writes to the console.
-        return getattr(stream, "rich_proxied_file", stream)
+        stream = getattr(stream, "rich_proxied_file", stream)
+        return None if stream is None or stream.closed else stream
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -55,6 +56,9 @@ class _Stream(io.TextIOBase):
         if stream is not None:
             try:
                 stream.write(text)
+            except UnicodeEncodeError:
+                narrow = text.encode(self.encoding, "backslashreplace")
+                stream.write(narrow.decode(self.encoding))
             except OSError as error:
                 self._forgive(error, stream)
         return len(text)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..numerics import Format
 from ..numerics.int_rows import RowRounding
+from ..numerics.whole import is_whole
 from ..ops.big_memory import full, zeros
 from ..ops.embedding import Table
 from ..ops.embedding.job import EMPTY, FLUSH_SLOT, MAX_WAYS, Policy
@@ -73,6 +74,9 @@ class EmbeddingTable:
     hash: Hash = "modulo"
 
     def __post_init__(self) -> None:
+        for name in ("num_embeddings", "embedding_dim", "ways"):
+            if not is_whole(value := getattr(self, name)):
+                raise ValueError(f"{name}={value!r} is not a whole number")
         if self.num_embeddings < 1 or self.embedding_dim < 1:
             raise ValueError(
                 f"a table of {self.num_embeddings} rows x {self.embedding_dim} is empty: give at "

@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..numerics.whole import is_whole
 from .derivatives import once_differentiable
 from .dtensors import embedding_of_shards, is_dtensor
 from .narrow import draw_wide, gradient_dtype
@@ -38,14 +39,20 @@ def narrow_embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None
         )
     if ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"ids have dtype {ids.dtype}: expected int32 or int64 row numbers")
-    if padding_idx is not None and not 0 <= padding_idx < weight.shape[0]:
-        raise ValueError(f"padding_idx={padding_idx} is out of range: {weight.shape[0]} rows")
+    if padding_idx is not None and not (
+        is_whole(padding_idx) and 0 <= padding_idx < weight.shape[0]
+    ):
+        raise ValueError(f"padding_idx={padding_idx!r} is out of range: {weight.shape[0]} rows")
     if is_dtensor(weight) or is_dtensor(ids):
         if padding_idx is not None:
             raise ValueError(f"padding_idx={padding_idx} is not available for DTensors")
         return embedding_of_shards(ids, weight, narrow_embedding)
     if torch.compiler.is_exporting():
-        return weight[ids].float()
+        # The gradient of a program is the rows' own, so that of padding is left out here.
+        rows = weight[ids].float()
+        if padding_idx is None:
+            return rows
+        return torch.where((ids == padding_idx).unsqueeze(-1), rows.detach(), rows)
     y: Tensor = _NarrowEmbedding.apply(ids, weight, padding_idx)  # type: ignore[no-untyped-call]
     return y
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Real
 from typing import Literal, get_args
 
 from ..numerics import BF16, E4M3, Format
 from ..numerics.int_rows import IntFormat
+from ..numerics.whole import is_whole
 from ..ops.head import Products, Rounding
 from .row_table import Storage, parse_storage
 
@@ -61,11 +62,14 @@ class HeadOptions:
         _check_products(self.products, self.storage)
 
     def _check_ranges(self) -> None:
+        for name in ("dim", "num_labels", "chunks"):
+            if not is_whole(value := getattr(self, name)):
+                raise ValueError(f"{name}={value!r} is not a whole number")
+        for name in ("head_fraction", "dropout"):
+            if not isinstance(value := getattr(self, name), Real):
+                raise ValueError(f"{name}={value!r} is not a number")
         if self.dim < 1 or self.num_labels < 1:
             raise ValueError(f"dim={self.dim} and num_labels={self.num_labels} must be at least 1")
-        chunks: object = self.chunks
-        if not isinstance(chunks, Integral):
-            raise ValueError(f"chunks={self.chunks!r} is not a whole number")
         if not 1 <= self.chunks <= self.num_labels:
             raise ValueError(
                 f"chunks={self.chunks} is out of range: from 1 to the {self.num_labels} labels"

@@ -12,6 +12,8 @@ from torch import Tensor
 
 def check_counts(counts: Tensor, labels: int) -> None:
     """Raise ValueError unless these are integers ``(labels,)``."""
+    if not isinstance(counts, Tensor):
+        raise ValueError(f"label_counts is a {type(counts).__name__}: pass a tensor of integers")
     if counts.shape != (labels,) or counts.is_floating_point():
         raise ValueError(
             f"label_counts has shape {tuple(counts.shape)} and dtype {counts.dtype}: expected "

@@ -244,7 +244,7 @@ class MoRLinear(MixtureLayer, Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         Linear.__init__(self, in_features, out_features, bias, device=device, dtype=dtype)
-        self.become(mor or MoR())
+        self.become(MoR() if mor is None else mor)
 
     def forward(self, input: Tensor) -> Tensor:
         """``(..., in_features)`` to ``(..., out_features)``, in the dtype of the input."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ..numerics.whole import is_whole
+
 _WORDS = 2**32
 
 
@@ -16,10 +18,10 @@ def seed_of(given: int | None) -> int:
             them.
 
     Raises:
-        ValueError: It is out of range.
+        ValueError: It is no whole number, or out of range.
     """
     if given is None:
         return int(torch.randint(_WORDS, (), dtype=torch.int64, device="cpu"))
-    if not 0 <= given < _WORDS:
-        raise ValueError(f"seed={given} is out of range: from 0 to 2**32 - 1")
-    return given
+    if not is_whole(given) or not 0 <= given < _WORDS:
+        raise ValueError(f"seed={given!r} is out of range: a whole number from 0 to 2**32 - 1")
+    return int(given)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .whole import is_whole
+
 
 @dataclass(frozen=True)
 class Format:
@@ -35,6 +37,9 @@ class Format:
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        for name in ("exponent_bits", "mantissa_bits"):
+            if not is_whole(value := getattr(self, name)):
+                raise ValueError(f"{name}={value!r} is not a whole number")
         if not 2 <= self.exponent_bits <= 8:
             raise ValueError(
                 f"exponent_bits={self.exponent_bits} is out of range: values travel in FP32, so a "

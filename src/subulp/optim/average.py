@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..numerics import format_of, random_bits
+from ..numerics.whole import is_whole
 from ..ops.step import storage
 from ..ops.strategy import Strategy, parse_strategy
 from . import full_precision, shards
@@ -92,7 +93,7 @@ class AveragedModel(nn.Module):
             raise ValueError("decay and avg_fn both say how to average: pass one of them")
         if decay is not None and not 0.0 <= decay <= 1.0:
             raise ValueError(f"decay={decay} is out of range: use a number from 0 to 1")
-        if not 0 <= seed < 2**32:
+        if not is_whole(seed) or not 0 <= seed < 2**32:
             raise ValueError(f"seed={seed!r} is out of range: use an integer from 0 to 2**32 - 1")
         self.module = deepcopy(model)
         self.module.zero_grad(set_to_none=True)

@@ -26,6 +26,7 @@ from .components import beside, in_layout_of, storage_view
 from .parameters import Bucket, Buckets
 from .pending import Pending, Prepared
 from .saved import SavedGroups
+from .torch_guard import are_there_others
 
 _OPTIONS = "arithmetic", "maximize", "seed"
 """Options of a group that every fused op takes as they are."""
@@ -98,6 +99,7 @@ class Optimizer(SavedGroups):
         else:
             if hasattr(self, "grad_scale"):
                 self.fused.check_scaled()
+            self.check_hooks()
             self.fused.check_step()
         return loss
 
@@ -142,8 +144,8 @@ class Optimizer(SavedGroups):
         return handle
 
     def check_hooks(self) -> None:
-        """Raise RuntimeError if hooks wait for a step to begin."""
-        if self._optimizer_step_pre_hooks:
+        """Raise RuntimeError if hooks wait for a step to begin, this one's or all optimizers'."""
+        if self._optimizer_step_pre_hooks or are_there_others():
             raise RuntimeError(
                 "a hook of register_step_pre_hook, and a step fused into the backward pass: it "
                 "would be called after the step that it is for. Set options before the backward "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -37,10 +37,12 @@ class ByName:
                 "precision has patterns of names, and the parameters have no names: pass "
                 "model.named_parameters()"
             )
-        # Wrapped, a model gives its parameters other names, for which nobody writes patterns.
-        names = {name, bare_name(name)}
+        return self.of(name, name)
+
+    def of(self, name: str, bare: str) -> str:
+        """The precision of a parameter with a name, and another that it had before."""
         for pattern, precision in self.patterns:
-            if any(fnmatchcase(each, pattern) for each in names):
+            if fnmatchcase(name, pattern) or fnmatchcase(bare, pattern):
                 return precision
         listed = ", ".join(repr(pattern) for pattern, _ in self.patterns)
         raise ValueError(
@@ -86,13 +88,27 @@ def split(group: dict[str, Any], choice: Choice) -> list[dict[str, Any]]:
         # torch's own error.
         return [group | {"precision": "auto"}]
     found: dict[str, list[Any]] = {}
+    params = list(params)
+    bare = _bare_names([item[0] for item in params if isinstance(item, tuple)])
     for item in params:
         name, p = item if isinstance(item, tuple) else (None, item)
         if not isinstance(p, Tensor):
             return [group | {"precision": "auto", "params": [item]}]
-        precision = parse_precision(choice(name, p))
+        if isinstance(choice, ByName) and name in bare:
+            precision = parse_precision(choice.of(name, bare[name]))
+        else:
+            precision = parse_precision(choice(name, p))
         found.setdefault(precision, []).append(item)
     rest = {key: value for key, value in group.items() if key != "params"}
     return [{**rest, "params": p, "precision": n} for n, p in found.items()] or [
         {**rest, "params": [], "precision": "auto"}
     ]
+
+
+def _bare_names(names: Sequence[str]) -> dict[str, str]:
+    """Names without what wrappers put before them; ``module.`` is theirs if all names have it."""
+    wrapped = all(name.startswith("module.") for name in names)
+    return {
+        name: bare_name(name) if wrapped or not name.startswith("module.") else name
+        for name in names
+    }

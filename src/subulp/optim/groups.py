@@ -99,6 +99,7 @@ class ParameterGroups(TorchOptimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
+            parameters.check_names(self.param_groups)
             self._check_group(group)
         except Exception:
             self.param_groups.pop()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from numbers import Integral
 from typing import Any, Literal, SupportsFloat, get_args
 
 import torch
@@ -243,11 +242,6 @@ def check_rate(lr: float | Tensor, *, capturable: bool = False) -> None:
             return
         lr = float(lr.item())
     check_number("lr", lr)
-
-
-def is_whole(value: object) -> bool:
-    """Whether it is a whole number, NumPy's too, and no truth value."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_number(name: str, value: object) -> None:

@@ -95,6 +95,22 @@ def bare_name(name: str) -> str:
     return ".".join(part for part in parts if part not in _WRAPPERS)
 
 
+def check_names(groups: list[dict[str, Any]]) -> None:
+    """Raise ValueError if two names of an optimizer stand for the same random bits."""
+    names = [name for group in groups for name in group.get("param_names") or ()]
+    if not any(name.startswith("module.") for name in names):
+        return
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(bare_name(name), name)
+        if other != name:
+            raise ValueError(
+                f"{other!r} and {name!r} are one name without what DistributedDataParallel and the "
+                "like put before it, by which random bits are drawn: give the module called "
+                "'module' another name, or pass parameters without names"
+            )
+
+
 def check_parameters(group: dict[str, Any]) -> None:
     """Raise an error unless every parameter of a group can have the group's precision."""
     for i, p in enumerate(group["params"]):

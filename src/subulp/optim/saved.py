@@ -80,6 +80,7 @@ class SavedGroups(ParameterGroups):
                 kind of weight decay), or its groups or a tensor's shape do not fit; nothing was
                 changed.
         """
+        self.check_bare()
         self._load(state_dict, convert=True)
 
     def export_state_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 _OURS = {"precision", "arithmetic"}
@@ -39,6 +40,13 @@ def refuse_components(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) 
                 f"precision={group['precision']!r}, and means something else to torch: load what "
                 "export_state_dict() of the optimizer that saved it gives"
             )
+
+
+def are_there_others() -> bool:
+    """Whether somebody else has a hook before the steps of all optimizers."""
+    return any(
+        hook is not refuse_components for hook in torchs._global_optimizer_pre_hooks.values()
+    )
 
 
 register_optimizer_step_pre_hook(refuse_components)

@@ -296,9 +296,29 @@ class _Clips(TrainerCallback):
         self.trainer.accelerator.clip_grad_norm_(model.parameters(), self.limit)
 
 
+@pytest.mark.filterwarnings("ignore:on_pre_optimizer_step of _Clips")
 @pytest.mark.parametrize("own", [0.0, 1.0])
 def test_clipping_by_somebody_elses_limit_is_refused(tmp_path, own):
     trainer = new_trainer(tmp_path, True, max_grad_norm=own)
     trainer.add_callback(_Clips(trainer, 1e-3))
     with pytest.raises(RuntimeError, match=r"clip_grad_norm_\(max_norm=0.001, .* have stepped"):
+        trainer.train()
+
+
+class _Passes(TrainerCallback):
+    def __init__(self, passes):
+        self.passes = passes
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            args.gradient_accumulation_steps = self.passes
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_hooks_before_a_step_that_was_taken_are_told(tmp_path):
+    trainer = new_trainer(tmp_path, True, max_grad_norm=1.0)
+    trainer.add_callback(_Clips(trainer, 1.0))
+    with pytest.warns(
+        UserWarning, match="on_pre_optimizer_step of _Clips is called after the step"
+    ):
         trainer.train()

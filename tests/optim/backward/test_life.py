@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from subulp import optim
 from subulp.optim.backward import handle as handle_module
@@ -461,3 +462,25 @@ def test_hooks_that_would_be_called_too_late_are_refused():
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert seen == ["after", "before", "after"]
+
+
+def test_hooks_of_all_optimizers_are_refused_too():
+    model = torch.nn.Linear(2, 2)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    message = "a hook of register_step_pre_hook, and a step fused into the backward pass"
+    hook = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        with pytest.raises(RuntimeError, match=message):
+            optim.fuse_backward(model, optimizer)
+    finally:
+        hook.remove()
+    with optim.fuse_backward(model, optimizer):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        hook = register_optimizer_step_pre_hook(lambda *_: None)
+        try:
+            model(torch.ones(1, 2)).sum().backward()
+            with pytest.raises(RuntimeError, match=message):
+                optimizer.step()
+        finally:
+            hook.remove()

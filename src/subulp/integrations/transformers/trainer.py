@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,20 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
                 "gradients after they have stepped: use FSDP2 (fsdp=, fsdp_version=2), or fuse="
                 "False"
             )
-        max_grad_norm = _limit(args)
+        settings = max_grad_norm, accumulate = _settings(args)
+        for each in trainer.callback_handler.callbacks:
+            if type(each).on_pre_optimizer_step is not TrainerCallback.on_pre_optimizer_step:
+                warnings.warn(
+                    f"on_pre_optimizer_step of {type(each).__name__} is called after the step, "
+                    "which is fused into the backward pass: it finds no gradients, and what it "
+                    "changes of them is lost",
+                    stacklevel=2,
+                )
         handle = optim.fuse_backward(
             trainer.model,
             optimizer,
             max_norm=max_grad_norm,
-            accumulate=args.gradient_accumulation_steps,
+            accumulate=accumulate,
             scaler=accelerator.scaler,
             **self._options,
         )
@@ -190,12 +199,13 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
         self._handle = handle
 
         def backward(loss: Tensor, **kwargs: Any) -> None:
-            if _limit(args) != max_grad_norm:
-                # Somebody's callback has set another one.
+            if (now := _settings(args)) != settings:
+                # Somebody's callback has set others.
                 if handle.accumulating:
                     raise RuntimeError(
-                        f"max_grad_norm is {_limit(args)} now, and was {max_grad_norm} when the "
-                        "accumulation of this step began: change it between steps"
+                        "max_grad_norm and gradient_accumulation_steps are "
+                        f"{now} now, and were {settings} when the accumulation of this step "
+                        "began: change them between steps"
                     )
                 self._unfuse()
                 self._begin(args, optimizer)
@@ -238,10 +248,10 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
             self._trainer.accelerator.__dict__.pop(name, None)
 
 
-def _limit(args: TrainingArguments) -> float | None:
-    """What gradients are clipped by, as Trainer reads it."""
+def _settings(args: TrainingArguments) -> tuple[float | None, int]:
+    """What gradients are clipped by, as Trainer reads it, and passes a step."""
     limit: float = args.max_grad_norm
-    return limit if limit > 0 else None
+    return limit if limit > 0 else None, args.gradient_accumulation_steps
 
 
 class _Norm:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...numerics.whole import is_whole
 from .. import shards
 from ..adam import Adam
 from ..base import Optimizer
 from ..loss_scaling import ScalerLink
-from ..options import is_whole
 from ..parameters import Buckets, Place, places
 from . import fsdp, outside
 from .accumulation import Accumulator, BufferAccumulator, BufferFormat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +114,11 @@ class RowOptimizer(TorchOptimizer):
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
         options = {name: value for name, value in group.items() if name != "modules"}
         parameters: list[nn.Parameter] = []
+        if "modules" not in group:
+            raise ValueError(
+                f"a group is of modules with rows, and has {sorted(group)}: give "
+                "{'modules': [...]}"
+            )
         for module in group["modules"]:
             self._check_module(module)
             self._modules = [*self._modules, module]
@@ -134,6 +139,13 @@ class RowOptimizer(TorchOptimizer):
             )
         if module.row_optimizer is not None:
             raise ValueError("a module has an optimizer already: give each to one")
+
+    def register_step_pre_hook(self, hook: Any) -> NoReturn:
+        """Raise RuntimeError: rows step in the backward pass, before there is a call of step()."""
+        raise RuntimeError(
+            f"a hook of register_step_pre_hook of {type(self).__name__}, whose rows step in the "
+            "backward pass: it would be called after the step that it is for; set options before"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Options and states; those of tables that are split over ranks as DTensors."""
