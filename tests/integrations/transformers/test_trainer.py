@@ -314,6 +314,16 @@ class _Passes(TrainerCallback):
             args.gradient_accumulation_steps = self.passes
 
 
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (4, 2)])
+def test_an_accumulation_that_a_callback_changes(tmp_path, first, then):
+    trainers = []
+    for fused in (False, True):
+        trainers.append(new_trainer(tmp_path, fused, gradient_accumulation_steps=first))
+        trainers[-1].add_callback(_Passes(then))
+        trainers[-1].train()
+    assert_same(*map(values, trainers))
+
+
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_hooks_before_a_step_that_was_taken_are_told(tmp_path):
     trainer = new_trainer(tmp_path, True, max_grad_norm=1.0)
