@@ -168,7 +168,7 @@ def test_tsv_on_the_standard_output_and_compressed_input(run_folder, tmp_path, c
     arguments = ["--precision", "fp32", "--seed", "0", "--k=2", "--format", "tsv"]
     assert main(["predict", str(run_folder), str(path), *arguments]) == 0
     header, *rows = capfdbinary.readouterr().out.decode().splitlines()
-    assert header.split("\t") == ["line", "rank", "label", "score", "name"]
+    assert header.split("\t") == ["instance", "rank", "label", "score", "name"]
     assert [row.split("\t")[:2] for row in rows] == [
         [str(line), str(rank)] for line in range(1, 7) for rank in (1, 2)
     ]
