@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal, NamedTuple
 
 import lightning.pytorch as pl
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import optim
 from ..optim.backward.handle import FusedBackward
 from ..optim.base import Optimizer
+from .late_hooks import warn_of_late_hooks
 
 _OURS = {
     "max_norm": "gradient_clip_val",
@@ -235,15 +235,9 @@ class _Fusion:
                 "the strategy has put DistributedDataParallel around the module, which averages "
                 "gradients after they have stepped: use ModelParallelStrategy with fully_shard"
             )
-        for each in (module, *trainer.callbacks):
-            base = pl.LightningModule if each is module else pl.Callback
-            if type(each).on_before_optimizer_step is not base.on_before_optimizer_step:
-                warnings.warn(
-                    f"on_before_optimizer_step of {type(each).__name__} is called after the step, "
-                    "which is fused into the backward pass: it finds no gradients, and what it "
-                    "changes of them is lost",
-                    stacklevel=2,
-                )
+        hook = "on_before_optimizer_step"
+        warn_of_late_hooks([module], pl.LightningModule, hook)
+        warn_of_late_hooks(trainer.callbacks, pl.Callback, hook)
         limit, by_value = settings.limit, settings.by_value
         handle = optim.fuse_backward(
             module,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ... import diagnostics, optim
 from ...optim.backward.handle import FusedBackward
 from ...optim.base import Optimizer
+from ..late_hooks import warn_of_late_hooks
 
 FULL_PRECISION = "full_precision"
 """Folder in a checkpoint for the weights in FP32."""
@@ -177,14 +177,8 @@ class FusedBackwardCallback(TrainerCallback):  # type: ignore[misc]
                 "False"
             )
         settings = max_grad_norm, accumulate = _settings(args)
-        for each in trainer.callback_handler.callbacks:
-            if type(each).on_pre_optimizer_step is not TrainerCallback.on_pre_optimizer_step:
-                warnings.warn(
-                    f"on_pre_optimizer_step of {type(each).__name__} is called after the step, "
-                    "which is fused into the backward pass: it finds no gradients, and what it "
-                    "changes of them is lost",
-                    stacklevel=2,
-                )
+        callbacks = trainer.callback_handler.callbacks
+        warn_of_late_hooks(callbacks, TrainerCallback, "on_pre_optimizer_step")
         handle = optim.fuse_backward(
             trainer.model,
             optimizer,
