@@ -99,7 +99,10 @@ class CachedLookup(FixedDtypes):
         return [table.codes for table in self._tables()]
 
     def _frozen(self) -> list[bool]:
-        return [rows_that_train(rows).frozen for rows in self._codes()]
+        try:
+            return [rows.frozen for rows in self._codes()]
+        except AttributeError:
+            return [rows_that_train(rows).frozen for rows in self._codes()]
 
     @property
     def row_shapes(self) -> Sequence[tuple[int, int]]:

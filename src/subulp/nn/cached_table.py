@@ -219,8 +219,10 @@ class CachedTable(FixedDtypes):
     @property
     def codes(self) -> RowParameter:
         """The stored rows."""
-        rows = self._modules["table"]._parameters.get("codes")  # type: ignore[union-attr]
-        return rows_that_train(None) if rows is None else rows  # type: ignore[return-value]
+        try:
+            return self._modules["table"]._parameters["codes"]  # type: ignore[union-attr,return-value]
+        except KeyError:
+            return rows_that_train(None)
 
     @property
     def _rows(self) -> RowTable:
