@@ -28,6 +28,12 @@ from .pending import Pending, Prepared
 from .saved import SavedGroups
 from .torch_guard import are_there_others
 
+_LATE_HOOK = (
+    "a hook of register_step_pre_hook, and a step fused into the backward pass: it would be called "
+    "after the step that it is for. Set options before the backward pass; change gradients in "
+    "hooks of parameters, or by fuse_backward(reduce=)"
+)
+
 _OPTIONS = "arithmetic", "maximize", "seed"
 """Options of a group that every fused op takes as they are."""
 
@@ -134,23 +140,14 @@ class Optimizer(SavedGroups):
         Raises:
             RuntimeError: The step is fused.
         """
-        handle = super().register_step_pre_hook(hook)
         if self.fused is not None:
-            try:
-                self.check_hooks()
-            except RuntimeError:
-                handle.remove()
-                raise
-        return handle
+            raise RuntimeError(_LATE_HOOK)
+        return super().register_step_pre_hook(hook)
 
     def check_hooks(self) -> None:
         """Raise RuntimeError if hooks wait for a step to begin, this one's or all optimizers'."""
         if self._optimizer_step_pre_hooks or are_there_others():
-            raise RuntimeError(
-                "a hook of register_step_pre_hook, and a step fused into the backward pass: it "
-                "would be called after the step that it is for. Set options before the backward "
-                "pass; change gradients in hooks of parameters, or by fuse_backward(reduce=)"
-            )
+            raise RuntimeError(_LATE_HOOK)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch.optim; while fused, the backward pass frees gradients and this does nothing.

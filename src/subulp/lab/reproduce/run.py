@@ -150,11 +150,12 @@ def _same(at: Path, parts: Sequence[Part]) -> dict[str, Any]:
                 f"out={at.parent} has runs of {at.name} with other options, seeds or data: give "
                 "another folder, or remove it"
             )
-        # Folders of before 0.2 do not say it.
+        # Folders of earlier versions do not say it.
         origin = {name: found.get(name, value) for name, value in now.items()}
-        if other := [name for name, v in origin["versions"].items() if now["versions"][name] != v]:
-            is_now = ", ".join(f"{name} {now['versions'][name]}" for name in other)
-            was = ", ".join(f"{name} {origin['versions'][name]}" for name in other)
+        here, there = now["versions"], origin["versions"]
+        if other := [name for name in here | there if here.get(name) != there.get(name)]:
+            is_now = ", ".join(f"{name} {here.get(name)}" for name in other)
+            was = ", ".join(f"{name} {there.get(name)}" for name in other)
             raise ValueError(
                 f"out={at.parent} has runs of {at.name} by {was}, and this is {is_now}: give "
                 "another folder, or remove it"

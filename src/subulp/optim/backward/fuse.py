@@ -86,7 +86,8 @@ def fuse_backward(
         ValueError: An argument is out of range or excludes another; the optimizer is not subulp's,
             is fused already, or has parameters that are not the model's, or that another fused
             optimizer has; one of these has a gradient; or the model is wrapped in
-            ``DistributedDataParallel``.
+            ``DistributedDataParallel``, or the optimizer in a framework's class.
+        RuntimeError: A hook waits before the optimizer's steps, or before all optimizers'.
     """
     _check_pair(model, optimizer)
     stepped = [p for group in optimizer.param_groups for p in group["params"]]

@@ -489,9 +489,11 @@ def evaluate(
     training, known = model.training, True
     model.eval()
     for chosen, best in zip(batches(), ranks.each(ranked, batches()), strict=True):
-        known = known and best is not None
-        none = np.full((len(chosen), measures.longest), MISSING)
-        measures.update(none if best is None else best, *test.pairs(chosen))
+        if best is not None:
+            top = best
+        else:
+            known, top = False, np.full((len(chosen), measures.longest), MISSING)
+        measures.update(top, *test.pairs(chosen))
     model.train(training)
     found = measures.result()
     return found if known else dict.fromkeys(found, math.nan)
