@@ -65,7 +65,7 @@ def mor_linear(
         ``(..., out_features)`` in the dtype of ``x``.
 
     Raises:
-        ValueError: A dtype or a shape does not fit; or ``torch.compile`` has made a graph of it, and
+        ValueError: A dtype or a shape does not fit; or ``torch.compile`` makes a graph of it, and
             the weight or the bias has a ``grad_dtype`` of its own.
         RuntimeError: A gradient is differentiated again: quantising has no derivative.
     """
