@@ -12,7 +12,8 @@ fbgemm-gpu-cpu``). A table's bound counts bytes and random bits. Each different 
 lookups, and read and written by the update, where it lies, at the bandwidth of a copy in the same
 rounds; so are its count and the optimizer's state, and row numbers, sums and gradients move once a
 pass. Rows that do not lie in the cache are rounded stochastically, at the rate of a block in the
-processor's cache.
+processor's cache. Beside it a loop that only touches the memory of a table's step takes its turn
+(``memory_alone.py``): rows lie anywhere, and waiting for them takes longer than a copy.
 
 ``tables``: twenty-six tables with a lookup in each bag, as recommendation models have, small ones
 with a small batch and larger ones with a large batch. Peers as above, PyTorch's without a row-wise
@@ -22,12 +23,14 @@ optimizer and a module a table.
 million, each size in a process of its own, all sizes in turn and that three times: medians, and
 ratios within a turn. By Zipf's law, larger tables have more different rows in a batch, each of
 which is to be fetched and updated; so the sizes are compared once more by power laws under which
-48 % of a batch's row numbers differ in every table.
+48 % of a batch's row numbers differ in every table. What touching their memory alone costs is
+measured of batches that come after the steps.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -38,6 +41,7 @@ from typing import Any
 import torch
 from cyclopts import App
 from machine import describe
+from memory_alone import MemoryAlone, loop
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -322,10 +326,19 @@ def speed(
     for i in range(WARM_UP):
         for method in methods.values():
             method.step(batches[i % BATCHES], offsets, grad)
+    alone_of = {
+        name: [MemoryAlone(method.bag, values) for values in batches] if loop() else []
+        for name, method in methods.items()
+        if isinstance(method, Ours)
+    }
     times: dict[str, list[float]] = {name: [] for name in methods}
+    touched: dict[str, list[float]] = {name: [] for name in alone_of}
     for i in range(rounds):
         for name, method in methods.items():
             times[name].append(seconds(method.step, batches[i % BATCHES], offsets, grad))
+        for name, memory in alone_of.items():
+            # Of a batch as long ago as that of a step.
+            touched[name] += [seconds(m.touch) for m in memory[(i + 1) % BATCHES :][:1]]
 
     def faster(name: str, other: str) -> float:
         pairs = zip(times[other], times[name], strict=True)
@@ -344,6 +357,7 @@ def speed(
         ours = isinstance(method, Ours)
         work = Work.of(method, batches, batch) if ours else None
         least = None if work is None else work.nbytes * of_byte + work.random_numbers * of_number
+        alone_seconds = statistics.median(touched[name]) if touched.get(name) else None
         results.append(
             {
                 "name": name,
@@ -351,6 +365,9 @@ def speed(
                 "times_fbgemm_fp32": faster(name, "fbgemm fp32"),
                 "times_torch": faster(name, "torch"),
                 "share_of_bound": least and least / statistics.median(times[name]),
+                "memory_alone_seconds": alone_seconds,
+                "share_of_memory_alone": alone_seconds
+                and alone_seconds / statistics.median(times[name]),
                 "bytes_moved": work and work.nbytes,
                 "random_numbers": work and work.random_numbers,
                 "bytes": method.nbytes(),
@@ -374,7 +391,10 @@ def speed(
         "memory of int8+5% / fbgemm fp32": found["int8+5%"]["bytes"] / memory,
         "memory of int4+5% / fbgemm fp32": found["int4+5%"]["bytes"] / memory,
     }
-    table = Table("", "M lookups/s", "x fbgemm fp32", "x torch", "of bound", "GiB", "hit rate")
+    table = Table(
+        *("", "M lookups/s", "x fbgemm fp32", "x torch", "of bound", "memory alone"),
+        *("GiB", "hit rate"),
+    )
     for row in results:
         table.add_row(
             row["name"],
@@ -382,6 +402,7 @@ def speed(
             f"{row['times_fbgemm_fp32']:.2f}",
             f"{row['times_torch']:.2f}",
             f"{row['share_of_bound']:.0%}" if row["share_of_bound"] else "",
+            f"{row['share_of_memory_alone']:.0%}" if row["share_of_memory_alone"] else "",
             f"{row['bytes'] / 2**30:.2f}",
             f"{row['hit_rate']:.1%}" if row["hit_rate"] else "",
         )
@@ -545,17 +566,20 @@ def _over_passes(measured: list[list[dict[str, float]]], i: int) -> dict[str, An
         / (sizes[0]["ns_per_lookup"] / sizes[0]["unique"])
         for sizes in measured
     ]
+    alone_ratios = [sizes[i]["memory_alone_ns"] / sizes[0]["memory_alone_ns"] for sizes in measured]
     return {
         **{name: statistics.median(of[name] for of in own) for name in own[0]},
         "different_row_of_smallest": statistics.median(ratios),
         "range": [min(ratios), max(ratios)],
+        "memory_alone_of_smallest": statistics.median(alone_ratios),
     }
 
 
 def _print_sizes(law: str, results: list[dict[str, Any]]) -> None:
     table = Table(
         *("rows", "ns a lookup", "of the smallest", "different", "ns a different row"),
-        *("of the smallest", "range", "hit rate", "peak, GiB"),
+        *("of the smallest", "range", "memory alone, ns", "of the smallest"),
+        *("hit rate", "peak, GiB"),
         title=law,
     )
     for row in results:
@@ -567,6 +591,8 @@ def _print_sizes(law: str, results: list[dict[str, Any]]) -> None:
             f"{row['ns_per_lookup'] / row['unique']:.0f}",
             f"{row['different_row_of_smallest']:.2f}",
             "{:.2f} to {:.2f}".format(*row["range"]),
+            f"{row['memory_alone_ns']:.0f}",
+            f"{row['memory_alone_of_smallest']:.2f}",
             f"{row['hit_rate']:.1%}",
             f"{row['peak_bytes'] / 2**30:.2f}",
         )
@@ -598,9 +624,18 @@ def _of_size(
         if i >= WARM_UP:
             times.append(elapsed)
             unique.append(len(values.unique()) / len(values))
+    touched = []
+    for _ in range(rounds if loop() else 0):
+        # A step between two: what one has touched is no longer near.
+        method.step(row_numbers(rows, batch * lookups, generator, exponent), offsets, grad)
+        values = row_numbers(rows, batch * lookups, generator, exponent)
+        memory = MemoryAlone(method.bag, values)
+        method.step(row_numbers(rows, batch * lookups, generator, exponent), offsets, grad)
+        touched.append(seconds(memory.touch) / len(values.unique()))
     return {
         "ns_per_lookup": 1e9 * statistics.median(times) / (batch * lookups),
         "unique": statistics.fmean(unique),
+        "memory_alone_ns": 1e9 * statistics.median(touched) if touched else math.nan,
         "hit_rate": method.bag.hit_rate,
         "peak_bytes": (kib("/proc/self/status", "VmHWM") - before) * 1024,
         "table_bytes": method.nbytes(),

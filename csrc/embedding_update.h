@@ -186,10 +186,11 @@ class TableUpdate {
     else prefetch_own(t_.cache + place * t_.dim, t_.dim * 4);
     if (t_.rule == SUBULP_ADAGRAD) prefetch_own(t_.accumulator + row * t_.dim, t_.dim * 4);
     if (place >= 0 || !t_.sets || !t_.counts) return;
-    // A row that may enter the cache is compared with all of its set.
+    // A row that may enter the cache is compared with all of its set, if that is full.
     const int64_t set = set_of(t_, static_cast<uint32_t>(row)), lookups = order.start(run + 1) - start;
     if (t_.counts[row] + lookups <= t_.floors[set]) return;
     const int32_t* const tags = t_.tags + set * t_.ways;
+    if (find_tag(tags, t_.ways, SUBULP_EMPTY) >= 0) return;
     for (int w = 0; w < t_.ways; ++w) fetch_line(t_.counts + tags[w]);
   }
 

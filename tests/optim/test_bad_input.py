@@ -106,14 +106,14 @@ OPTIONS = {
     "seed": (adamw(seed=-1), r"seed=-1 is out of range: use an integer from 0 to 2\*\*32 - 1"),
     "large seed": (adamw(seed=2**32), "seed=4294967296 is out of range"),
     "seed no integer": (adamw(seed=1.5), "seed=1.5 is out of range: use an integer"),
-    "lr": (adamw(lr=-1e-3), "lr=-0.001 is out of range: use a finite number, 0 or more"),
+    "lr": (adamw(lr=-1e-3), "lr=-0.001 is out of range: use a finite number of FP32, 0 or more"),
     "lr NaN": (adamw(lr=NAN), "lr=nan is out of range"),
     "lr infinite": (sgd(lr=INF), "lr=inf is out of range"),
     "lr text": (sgd(lr="0.1"), "lr='0.1' is not a number: use 0 or more"),
     "lr None": (sgd(lr=None), "lr=None is not a number"),
     "lr tensor": (adamw(lr=torch.tensor(-1.0)), "lr=-1.0 is out of range"),
     "lr shape": (adamw(lr=torch.ones(2)), r"lr has shape \(2,\): .*one element; .*several groups"),
-    "eps": (adamw(eps=-1e-8), "eps=-1e-08 is out of range: use a finite number, 0 or more"),
+    "eps": (adamw(eps=-1e-8), "eps=-1e-08 is out of range: use a finite number of FP32, 0 or more"),
     "weight_decay": (adamw(weight_decay=-0.1), "weight_decay=-0.1 is out of range"),
     "beta1": (adamw(betas=(1.0, 0.9)), r"betas=\(1.0, 0.9\) is out of range: use .* in \[0, 1\)"),
     "beta2": (adamw(betas=(0.9, -0.1)), r"betas=\(0.9, -0.1\) is out of range"),
@@ -156,6 +156,10 @@ def test_refused(name):
         ({"lr": -1.0}, "lr=-1.0"),
         ({"betas": (2.0, 0.5)}, r"betas=\(2.0, 0.5\)"),
         ({"eps": -1.0}, "eps=-1.0"),
+        ({"lr": 1e39}, r"lr=1e\+39 is out of range: use a finite number of FP32"),
+        ({"amsgrad": True}, "amsgrad=True is not available for subulp's AdamW"),
+        ({"differentiable": True}, "differentiable=True is not available"),
+        ({"decoupled_weight_decay": False}, "decoupled_weight_decay=False .* has Adam for"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
@@ -170,6 +174,23 @@ def test_group_refused_and_not_added(options, message):
     with pytest.raises(ValueError, match=message):
         optim.AdamW([{"params": params, **options}])
     run.optimizer.add_param_group({"params": parameters(BF16, [(3,)])})
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.Adam, optim.SGD])
+def test_options_of_torch_set_in_a_group_later(kind):
+    opt = kind([weight()], lr=0.5)
+    group = opt.param_groups[0]
+    group["params"][0].grad = torch.ones(4, dtype=BF16)
+    name = "differentiable" if kind is optim.SGD else "amsgrad"
+    before = group["params"][0].clone()
+    group[name] = True
+    with pytest.raises(ValueError, match=f"{name}=True is not available for subulp's"):
+        opt.step()
+    assert torch.equal(group["params"][0], before)
+    # At its default value, and names that mean nothing to anybody, as with torch's.
+    group.update({name: False, "foreach": True, "max_lr": 3.0})
+    opt.step()
+    assert not torch.equal(group["params"][0], before)
 
 
 def test_defaults_are_checked_also_where_groups_override_them():

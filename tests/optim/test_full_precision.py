@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 
 from subulp import optim
 from subulp.ops.strategy import parse_strategy
@@ -182,6 +186,40 @@ def test_wider_parameters_of_others_are_not_narrowed():
     opt = optim.AdamW(model["mine"].parameters())
     state_dict = opt.full_precision_state_dict(model)
     assert same_bits(state_dict["other.weight"], model["other"].weight.detach())
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_model_in_wrappers_of_activation_checkpoints(averaged):
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 8)).to(BF16)
+
+    plain, wrapped = make(), make()
+    apply_activation_checkpointing(
+        wrapped,
+        checkpoint_wrapper_fn=checkpoint_wrapper,
+        check_fn=lambda module: isinstance(module, nn.Sequential) and module is not wrapped,
+    )
+    found = []
+    for model in (plain, wrapped):
+        opt = optim.AdamW(model.named_parameters(), lr=1e-3, precision="master")
+        average = optim.AveragedModel(model, opt) if averaged else None
+        for _ in range(3):
+            opt.zero_grad()
+            model(torch.ones(4, 8, dtype=BF16)).float().square().mean().backward()
+            opt.step()
+            if average:
+                average.update_parameters(model)
+        whole = average or opt
+        found.append(whole.full_precision_state_dict(*(() if averaged else (model,))))
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert value.dtype == FP32
+        assert same_bits(found[1][name], value)
+    shifted = {name: value + 2**-20 for name, value in found[0].items()}
+    opt.load_full_precision_state_dict(wrapped, shifted)
+    for name, value in opt.full_precision_state_dict(wrapped).items():
+        assert same_bits(value, shifted[name])
 
 
 ERRORS = {

@@ -201,6 +201,12 @@ def parameter_shortened(optimizer: optim.AdamW, p: Tensor) -> None:
     p.untyped_storage().resize_(p.untyped_storage().nbytes() // 2)
 
 
+def parameter_behind_its_storage(optimizer: optim.AdamW, p: Tensor) -> None:
+    """Which is as large as the parameter."""
+    p.data = torch.cat([p.data.flatten()] * 2)[p.numel() :].view_as(p)
+    p.untyped_storage().resize_(p.nbytes)
+
+
 def gradient_sparse(optimizer: optim.AdamW, p: Tensor) -> None:
     p.grad = p.grad.to_sparse()
 
@@ -237,6 +243,7 @@ REFUSED = {
     largest_gradient_freed: (ValueError, r"amaxes has a tensor of shape \(\) .* without memory"),
     counter_freed: (ValueError, r"the step counters has a tensor of shape \(\) .* without memory"),
     parameter_shortened: (ValueError, "params of shape .* reaches beyond its storage"),
+    parameter_behind_its_storage: (ValueError, "params of shape .* reaches beyond its storage"),
     gradient_sparse: (ValueError, "gradient of parameter 2 of group [01] has layout"),
     gradient_negated: (ValueError, "grads has a tensor that is a negated view"),
     state_of_another_dtype: (ValueError, r"exp_avgs\[2\] is torch.float64 on cpu"),

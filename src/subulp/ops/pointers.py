@@ -185,7 +185,7 @@ def _addresses(name: str, tensors: Sequence[Tensor]) -> list[int]:
 
 def _check_storage(name: str, tensors: Sequence[Tensor], sizes: list[int]) -> None:
     held = list(map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)))
-    if held == sizes:
+    if held == sizes and not any(map(Tensor.storage_offset, tensors)):
         return
     for tensor, size, room in zip(tensors, sizes, held, strict=True):
         if size and tensor.storage_offset() * tensor.itemsize + size > room:

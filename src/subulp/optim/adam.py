@@ -46,6 +46,7 @@ class Adam(Optimizer):
     _op = "adam"
     _make_job = staticmethod(op.make_job)
     _roles = ("exp_avg", "exp_avg_sq", "exp_avg_sq_low")
+    _torch_options = _TORCH_OPTIONS
 
     def __init__(
         self,
@@ -82,6 +83,12 @@ class Adam(Optimizer):
 
     def _check_options(self, options: dict[str, Any]) -> None:
         check_rate(options["lr"], capturable=options["capturable"])
+        if options.get("decoupled_weight_decay", self._decoupled) != self._decoupled:
+            other = "Adam" if self._decoupled else "AdamW"
+            raise ValueError(
+                f"decoupled_weight_decay={options['decoupled_weight_decay']!r} is what subulp has "
+                f"{other} for: use that"
+            )
         betas = options["betas"]
         try:
             beta1, beta2 = map(float, betas)

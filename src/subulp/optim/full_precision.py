@@ -25,10 +25,10 @@ def state_dict(
         stored: Ids of the parameters that the optimizer stores in components.
         wide_value: The FP32 value of such a parameter.
     """
-    named = dict(model.named_parameters(remove_duplicate=False))
+    parameters = _by_saved_name(model)
     result: OrderedDict[str, Tensor] = OrderedDict()
     for name, value in model.state_dict().items():
-        p = named.get(name)
+        p = parameters.get(name)
         if p is not None and id(p) in stored:
             result[name] = wide_value(p).clone()
         elif p is not None and p.is_floating_point() and p.dtype.itemsize < 4:
@@ -66,15 +66,25 @@ def load_state_dict(
     for name, value in own.items():
         if isinstance(value, Tensor):
             _check(name, given[name], value)
-    named = dict(model.named_parameters(remove_duplicate=False))
+    parameters = _by_saved_name(model)
     others: dict[str, Tensor] = {}
     for name in own:
-        p = named.get(name)
+        p = parameters.get(name)
         if p is None or id(p) not in stored:
             others[name] = given[name]
         else:
             store(p, given[name].to(p.device, torch.float32))
     model.load_state_dict(others, strict=False)
+
+
+def _by_saved_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by their names in the state dict.
+
+    Wrappers, such as that of activation checkpoints, name them otherwise there.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    kept = model.state_dict(keep_vars=True)
+    return named | {n: v for n, v in kept.items() if isinstance(v, nn.Parameter)}
 
 
 def _check(name: str, given: object, value: Tensor) -> None:

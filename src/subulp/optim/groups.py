@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -37,6 +37,8 @@ class ParameterGroups(TorchOptimizer):
     _states_join: ClassVar[bool] = False
     #: Weight decay is apart from the gradient.
     _decoupled: ClassVar[bool] = False
+    #: Options of torch.optim's that have no counterpart here, and their defaults.
+    _torch_options: ClassVar[Mapping[str, object]] = {}
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         defaults["precision"] = choices.parse_choice(defaults["precision"])
@@ -238,6 +240,8 @@ class ParameterGroups(TorchOptimizer):
     def _check_all_options(self, group: dict[str, Any]) -> None:
         self._check_options(group)
         options.check_shared(group)
+        own = {name: group[name] for name in self._torch_options if name in group}
+        options.check_torch_options(type(self).__name__, self._torch_options, own)
 
     def _check_options(self, options: dict[str, Any]) -> None:
         raise NotImplementedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -55,6 +54,9 @@ class ExtraBits:
             "" if self.rounding == "nearest" else f"-{self.rounding}"
         )
 
+
+LARGEST = 3.4028234663852886e38
+"""The largest number of FP32, which options are read in."""
 
 AUTO = "auto"
 """``"fp32"`` for FP32 parameters, ``"collage-plus"`` for narrow ones."""
@@ -119,7 +121,9 @@ def _by_dtype(precision: str) -> dict[torch.dtype, str]:
     return found
 
 
-def check_torch_options(optimizer: str, defaults: dict[str, Any], given: dict[str, Any]) -> None:
+def check_torch_options(
+    optimizer: str, defaults: Mapping[str, object], given: Mapping[str, object]
+) -> None:
     """Accept arguments of torch.optim that have no counterpart here, at their default values.
 
     ``foreach`` and ``fused`` choose among torch's implementations, and may have any value: a step
@@ -245,9 +249,9 @@ def check_rate(lr: float | Tensor, *, capturable: bool = False) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Raise ValueError unless ``value`` is a finite number, 0 or more."""
+    """Raise ValueError unless ``value`` is a finite number of FP32, 0 or more."""
     # A protocol takes longer to look up than a small step.
     if isinstance(value, str) or not isinstance(value, (float, int, SupportsFloat)):
         raise ValueError(f"{name}={value!r} is not a number: use 0 or more")
-    if not 0.0 <= float(value) < math.inf:
-        raise ValueError(f"{name}={value} is out of range: use a finite number, 0 or more")
+    if not 0.0 <= float(value) <= LARGEST:
+        raise ValueError(f"{name}={value} is out of range: use a finite number of FP32, 0 or more")

@@ -57,6 +57,7 @@ class SGD(Optimizer):
     _op = "sgd"
     _make_job = staticmethod(op.make_job)
     _roles = (None, "momentum_buffer", "momentum_buffer_low")
+    _torch_options = _TORCH_OPTIONS
 
     def __init__(
         self,

@@ -62,6 +62,42 @@ def test_groups_that_come_later(kind: str) -> None:
     assert torch.equal(second.weight_fp32(), twin.weight_fp32())
 
 
+def test_options_that_rows_have_not() -> None:
+    bag = nn.CachedEmbeddingBag(64, D, seed=0)
+    for options, message in (
+        ({"momentum": 0.9}, "momentum=0.9 is not available for subulp's RowSGD"),
+        ({"maximize": True}, "maximize=True is not available"),
+        ({"lr": "x"}, "lr='x' is not a number"),
+        ({"lr": None}, "lr=None is not a number"),
+        ({"lr": 1e39}, r"lr=1e\+39 is out of range"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optim.RowSGD([{"modules": [bag], **options}])
+    with pytest.raises(ValueError, match="rowwise='no' is unknown: use True or False"):
+        optim.RowAdagrad(bag, rowwise="no")  # type: ignore[arg-type]
+
+
+def test_sums_that_do_not_fit_the_option_or_are_gone() -> None:
+    bag = nn.CachedEmbeddingBag(64, D, seed=0)
+    opt = optim.RowAdagrad(bag)
+    before = bag.weight_fp32()
+
+    def step() -> None:
+        bag(torch.tensor([1, 2, 2]), torch.tensor([0])).square().sum().backward()
+
+    opt.param_groups[0]["rowwise"] = False
+    with pytest.raises(ValueError, match="rowwise=False was set after the sums were made"):
+        step()
+    opt.param_groups[0]["rowwise"] = True
+    saved = opt.state_dict()
+    opt.state.clear()
+    with pytest.raises(RuntimeError, match="are gone from the state of this RowAdagrad"):
+        step()
+    assert torch.equal(bag.weight_fp32(), before)
+    assert bag.steps == 0
+    del saved
+
+
 def test_a_bad_option_stops_the_modules_of_its_group_alone() -> None:
     first, second = head(0), head(1)
     opt = optim.RowSGD([{"modules": [first], "lr": 0.1}, {"modules": [second]}], lr=0.5)
@@ -76,7 +112,7 @@ def test_a_bad_option_stops_the_modules_of_its_group_alone() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: optim.RowSGD(head(), lr=-1.0), "lr=-1.0 is out of range: use 0 or more"),
+        (lambda: optim.RowSGD(head(), lr=-1.0), "lr=-1.0 is out of range: use a finite number"),
         (lambda: optim.RowSGD(head(), lr=float("nan")), "lr=nan is out of range"),
         (lambda: optim.RowAdagrad(nn.CachedEmbeddingBag(64, 4), eps=-1), "eps=-1"),
         (lambda: optim.RowSGD(torch.nn.Linear(2, 2)), "Linear has no rows that update themselves"),

@@ -70,6 +70,19 @@ class RowAdagrad(RowOptimizer):
                 rows.device,
             )
 
+    def _check_options(self, group: dict[str, Any]) -> None:
+        super()._check_options(group)
+        rowwise = group["rowwise"]
+        if not isinstance(rowwise, bool):
+            raise ValueError(f"rowwise={rowwise!r} is unknown: use True or False")
+        # The sums of a group's tables are all alike.
+        for rows in group["params"][:1]:
+            sums = self.state[rows].get("sum") if rows in self.state else None
+            if sums is not None and rowwise != (sums.dim() == 1):
+                raise ValueError(
+                    f"rowwise={rowwise} was set after the sums were made: make a new optimizer"
+                )
+
     def _check_module(self, module: RowModule) -> None:
         super()._check_module(module)
         if not hasattr(module, "row_shapes"):
@@ -80,6 +93,11 @@ class RowAdagrad(RowOptimizer):
     def accumulator(self, rows: Tensor) -> Tensor:
         """The sums of a table: FP32 ``(rows,)`` row-wise, else ``(rows, dim)``."""
         state = self.state[rows]
+        if "sum" not in state:
+            raise RuntimeError(
+                f"the sums of rows of shape {tuple(rows.shape)} are gone from the state of this "
+                "RowAdagrad: nothing was updated; load its state dict, or make a new one"
+            )
         if state["sum"].device != rows.device:
             state["sum"] = state["sum"].to(rows.device)
         total: Tensor = state["sum"]

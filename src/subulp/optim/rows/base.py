@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from ...ops.row_protocols import RowModule, SplitRows
 from ..loss_scaling import ScalerLink, unscale
+from ..options import check_number, check_torch_options
 from ..torch_optimizer import TorchOptimizer
 
 Modules = RowModule | Sequence[RowModule] | Sequence[dict[str, Any]]
@@ -29,6 +29,11 @@ class _RowScaler(ScalerLink):
 
 
 _NUMBERS = ("lr", "weight_decay", "eps", "initial_accumulator_value")
+_OF_TORCH = {
+    **dict.fromkeys(("momentum", "dampening", "lr_decay", "weight_decay"), 0),
+    **dict.fromkeys(("nesterov", "maximize", "differentiable"), False),
+    **dict.fromkeys(("foreach", "fused"), None),
+}
 
 
 class RowOptimizer(TorchOptimizer):
@@ -127,8 +132,10 @@ class RowOptimizer(TorchOptimizer):
 
     def _check_options(self, group: dict[str, Any]) -> None:
         for name in _NUMBERS:
-            if name in group and not 0 <= group[name] < math.inf:
-                raise ValueError(f"{name}={group[name]} is out of range: use 0 or more")
+            if name in group:
+                check_number(name, group[name])
+        own = {n: group[n] for n in _OF_TORCH if n in group and n not in self.defaults}
+        check_torch_options(type(self).__name__, _OF_TORCH, own)
 
     def _check_module(self, module: RowModule) -> None:
         if not hasattr(module, "row_parameters"):
