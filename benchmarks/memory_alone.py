@@ -1,4 +1,4 @@
-"""The memory that a step of an embedding table must touch, touched by a loop that does nothing else.
+"""The memory that a step of an embedding table must touch, and a loop that does nothing else.
 
 A bound by bytes takes it that memory is read in order. Rows lie anywhere: each of their lines is a
 wait of its own, and how many waits a core can have at a time, not the bandwidth, decides. So a loop

@@ -56,6 +56,23 @@ CASES = [(kind, storage) for kind in jobs.KINDS for storage in ("fp32", "int8")]
 
 
 @pytest.mark.parametrize(("kind", "storage"), CASES)
+def test_a_batch_that_one_rank_has_wrong_is_an_error_on_all(found, kind, storage):
+    for rank, seen in enumerate(found):
+        fault = seen[kind, storage]["fault"]
+        assert "the features ['user', 'friend'] are missing" in fault
+        assert fault.startswith("rank 1 of the mesh: ") == (rank == 0)
+
+
+@pytest.mark.parametrize(("kind", "storage"), CASES)
+def test_frozen_tables_stay_frozen(found, kind, storage):
+    first = next(iter(jobs.ROWS))
+    for seen in found:
+        parts = seen[kind, storage]["frozen"]
+        assert {name for name, _ in parts} == set(jobs.ROWS)
+        assert all(frozen == (name == first) for name, frozen in parts)
+
+
+@pytest.mark.parametrize(("kind", "storage"), CASES)
 def test_the_bits_are_those_of_one_process(found, kind, storage):
     """``KeyedJaggedTensor`` in another order of keys, ``KeyedTensor`` out, three fused steps."""
     seen = [one[kind, storage] for one in found]

@@ -273,6 +273,95 @@ def test_what_does_not_fit_is_refused():
         CachedEmbeddingBagCollection(twice)
 
 
+WRONG = {
+    "fewer values than lengths say": (
+        {"keys": ["b", "a"], "lengths": torch.tensor([2, 2, 2, 2])},
+        "the bags have 8 row numbers, and there are 6",
+    ),
+    "very few": (
+        {"keys": ["b", "a"], "lengths": torch.tensor([2, 2, 2, 10**8])},
+        "and there are 6",
+    ),
+    "values left over": (
+        {"keys": ["a", "b"], "lengths": torch.tensor([1, 1, 1, 1])},
+        "the bags have 4 row numbers, and there are 6",
+    ),
+    "negative": ({"keys": ["b", "a"], "lengths": torch.tensor([-1, 3, 2, 2])}, "down to -1"),
+    "offsets that begin later": (
+        {"keys": ["a", "b"], "offsets": torch.tensor([2, 3, 4, 5, 6])},
+        "offsets begin at 2: expected 0",
+    ),
+    "weights": (
+        {"keys": ["b", "a"], "lengths": torch.tensor([2, 2, 1, 1]), "weights": torch.ones(5)},
+        "there are 5 weights for 6 row numbers",
+    ),
+    "a key twice": (
+        {"keys": ["a", "a", "b"], "lengths": torch.ones(6, dtype=torch.int64)},
+        r"the features \['a'\] are there more than once",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_batches_that_do_not_fit_their_values_are_refused(name):
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor  # noqa: PLC0415
+
+    tables = [EmbeddingBagConfig(name=n, num_embeddings=9, embedding_dim=4) for n in "ab"]
+    made = ours(EmbeddingBagCollection(tables))
+    given, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        made(KeyedJaggedTensor(values=torch.arange(6), **given))
+
+
+def test_keys_of_one_batch_size_may_say_so():
+    from torchrec import KeyedJaggedTensor  # noqa: PLC0415
+
+    reference = theirs()
+    plain = KeyedJaggedTensor(
+        ["user", "friend", "shop"], torch.arange(6), lengths=torch.ones(6, dtype=torch.int64)
+    )
+    by_key = KeyedJaggedTensor(
+        *(plain.keys(), plain.values()),
+        lengths=plain.lengths(),
+        stride_per_key_per_rank=[[2], [2], [2]],
+    )
+    made = ours(reference).eval()
+    assert torch.equal(made(by_key).values(), made(plain).values())
+
+
+def test_frozen_tables_and_evaluation_are_taken_over():
+    reference = theirs()
+    reference.embedding_bags["users"].weight.requires_grad_(False)
+    made = ours(reference)
+    assert [rows.frozen for rows in made.bags.row_parameters] == [True, False]
+    assert made.training
+    assert not ours(reference.eval()).training
+
+
+def test_a_collection_that_leaves_meta_begins_as_its_tables_say():
+    from subulp.integrations.torchrec import CachedEmbeddingBagCollection  # noqa: PLC0415
+
+    made = CachedEmbeddingBagCollection(
+        configs(init_fn=torch.nn.init.ones_), device=torch.device("meta"), seed=0
+    )
+    made.to_empty(device="cpu").reset_parameters()
+    assert all(bool(made.bags.weight_fp32(t).eq(1).all()) for t in range(2))
+
+
+def test_a_collection_is_made_without_torchs_random_numbers():
+    made = ours(theirs())
+    before = torch.get_rng_state()
+    made.to_embedding_bag_collection()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_unknown_options_name_their_table():
+    with pytest.raises(ValueError, match=r"options_of\['users'\] has no option 'foo'"):
+        ours(theirs(), options_of={"users": {"foo": 1}})
+    with pytest.raises(ValueError, match="CachedEmbeddingBagCollection has no option 'foo'"):
+        ours(theirs(), foo=1)
+
+
 def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -136,6 +136,24 @@ def trained(kind: str, storage: str, rank: int) -> dict[str, Any]:
     again = [sparse.bags.weight_fp32(t) for t in range(2)]
     exact = all(torch.equal(a, w) for a, w in zip(again, resumed[-1], strict=True))
     seen["rate"] = exact or storage != "fp32"
+    wrong = jagged(9, first, last)
+    if rank:
+        wrong = type(wrong)(["shop"], wrong["shop"].values(), lengths=wrong["shop"].lengths())
+    try:
+        split(wrong)
+    except ValueError as error:
+        seen["fault"] = str(error)
+    frozen = Model()
+    frozen.sparse.embedding_bags[next(iter(ROWS))].weight.requires_grad_(False)
+    _, plan = planned(frozen, sharder, kind)
+    split = DistributedModelParallel(
+        frozen, device=torch.device("cpu"), plan=plan, sharders=[sharder]
+    )
+    bags = split.module.sparse.bags
+    seen["frozen"] = [
+        (list(ROWS)[placed.table], rows.frozen)
+        for placed, rows in zip(bags.placed, bags.row_parameters, strict=True)
+    ]
     return seen
 
 

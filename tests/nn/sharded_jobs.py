@@ -239,8 +239,25 @@ def faults(mesh: DeviceMesh, ranks: int, rank: int) -> dict[str, str]:
     with caught(seen, "rate"):
         optimizer.param_groups[0]["lr"] = 0.2 if last else 0.1
         bags(rows, lengths).backward(grad)
+    optimizer.param_groups[0]["lr"] = 0.1
+    with caught(seen, "no such table"):
+        bags.weight_fp32(len(tables()))
+    with caught(seen, "no such table to load"):
+        bags.load_weights(-1 - len(tables()), torch.zeros(1, 4))
+    whole = bags.weight_fp32(len(tables()) - 1)
+    seen["from the end"] = str(torch.equal(bags.weight_fp32(-1), whole) and bool(whole.any()))
+    with caught(seen, "backward passes in another order"):
+        sums = [bags(rows, lengths).sum() for _ in range(2)]
+        for one in reversed(sums) if last else sums:
+            one.backward()
+    scaled = sharded(mesh, "stochastic", "rows")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 if last else 4.0)
+    optim.RowAdagrad(scaled, scaler=scaler)
+    with caught(seen, "scale"):
+        scaler.scale(scaled(rows, lengths).sum()).backward()
+    with caught(seen, "another module"):
+        (sharded(mesh, "stochastic", "rows"), scaled)[last](rows, lengths)
     with caught(seen, "frozen"):
-        optimizer.param_groups[0]["lr"] = 0.1
         bags.tables[0].requires_grad_(not last)
         bags(rows, lengths)
     bags.requires_grad_(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -10,9 +11,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
 
 from subulp import nn as subulp_nn
 from subulp import numerics, optim
+
+SET_LATER = [
+    ("rounding", "kahan", "rounding='kahan' is unknown: use 'nearest' or 'stochastic'"),
+    ("rounding", "collage-plus", "rounding='collage-plus' is unknown"),
+    ("reduction", "average", "reduction='average' is unknown"),
+    ("products", None, "products=None is unknown"),
+    ("products", "fp8", "products='fp8' multiplies rows in E4M3"),
+    ("dropout", 1.0, "dropout=1.0 is out of range"),
+    ("chunks", 0, "chunks=0 is out of range"),
+    ("chunks", -3, "chunks=-3 is out of range"),
+]
 
 ROWS, COLUMNS = torch.tensor([0, 1, 2]), torch.tensor([3, 7, 9])
 
@@ -370,3 +383,101 @@ def test_hooks_before_steps_that_rows_take_themselves_are_refused(kind: Any) -> 
     made = subulp_nn.CachedEmbeddingBag(30, 4, seed=0)
     with pytest.raises(RuntimeError, match=f"register_step_pre_hook of {kind.__name__}, whose"):
         kind(made, lr=0.1).register_step_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(("name", "value", "message"), SET_LATER)
+@pytest.mark.parametrize("storage", ["bf16", "int8"])
+def test_options_of_a_head_set_later(storage: str, name: str, value: Any, message: str) -> None:
+    made = head(storage)
+    before, good = made.weight(torch.arange(20)), getattr(made, name)
+    setattr(made, name, value)
+    for use in (lambda: made(embeddings(), ROWS, COLUMNS), lambda: made.topk(embeddings())):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            use()
+    assert torch.equal(made.weight(torch.arange(20)), before)
+    assert made.steps == 0
+    setattr(made, name, good)
+    made(embeddings(), ROWS, COLUMNS)
+    assert made.steps == 1
+
+
+def test_chunks_of_a_head_set_later_count() -> None:
+    first, second = head("e4m3"), head("e4m3", chunks=3)
+    first.chunks = 3
+    for made in (first, second):
+        made(embeddings(), ROWS, COLUMNS)
+    assert torch.equal(first.weight(torch.arange(20)), second.weight(torch.arange(20)))
+
+
+@pytest.mark.parametrize("mode", ["max", "avg", "MEAN", None])
+def test_modes_of_bags_set_later(mode: Any) -> None:
+    bag = table()
+    bags = subulp_nn.CachedEmbeddingBags([subulp_nn.EmbeddingTable(9, 4)], seed=0)
+    one, several = torch.tensor([1, 2]), {"lengths": torch.tensor([2])}
+    if mode is not None:
+        bag.mode = mode
+        with pytest.raises(ValueError, match=f"mode='{mode}' is unknown"):
+            bag(one, torch.tensor([0]))
+    bags.mode = mode
+    with pytest.raises(ValueError, match=r"mode=.* is unknown: use 'sum' or 'mean'"):
+        bags(one, **several)
+
+
+def test_a_refused_step_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, twin = head("e4m3"), head("e4m3")
+    monkeypatch.setenv("SUBULP_ISA", "foo")
+    with pytest.raises(ValueError, match="SUBULP_ISA"):
+        made(embeddings(), ROWS, COLUMNS)
+    monkeypatch.delenv("SUBULP_ISA")
+    for each in (made, twin):
+        each(embeddings(), ROWS, COLUMNS)
+    assert made.steps == 1
+    assert torch.equal(made.weight(torch.arange(20)), twin.weight(torch.arange(20)))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (torch.full((4, 8), 1e39, dtype=torch.float64), FloatingPointError, "finite"),
+        (torch.full((4, 8), torch.nan), FloatingPointError, "finite"),
+        (torch.ones(4, 8, dtype=torch.complex64), ValueError, "dtype torch.complex64"),
+        (torch.ones(4, 8, dtype=torch.int64), ValueError, "dtype torch.int64"),
+    ],
+)
+def test_predictions_refuse_what_training_does(given: Tensor, error: Any, message: str) -> None:
+    made = head()
+    for use in (lambda: made(given, ROWS, COLUMNS), lambda: made.topk(given)):
+        with pytest.raises(error, match=message):
+            use()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_embeddings_edited_in_a_checkpoint_after_the_head(reentrant: bool) -> None:
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        encoder, made = nn.Linear(8, 8), head()
+
+        def both(x: Tensor, encoder: Any = encoder, made: Any = made) -> Tensor:
+            e = encoder(x)
+            loss = made(e, ROWS, COLUMNS)
+            return loss + e.mul_(0).sum()
+
+        x = embeddings().requires_grad_()
+        out = checkpoint(both, x, use_reentrant=reentrant) if checkpointed else both(x)
+        out.backward(torch.ones(()))
+        found.append((encoder.weight.grad, made.weight(torch.arange(20))))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_frozen_table_beside_one_that_no_feature_names() -> None:
+    tables = [subulp_nn.EmbeddingTable(20, 4), subulp_nn.EmbeddingTable(20, 4)]
+    bags = subulp_nn.CachedEmbeddingBags(tables, 0, features=[0], seed=1)
+    optim.RowSGD(bags, lr=0.1)
+    bags.tables[0].requires_grad_(False)
+    dense, before = nn.Linear(4, 1), bags.weight_fp32(0)
+    dense(bags(torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))).sum().backward()
+    assert dense.weight.grad is not None
+    assert torch.equal(bags.weight_fp32(0), before)
+    assert bags.steps == 0

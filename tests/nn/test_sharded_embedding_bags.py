@@ -127,7 +127,12 @@ ERRORS = {
     "gradient": "FloatingPointError: {}the gradient of shape .* nothing was updated",
     "factors": "FloatingPointError: {}the per_sample_weights .* nothing was updated",
     "eval": "RuntimeError: the ranks' tables differ",
-    "rate": "RuntimeError: the ranks' optimizers have different options",
+    "rate": "RuntimeError: the ranks' optimizers or gradient scalers have different options",
+    "scale": "RuntimeError: the ranks' optimizers or gradient scalers have different options",
+    "backward passes in another order": "RuntimeError: the ranks are in the backward passes of",
+    "another module": "RuntimeError: the ranks' tables differ in state, options or the call",
+    "no such table": "IndexError: there is no table 9: the module has 9",
+    "no such table to load": "IndexError: there is no table -10: the module has 9",
     "frozen": "RuntimeError: the ranks' tables differ",
     "arguments": "ValueError: the ranks' arguments differ",
     "seeds": "ValueError: the ranks' arguments differ",
@@ -144,6 +149,7 @@ def test_an_error_on_one_rank_is_one_on_all(found, ranks):
             # Received gradients are at fault where they arrive.
             prefix = r"(rank \d of the mesh: )?"
             assert re.match(words.format(prefix), seen[name]), (rank, name, seen[name])
+        assert seen["from the end"] == "True"
         assert seen["rows"] == "unchanged, 0 steps"
         assert seen["afterwards"] == "nothing"
     others = [found[rank]["faults", ranks]["row"] for rank in range(ranks)]

@@ -81,8 +81,7 @@ class CachedEmbeddingBag(CachedLookup):
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        if mode is not None and mode not in get_args(Mode):
-            raise ValueError(f"mode={mode!r} is unknown: use 'sum', 'mean' or None")
+        check_mode(mode, or_none=True)
         if mode is None and include_last_offset:
             raise ValueError("include_last_offset goes with bags: mode=None has none")
         config = EmbeddingTable(
@@ -133,6 +132,7 @@ class CachedEmbeddingBag(CachedLookup):
             ValueError: A shape or dtype does not fit, or offsets decrease or reach too far.
             IndexError: A row number is out of range.
         """
+        check_mode(self.mode, or_none=True)
         check_weights(per_sample_weights, input, self.mode)
         if self.mode is None:
             if offsets is not None:
@@ -199,6 +199,18 @@ class CachedEmbeddingBag(CachedLookup):
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
+def check_mode(mode: str | None, *, or_none: bool = False) -> None:
+    """Raise ValueError if a way to pool bags, which may be set later too, is unknown.
+
+    Args:
+        mode: The way.
+        or_none: Whether there may be none (default: ``False``).
+    """
+    if mode not in (*get_args(Mode), *((None,) if or_none else ())):
+        choices = "'sum', 'mean' or None" if or_none else "'sum' or 'mean'"
+        raise ValueError(f"mode={mode!r} is unknown: use {choices}")
+
+
 def bag_configs(
     tables: Sequence[EmbeddingTable],
     narrow_above: int,
@@ -215,8 +227,7 @@ def bag_configs(
     """
     if not tables:
         raise ValueError("tables is empty: pass at least one EmbeddingTable")
-    if mode not in get_args(Mode):
-        raise ValueError(f"mode={mode!r} is unknown: use 'sum' or 'mean'")
+    check_mode(mode)
     features = list(range(len(tables))) if features is None else list(features)
     if not features or not all(0 <= t < len(tables) for t in features):
         raise ValueError(f"features={features} must name tables from 0 to {len(tables) - 1}")
@@ -350,6 +361,7 @@ class CachedEmbeddingBags(CachedLookup):
             IndexError: A row number is out of range.
         """
         values = integers("values", values)
+        check_mode(self.mode)
         check_weights(per_sample_weights, values, self.mode)
         bounds = bag_bounds(len(self._features), lengths, offsets)
         out = self._lookup(values, bounds, per_sample_weights)

@@ -104,6 +104,10 @@ class CachedLookup(FixedDtypes):
         except AttributeError:
             return [rows_that_train(rows).frozen for rows in self._codes()]
 
+    def _trains(self, frozen: Sequence[bool]) -> bool:
+        """Whether a feature looks up rows of a table that is not frozen."""
+        return not all(frozen[table] for table in self._features)
+
     @property
     def row_shapes(self) -> Sequence[tuple[int, int]]:
         """Number of rows, and numbers per row, of each table."""
@@ -134,7 +138,7 @@ class CachedLookup(FixedDtypes):
                 "program would return what memory holds; use torch.export"
             )
         grads = torch.is_grad_enabled()
-        update = self.training and grads and not all(self._frozen())
+        update = self.training and grads and self._trains(self._frozen())
         if update:
             remedy = "Split the tables: nn.ShardedCachedEmbeddingBags(tables, mesh)"
             check_one_process(type(self).__name__, remedy)
@@ -211,7 +215,7 @@ class CachedLookup(FixedDtypes):
         # Rows may have been frozen since the forward pass.
         codes = self._codes()
         frozen = [p.frozen for p in codes]
-        if unscaled is None or all(frozen):
+        if unscaled is None or not self._trains(frozen):
             return
         lookups = Lookups(self._features, values, offsets, weights)
         if any(frozen):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -37,6 +38,7 @@ from .fixed_dtypes import FixedDtypes
 from .head_batch import HeadBatch, dtype_number, gathered, merged, new_batch, weights_of, wide
 from .head_logits import logits_of
 from .head_options import (
+    EDITABLE,
     EncoderGradients,
     HeadOptions,
     ProductsChoice,
@@ -210,7 +212,7 @@ class ExtremeClassifier(FixedDtypes):
         )
         self.register_buffer("row_of", None)
         self.register_buffer("label_of", None)
-        self._bound = made.bound
+        self._bound, self._options_found_good = made.bound, made
         self.reset_parameters()
         if label_counts is not None:
             self.set_label_counts(label_counts)
@@ -347,6 +349,7 @@ class ExtremeClassifier(FixedDtypes):
         }
 
         def find_out() -> Told[tuple[Tensor, Tensor]]:
+            self._check_edits()
             pairs = self._targets(x, label_rows, label_cols)
             if not late:
                 check_finite(wide(x))
@@ -368,6 +371,13 @@ class ExtremeClassifier(FixedDtypes):
             flags["gradient"] = any(wanted for _, _, wanted in sizes)
         return new_batch(self.ranks, x, pairs, sizes, flags)
 
+    def _check_edits(self) -> None:
+        """Raise ValueError if an option was set meanwhile to what the constructor refuses."""
+        before = self._options_found_good
+        if any(getattr(before, name) != getattr(self, name) for name in EDITABLE):
+            now = {name: getattr(self, name) for name in EDITABLE}
+            self._options_found_good = replace(before, **now)
+
     def _check_trainable(self) -> None:
         if self.ranks is None:
             remedy = "Share the labels out: ExtremeClassifier(..., mesh=)"
@@ -388,6 +398,7 @@ class ExtremeClassifier(FixedDtypes):
             "loss=": int(loss),
             "the number of updates": self.steps,
             "the seed": self.seed,
+            "the options that were set since, by a checksum,": self._options_found_good.checksum(),
             "chosen_products, by number,": get_args(Products).index(self.chosen_products),
             "the backend, by number,": backend.BACKENDS.index(backend.choose(x.device).backend),
         }
@@ -407,11 +418,7 @@ class ExtremeClassifier(FixedDtypes):
         self._check_place(x)
         check_plain("label_rows", rows)
         check_plain("label_cols", cols)
-        if x.dim() != 2 or x.shape[1] != self.table.dim or not x.is_floating_point():
-            raise ValueError(
-                f"embeddings have shape {tuple(x.shape)} and dtype {x.dtype}: expected floating-"
-                f"point (batch, {self.table.dim})"
-            )
+        self._check_shape(x)
         if rows.shape != cols.shape or rows.dim() != 1:
             raise ValueError(
                 f"label_rows and label_cols have shapes {tuple(rows.shape)} and "
@@ -428,6 +435,13 @@ class ExtremeClassifier(FixedDtypes):
         device = self.table.codes.device
         rows, cols = rows.to(device, torch.int64), cols.to(device, torch.int64)
         return rows, cols if self._checks_late else self._rows(cols)
+
+    def _check_shape(self, x: Tensor) -> None:
+        if x.dim() != 2 or x.shape[1] != self.table.dim or not x.is_floating_point():
+            raise ValueError(
+                f"embeddings have shape {tuple(x.shape)} and dtype {x.dtype}: expected floating-"
+                f"point (batch, {self.table.dim})"
+            )
 
     @property
     def _checks_late(self) -> bool:
@@ -545,9 +559,11 @@ class ExtremeClassifier(FixedDtypes):
 
     def _step(self, batch: HeadBatch, loss: bool) -> tuple[Tensor, Tensor]:
         """Update the rows; the loss, NaN unless asked for, and the gradient of the embeddings."""
-        options = self._options()
-        self.steps += 1
-        return self._visit(batch, {**options, "number": self.steps, "loss": loss})
+        number = self.steps + 1
+        found = self._visit(batch, {**self._options(), "number": number, "loss": loss})
+        # A step that was refused is none.
+        self.steps = number
+        return found
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         size = -(-self.num_labels // self.chunks)
@@ -562,7 +578,7 @@ class ExtremeClassifier(FixedDtypes):
         """The k labels with the highest scores; the scores of all labels are never held at once.
 
         Args:
-            embeddings: ``(batch, dim)``; on a mesh, this rank's instances.
+            embeddings: ``(batch, dim)``, FP32, BF16 or FP16; on a mesh, this rank's instances.
             k: Number of labels, at most ``num_labels`` (default: 5).
 
         Returns:
@@ -571,7 +587,10 @@ class ExtremeClassifier(FixedDtypes):
             many are equal; with ``"bf16"`` they are sums of FP32, which nothing here has to round.
 
         Raises:
-            ValueError: ``k`` is out of range, or a shape or device does not fit.
+            TypeError: ``embeddings`` wrap others, as DTensors do.
+            ValueError: ``k`` is out of range, or a shape, dtype or device does not fit.
+            FloatingPointError: The embeddings are not finite; on a GPU, unless on a mesh, scores
+                are NaN instead, for the host would wait.
         """
         if torch.compiler.is_exporting():
             self._check_k(k)
@@ -587,13 +606,12 @@ class ExtremeClassifier(FixedDtypes):
             )
 
         def find_out() -> Told[None]:
+            self._check_edits()
             self._check_k(k)
             self._check_place(embeddings)
-            if embeddings.dim() != 2 or embeddings.shape[1] != self.table.dim:
-                raise ValueError(
-                    f"embeddings have shape {tuple(embeddings.shape)}: expected (batch, "
-                    f"{self.table.dim})"
-                )
+            self._check_shape(embeddings)
+            if not self._checks_late:
+                check_finite(wide(embeddings))
             same = {} if self.ranks is None else {"k": k, **self._same(embeddings)}
             return Told(None, same, [embeddings.shape[0]])
 
@@ -756,6 +774,8 @@ class _TrainStep(torch.autograd.Function):
     ) -> Tensor:
         ctx.dtype, ctx.grad_x, ctx.later = embeddings.dtype, None, None
         if inside_backward():
+            # Of FP32 they are the caller's own, who may edit them until the rows step.
+            batch = replace(batch, x=batch.x.clone())
             ctx.later = head, batch
             if loss:
                 return head._visit(batch, None)[0]

@@ -102,6 +102,10 @@ class HeadOptions:
         # and there is room for nine hundred times as much.
         return 2.0 ** (math.frexp(self.bound)[1] + 1)
 
+    def checksum(self) -> int:
+        """Of all of them: a number that ranks compare."""
+        return zlib.crc32(repr(self).encode())
+
     def numbers(self) -> dict[str, int | float]:
         """The options as numbers that the ranks of a mesh compare, by what they are."""
         choices = {**_CHOICES, "products": get_args(ProductsChoice)}
@@ -116,6 +120,9 @@ class HeadOptions:
             },
         }
 
+
+EDITABLE = ("chunks", "dropout", "rounding", "reduction", "products", "encoder_gradients")
+"""Options that a head reads from its attributes."""
 
 _CHOICES = {
     "rounding": get_args(Rounding),

@@ -104,6 +104,9 @@ class _Options:
     def unscaled(self, grad: Tensor) -> Tensor:
         return grad
 
+    def factor(self) -> float:
+        return 1.0
+
     def accumulator(self, rows: Tensor) -> None:
         return None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor
 
+from ..numerics.whole import is_whole
 from ..ops import look_ahead
 from ..ops.embedding import calls
 from ..ops.embedding.faults import check_offsets, index_error, not_finite
@@ -18,6 +20,7 @@ from .cached_embedding_bag import (
     bag_bounds,
     bag_configs,
     bag_means,
+    check_mode,
 )
 from .cached_lookup import CachedLookup, anchor, check_weights, integers, numbers_of, update_of
 from .cached_table import CachedTable, EmbeddingTable
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Wire = Literal["fp32", "bf16", "fp16"]
+
+# This process's; the ranks take the first one's.
+_MODULES = count()
 
 _WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -123,15 +129,17 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 )
         placed = place(configs, plan, ranks.size)
         facts = digest(configs, placed, features, mode, stacked, wire)
-        words = ranks.agree([seed_of(seed), seed is None, facts])
-        if len({(given, facts) for _, given, facts in words}) > 1 or (
-            seed is not None and len({given for given, _, _ in words}) > 1
+        words = ranks.agree([seed_of(seed), seed is None, facts, next(_MODULES)])
+        if len({(given, facts) for _, given, facts, _ in words}) > 1 or (
+            seed is not None and len({given for given, *_ in words}) > 1
         ):
             raise ValueError("the ranks' arguments differ: pass the same to all, or seed=None")
         parts = [(p.table, p.on(ranks.rank, ranks.size)) for p in placed]
         super().__init__(configs, features, words[0][0], device, parts)
         self.ranks, self.mode, self.stacked, self.wire = ranks, mode, stacked, wire
         self.placed, self._dims, self._configs = placed, dims, configs
+        # What the ranks tell modules, and the calls of one, apart by.
+        self._module, self._calls = words[0][-1], 0
         # What copies rank 0's buffers to other ranks, as DistributedDataParallel, shows here.
         mark = torch.full((1,), ranks.rank, dtype=torch.int64, device=device)
         self.register_buffer("mark", mark, persistent=False)
@@ -180,6 +188,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         fault, bounds = None, None
         try:
             values = integers("values", values)
+            check_mode(self.mode)
             check_weights(per_sample_weights, values, self.mode)
             bounds = bag_bounds(len(self._features), lengths, offsets)
             self._check_values(values, bounds)
@@ -226,7 +235,9 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         update = self.training and grads and not all(frozen)
         weighs = weights is not None and weights.requires_grad and grads
         given = None if weights is None else weights.detach()
-        facts = (self.seed, self.steps, update, weighs, weights is None, frozen, self.wire)
+        self._calls += 1
+        call = self._module, self._calls, self.mode
+        facts = (*call, self.seed, self.steps, update, weighs, weights is None, frozen, self.wire)
         exchange = exchange_lookups(
             self.ranks,
             self._slots,
@@ -253,6 +264,27 @@ class ShardedCachedEmbeddingBags(CachedLookup):
     def _sums(self, exchange: Exchange, statistics: Tensor) -> Tensor:
         return pool(self.ranks, exchange, self._operands(), statistics, _WIRES[self.wire])
 
+    def refuse(self, fault: Exception) -> NoReturn:
+        """Raise on all ranks what is wrong with the lookups of this one, which the others call for.
+
+        Args:
+            fault: What is wrong.
+
+        Raises:
+            Exception: Of its kind, on every rank.
+        """
+        none = torch.empty(0, dtype=torch.int64, device=self.statistics.device)
+        self._look_up(none, None, None, fault)
+        raise fault
+
+    def _check_backward(self, exchange: Exchange) -> None:
+        """Raise RuntimeError unless all ranks are in the backward pass of the same call."""
+        if any(call != exchange.call for (call,) in self.ranks.agree([exchange.call])):
+            raise RuntimeError(
+                "the ranks are in the backward passes of different lookups: every rank calls "
+                "backward() of the same ones, in the same order; nothing was updated"
+            )
+
     def _gradients(self, exchange: Exchange, grad: Tensor, sent: Sequence[bool]) -> list[Tensor]:
         return send_gradients(self.ranks, exchange, grad, sent, _WIRES[self.wire])
 
@@ -264,7 +296,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         fault, ready, facts = None, None, 0
         try:
             ready = self._ready(exchange, flat)
-            facts = digest(self.steps, self._options())
+            facts = digest(self.steps, self._options(), self.checked_optimizer().factor())
         except Exception as error:
             fault = error
         words = self.ranks.agree([int(fault is not None), int(ready is None), facts])
@@ -272,8 +304,8 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             self.ranks.raise_faults(fault)
         if any(other != facts for _, _, other in words):
             raise RuntimeError(
-                "the ranks' optimizers have different options, or tables are frozen on some ranks "
-                "only: set the same on all; nothing was updated"
+                "the ranks' optimizers or gradient scalers have different options, or tables are "
+                "frozen on some ranks only: set the same on all; nothing was updated"
             )
         optimizer = self.row_optimizer
         assert optimizer is not None
@@ -338,6 +370,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             stop: End of the rows (default: all).
 
         Raises:
+            IndexError: There is no such table.
             ValueError: The rows are out of range, or ranks ask for different ones.
         """
         asked = index, start, stop
@@ -346,6 +379,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 f"the ranks ask for different rows, this one for index={index}, start={start}, "
                 f"stop={stop}: all ask for the same ones"
             )
+        index = self._number(index)
         config = self._configs[index]
         stop = config.num_embeddings if stop is None else stop
         if not 0 <= start <= stop <= config.num_embeddings:
@@ -366,6 +400,13 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         self.ranks.sum(weights.view(torch.int32))
         return weights
 
+    def _number(self, index: int) -> int:
+        """The table's number, of one that may be counted from the end."""
+        count = len(self._configs)
+        if not is_whole(index) or not -count <= index < count:
+            raise IndexError(f"there is no table {index!r}: the module has {count}")
+        return range(count)[index]
+
     def load_weights(self, index: int, weights: Tensor, start: int = 0) -> None:
         """Round FP32 rows of a whole table to nearest into its parts here; drop cached copies.
 
@@ -377,8 +418,10 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             start: First row (default: 0).
 
         Raises:
+            IndexError: There is no such table.
             ValueError: The rows do not fit.
         """
+        index = self._number(index)
         config = self._configs[index]
         dim, rows = config.embedding_dim, config.num_embeddings
         if weights.dim() != 2 or weights.shape[1] != dim or weights.dtype != torch.float32:
@@ -563,6 +606,7 @@ class _Lookup(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_rows, grad_weights = ctx.needs_input_grad[:2]
+        ctx.module._check_backward(ctx.exchange)
         parts = ctx.module._gradients(ctx.exchange, grad.contiguous(), ctx.sent)
         of_weights = None
         if grad_weights:

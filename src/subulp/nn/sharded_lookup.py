@@ -54,6 +54,7 @@ class Exchange:
         run_counts: Runs of each slot from each rank.
         row_counts: Lookups.
         bag_counts: Bags.
+        call: A number of the call, the same on all ranks.
     """
 
     slots: Slots
@@ -62,6 +63,7 @@ class Exchange:
     run_counts: Sizes
     row_counts: Sizes
     bag_counts: Sizes
+    call: int
 
 
 def exchange_lookups(
@@ -108,8 +110,9 @@ def exchange_lookups(
         ranks.raise_faults(fault)
     if any(other != digest for _, other in heads):
         raise RuntimeError(
-            "the ranks' tables differ in state, options or the kind of call (train, eval, frozen "
-            "tables, per_sample_weights): every rank makes the same calls, with the same settings"
+            "the ranks' tables differ in state, options or the call (which module's and which of "
+            "its calls, train, eval, frozen tables, per_sample_weights): every rank makes the same "
+            "calls, in the same order, with the same settings"
         )
     assert routes is not None
     assert values is not None
@@ -122,7 +125,7 @@ def exchange_lookups(
         _part_lookups(*found[p], weighted=weights is not None, device=values.device)
         for p in range(parts)
     ]
-    return Exchange(slots, routes, received_parts, runs, rows, bags)
+    return Exchange(slots, routes, received_parts, runs, rows, bags, digest)
 
 
 def _send_words(

@@ -21,6 +21,9 @@ class RowRule(Protocol):
     def unscaled(self, grad: Tensor) -> Tensor | None:
         """The gradient of the loss from that of the scaled loss; ``None`` leaves the step out."""
 
+    def factor(self) -> float:
+        """What :meth:`unscaled` multiplies gradients by; 1 where nobody scales the loss."""
+
     def accumulator(self, rows: Tensor) -> Tensor | None:
         """What is kept of a table's gradients: FP32 ``(rows,)`` or ``(rows, dim)``; or nothing."""
 

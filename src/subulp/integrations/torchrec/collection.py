@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
@@ -78,6 +79,11 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
             raise ValueError(f"tables share the names {twice}: give each a name of its own")
         if unknown := sorted((options_of or {}).keys() - set(names)):
             raise ValueError(f"options_of names {unknown}: the tables are {names}")
+        of_table = {field.name for field in fields(EmbeddingTable)}
+        for name, own in (("", options), *(options_of or {}).items()):
+            if unknown := sorted(own.keys() - of_table):
+                where = f"options_of[{name!r}]" if name else type(self).__name__
+                raise ValueError(f"{where} has no option {unknown[0]!r}: see EmbeddingTable")
         for config in tables:
             # As EmbeddingBagCollection has it.
             config.feature_names = config.feature_names or [config.name]
@@ -101,7 +107,16 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
             seed=seed,
             device=device,
         )
-        for t, config in enumerate(tables):
+        self._fill()
+
+    def reset_parameters(self) -> None:
+        """Be as new: initial rows, nothing cached or counted, and no updates."""
+        self.bags.reset_parameters()
+        self._fill()
+
+    def _fill(self) -> None:
+        """Draw the rows of tables that say how, as ``init_fn`` or bounds."""
+        for t, config in enumerate(self._configs):
             if self.device.type != "meta" and not _is_default(config):
                 shape = config.num_embeddings, config.embedding_dim
                 weight = torch.empty(shape, dtype=torch.float32, device=self.device)
@@ -116,6 +131,7 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
 
         Args:
             collection: The collection; left as it is. If it is on ``"meta"``, so are the tables.
+                Tables that are frozen, and ``eval()``, are taken over.
             options: All arguments but the first three.
         """
         configs = collection.embedding_bag_configs()
@@ -127,6 +143,8 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
             weight = collection.embedding_bags[config.name].weight
             if not weight.is_meta:
                 made._table(t).load(weight.detach().float())
+            made._table(t).codes.requires_grad_(weight.requires_grad)
+        made.train(collection.training)
         return made
 
     def to_embedding_bag_collection(self) -> EmbeddingBagCollection:
@@ -135,7 +153,10 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
         Returns:
             On the same device, in the ``data_type`` of each table.
         """
-        made = EmbeddingBagCollection(self._configs, self._weighted, self.device)
+        # Its initial rows, which are lost at once, are not drawn from the numbers of a training.
+        drawn_on = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(drawn_on):
+            made = EmbeddingBagCollection(self._configs, self._weighted, self.device)
         if self.device.type != "meta":
             with torch.no_grad():
                 for t, config in enumerate(self._configs):
@@ -154,17 +175,16 @@ class CachedEmbeddingBagCollection(EmbeddingBagCollectionInterface):  # type: ig
             FP32 ``(batch, sum of dims)`` by key; zeros for an empty bag.
 
         Raises:
-            ValueError: Features are missing, keys have batches of different sizes, or the batch has
-                inverse indices, or no weights where it must.
+            ValueError: Features are missing or there twice, keys have batches of different sizes,
+                lengths or offsets do not fit the values, or the batch has inverse indices, or no
+                weights where it must.
             IndexError: A row number is out of range.
         """
         features = in_order(maybe_td_to_kjt(features, None), self._features)
-        if self._weighted and features.weights_or_none() is None:
-            raise ValueError("is_weighted=True, and the batch has no weights: give it some")
         sums = self.bags(
             features.values(),
             features.lengths(),
-            per_sample_weights=features.weights() if self._weighted else None,
+            per_sample_weights=weights_of(features) if self._weighted else None,
         )
         return KeyedTensor(self._keys, self._dims, sums)
 
@@ -191,9 +211,10 @@ def in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor
     """The features of these names, in their order.
 
     Raises:
-        ValueError: Some are missing, or bags cannot be told from their lengths.
+        ValueError: Some are missing or there twice, bags cannot be told from their lengths, or
+            these do not fit the values: permute() would read whatever comes after them in memory.
     """
-    if features.variable_stride_per_key():
+    if features.variable_stride_per_key() and len(set(features.stride_per_key())) > 1:
         raise ValueError("the keys have batches of different sizes: give all keys the same")
     if features.inverse_indices_or_none() is not None:
         raise ValueError(
@@ -201,9 +222,43 @@ def in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor
             "batch without them"
         )
     found = features.keys()
+    if twice := sorted({name for name in names if found.count(name) > 1}):
+        raise ValueError(f"the features {twice} are there more than once: the batch has {found}")
     if missing := [name for name in names if name not in found]:
         raise ValueError(f"the features {missing} are missing: the batch has {found}")
+    _check_values(features)
     return features if found == names else features.permute([found.index(name) for name in names])
+
+
+def weights_of(features: KeyedJaggedTensor) -> Tensor:
+    """The weights that a batch must have.
+
+    Raises:
+        ValueError: It has none.
+    """
+    if features.weights_or_none() is None:
+        raise ValueError("is_weighted=True, and the batch has no weights: give it some")
+    weights: Tensor = features.weights()
+    return weights
+
+
+def _check_values(features: KeyedJaggedTensor) -> None:
+    values, weights = features.values(), features.weights_or_none()
+    if not values.is_cpu:
+        # The host would have to wait for them, in every step.
+        return
+    # Offsets that a batch was made with count from where they please, and lengths follow them.
+    lengths = features.lengths()
+    count = int(lengths.sum()) if lengths.numel() else 0
+    if lengths.numel() and int(lengths.min()) < 0:
+        raise ValueError(f"lengths are negative, down to {int(lengths.min())}")
+    offsets = features.offsets_or_none()
+    if offsets is not None and offsets.numel() and int(offsets[0]) != 0:
+        raise ValueError(f"offsets begin at {int(offsets[0])}: expected 0")
+    if count != values.numel():
+        raise ValueError(f"the bags have {count} row numbers, and there are {values.numel()}")
+    if weights is not None and weights.numel() != values.numel():
+        raise ValueError(f"there are {weights.numel()} weights for {values.numel()} row numbers")
 
 
 def mode_of(configs: Sequence[EmbeddingBagConfig]) -> Mode:

@@ -56,7 +56,7 @@ from ...nn.placement import ColumnWise, PlacedPart, Placement, RowWise, TableWis
 from ...nn.sharded_embedding_bags import ShardedCachedEmbeddingBags, Wire
 from ...optim.rows.adagrad import RowAdagrad
 from ...optim.rows.base import RowOptimizer
-from .collection import in_order, mode_of
+from .collection import in_order, mode_of, weights_of
 
 _TYPES = (
     ShardingType.TABLE_WISE.value,
@@ -263,10 +263,12 @@ class ShardedCachedEmbeddingBagCollection(ShardedModule, FusedOptimizerModule): 
             wire=sharder.wire,
             seed=sharder.seed,
         )
-        for t, config in enumerate(configs):
-            weight = module.embedding_bags[config.name].weight
+        weights = [module.embedding_bags[config.name].weight for config in configs]
+        for t, weight in enumerate(weights):
             if not weight.is_meta:
                 self.bags.load_weights(t, weight.detach().float())
+        for placed, rows in zip(self.bags.placed, self.bags.row_parameters, strict=True):
+            rows.requires_grad_(weights[placed.table].requires_grad)
         self._optimizer = KeyedRowOptimizer(self.bags, sharder.optimizer(self.bags), self._names)
         for rows in self.bags.row_parameters:
             # So that TorchRec's in_backward_optimizer_filter leaves them out.
@@ -285,15 +287,15 @@ class ShardedCachedEmbeddingBagCollection(ShardedModule, FusedOptimizerModule): 
         """The sums of this rank's bags.
 
         Raises:
-            ValueError: Features are missing, keys have batches of different sizes, or the batch has
-                inverse indices.
+            ValueError: See :meth:`.CachedEmbeddingBagCollection.forward`; on any rank.
         """
-        features = in_order(dist_input, self._features)
-        out: Tensor = self.bags(
-            features.values(),
-            features.lengths(),
-            per_sample_weights=features.weights() if self._weighted else None,
-        )
+        try:
+            features = in_order(dist_input, self._features)
+            weights = weights_of(features) if self._weighted else None
+        except Exception as fault:
+            # The other ranks are about to exchange their lookups.
+            self.bags.refuse(fault)
+        out: Tensor = self.bags(features.values(), features.lengths(), per_sample_weights=weights)
         ranks = self.bags.ranks.size
         if out.requires_grad and ranks > 1 and get_gradient_division():
             out.register_hook(lambda grad: grad / ranks)  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from .. import bf16_product
 from ..rows import decode, decode_rows, encode, encode_rows
 from ..step.job import StepJob, new_scalars
 from ..strategy import parse_strategy
-from . import HeadJob, fp8
+from . import HeadJob, Rounding, fp8
 from .exact_sum import ExactSum
 from .logistic import Positives, logistic_
 
@@ -275,6 +276,8 @@ def _update_plain(
 def sgd_job(job: HeadJob, rows: Tensor, gradient: Tensor, first: int) -> StepJob:
     """The step of the job's rows from ``first`` on, whose gradient is that of stored values."""
     name = "fp32" if rows.dtype == torch.float32 else job.rounding
+    if name not in ("fp32", *get_args(Rounding)):
+        raise ValueError(f"rounding={name!r} is unknown: use 'nearest' or 'stochastic'")
     scalars = new_scalars(
         [torch.tensor(job.random.step, dtype=torch.int64, device="cpu")],
         [job.random.stream],

@@ -255,9 +255,13 @@ class RowOptimizer(TorchOptimizer):
         if self._scaler is None or not self._scaler.active:
             return grad
         if bool(grad.isfinite().all()):
-            return unscale(grad, self._scaler.factor())
+            return unscale(grad, self.factor())
         self._report(finite=False)
         return None
+
+    def factor(self) -> float:
+        """What gradients are unscaled by; 1 without a scaler."""
+        return self._scaler.factor() if self._scaler is not None and self._scaler.active else 1.0
 
     def _report(self, *, finite: bool) -> None:
         """Tell the scaler, which listens once between its updates."""
