@@ -34,6 +34,7 @@ THIRD_PARTY = {
     "_last_lr": "torch: schedulers have no other way to change the rate that they print",
     "_modules": "torch: what a module has now, without a walk through all that it contains",
     "_parameters": "the same",
+    "_partial_reduce_output": "torch: what FSDP2 has reduced over some ranks has no public name",
     "_replace": "public in spite of its name: namedtuple's fields are the user's",
     "_scaled_mm": "torch: the product of FP8 units",
     "_should_accumulate": "Lightning: whether a batch completes a step has no public name",

@@ -154,6 +154,18 @@ def test_overwriting_leaves_what_the_run_did_not_write(small, tmp_path):
     assert {p.name for p in directory.path.iterdir()} == {".lock", "notes.txt"}
 
 
+def test_overwriting_takes_links_to_folders_away(small, tmp_path):
+    """Not what they lead to: it may be another disk."""
+    with RunDirectory.create("lm", tmp_path / "out") as directory:
+        directory.write_config(small(), device="cpu", jobs=1)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "step-5").touch()
+    (directory.path / "checkpoints").symlink_to(tmp_path / "disk")
+    RunDirectory.create("lm", tmp_path / "out", overwrite=True)
+    assert {p.name for p in directory.path.iterdir()} == {".lock"}
+    assert (tmp_path / "disk" / "step-5").exists()
+
+
 def test_two_runs_in_the_same_second_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a, b = RunDirectory.create("lm", None), RunDirectory.create("lm", None)

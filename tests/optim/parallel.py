@@ -253,8 +253,9 @@ def accumulated_by_fsdp() -> None:
             for model in models:
                 model.set_requires_gradient_sync(i == 1)
                 loss_of(model, batch(10 * step + i, dtype, dist.get_rank())).backward()
-        plain.step()
-        plain.zero_grad()
+        for optimizer in (plain, fused):
+            optimizer.step()
+            optimizer.zero_grad()
     assert all(
         torch.equal(whole(p), whole(q))
         for p, q in zip(*(m.parameters() for m in models), strict=True)
@@ -275,6 +276,63 @@ def accumulated_by_fsdp() -> None:
         with pytest.raises(RuntimeError, match=wanted):
             handle.backward(loss) if call == "handle" else loss.backward()
         assert_equal(before, model)
+
+
+def accumulated_over_replicas() -> None:
+    """set_requires_all_reduce: the hooks see the sum, once; a pass that looks ahead is refused."""
+    dtype = torch.bfloat16
+
+    def pair(**options: Any) -> tuple[list[nn.Module], list[Any], Any]:
+        models = [distribute(new_model(dtype), "hsdp") for _ in range(2)]
+        optimizers = [new_optimizer(m, "collage-plus") for m in models]
+        return models, optimizers, optim.fuse_backward(models[1], optimizers[1], **options)
+
+    for accumulate in (1, 2):
+        models, optimizers, handle = pair(accumulate=accumulate)
+        for step in range(2):
+            for i in range(2):
+                for model, backward in zip(models, (Tensor.backward, handle.backward), strict=True):
+                    model.set_requires_all_reduce(i == 1)
+                    backward(loss_of(model, batch(10 * step + i, dtype, dist.get_rank())))
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_equal([whole(p) for p in models[0].parameters()], models[1])
+    for options in ({"max_norm": 1.0}, {"max_norm": 1.0, "accumulate": 2}):
+        models, _, handle = pair(**options)
+        model = models[1]
+        before = copy.deepcopy([whole(p) for p in model.parameters()])
+        model.set_requires_all_reduce(False)
+        with pytest.raises(RuntimeError, match="set_requires_all_reduce"):  # noqa: PT012
+            for i in range(2):
+                handle.backward(loss_of(model, batch(i, dtype)))
+        assert_equal(before, model)
+
+
+def averages() -> None:
+    """An average that is sharded as its model is that of whole models; otherwise it is refused."""
+    for precision in ("master", "collage-light", "stochastic"):
+        found = []
+        for kind in (None, "fsdp"):
+            model = new_model()
+            average = optim.AveragedModel(model, decay=0.9, precision=precision)
+            if kind:
+                model = distribute(model, kind)
+                distribute(average.module, kind)
+            optimizer = new_optimizer(model, "collage-plus")
+            average.optimizer = optimizer
+            for step in range(3):
+                loss_of(model, batch(step, torch.bfloat16)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                average.update_parameters(model)
+            found.append({n: whole(t) for n, t in average.full_precision_state_dict().items()})
+        assert found[0].keys() == found[1].keys()
+        assert all(torch.equal(found[0][n], t) for n, t in found[1].items())
+    model = new_model()
+    average = optim.AveragedModel(model, decay=0.9)
+    with pytest.raises(ValueError, match="is sharded otherwise in the model than in the average"):
+        average.update_parameters(distribute(model, "fsdp"))
 
 
 def not_finite_anywhere(policy: str) -> list[Any]:

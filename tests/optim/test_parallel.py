@@ -42,6 +42,14 @@ def test_accumulation_by_fsdp(any_ranks):
     any_ranks.run(2, parallel.accumulated_by_fsdp)
 
 
+def test_accumulation_over_replicas(any_ranks):
+    any_ranks.run(4, parallel.accumulated_over_replicas)
+
+
+def test_averages_of_shards(any_ranks):
+    any_ranks.run(2, parallel.averages)
+
+
 def test_a_gradient_that_is_not_finite_on_one_rank(any_ranks):
     assert any_ranks.run(2, parallel.not_finite_anywhere, "skip") == [[1, 1], [1, 1]]
     other, own = any_ranks.run(2, parallel.not_finite_anywhere, "raise")

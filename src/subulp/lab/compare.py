@@ -476,8 +476,10 @@ def _resumable(directory: RunDirectory) -> Iterator[None]:
             if error.errno not in _FULL:
                 raise
             error = UnwritableError.of(str(error.filename or directory.path), error)
-        hint = f"make room there, and continue with {resume_command(directory.path)}"
-        raise UnwritableError(error.errno, f"{error}; {hint}") from error
+        hint = f"; make room there, and continue with {resume_command(directory.path)}"
+        if not directory.path.is_dir():
+            hint = ", for the run directory is gone"
+        raise UnwritableError(error.errno, f"{error}{hint}") from error
 
 
 def _comparison(

@@ -585,12 +585,11 @@ class ExtremeClassifier(FixedDtypes):
             Logits, FP32 ``(batch, k)``, descending, and labels, int64 ``(batch, k)``; of equal
             logits, the lower label comes first. With ``products="fp8"`` logits are BF16 numbers, so
             many are equal; with ``"bf16"`` they are sums of FP32, which nothing here has to round.
+            Logits of embeddings that are not finite in FP32 are NaN, and their labels any.
 
         Raises:
             TypeError: ``embeddings`` wrap others, as DTensors do.
             ValueError: ``k`` is out of range, or a shape, dtype or device does not fit.
-            FloatingPointError: The embeddings are not finite; on a GPU, unless on a mesh, scores
-                are NaN instead, for the host would wait.
         """
         if torch.compiler.is_exporting():
             self._check_k(k)
@@ -610,8 +609,6 @@ class ExtremeClassifier(FixedDtypes):
             self._check_k(k)
             self._check_place(embeddings)
             self._check_shape(embeddings)
-            if not self._checks_late:
-                check_finite(wide(embeddings))
             same = {} if self.ranks is None else {"k": k, **self._same(embeddings)}
             return Told(None, same, [embeddings.shape[0]])
 

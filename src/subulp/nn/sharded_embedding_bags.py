@@ -85,7 +85,8 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         stacked: The output is ``(batch, features, dim)``; all dims must agree (default: ``False``).
         wire: What sums of rows and gradients of bags travel in: ``"fp32"``, ``"bf16"`` or
             ``"fp16"``. Narrow ones are rounded to nearest on any number of ranks, and the rows of a
-            split table travel one by one (default: ``"fp32"``).
+            split table travel one by one: bits do not depend on the ranks if ``plan`` is given
+            (default: ``"fp32"``).
         seed: Seed of the initial rows and of rounding; ``None`` follows rank 0's
             ``torch.manual_seed`` (default: ``None``).
         device: Device of the tables (default: the mesh's).

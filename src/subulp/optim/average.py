@@ -103,6 +103,10 @@ class AveragedModel(nn.Module):
         self._decay, self._avg_fn = decay, avg_fn
         self._precision, self._seed, self._use_buffers = precision, seed, use_buffers
         self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64, device=device))
+        self._make_beside()
+
+    def _make_beside(self) -> None:
+        """Make what is stored beside the averages."""
         self.beside = nn.Module()
         for name, p in self._averaged(self.module).items():
             strategy = self._strategy(name, p)
@@ -141,10 +145,14 @@ class AveragedModel(nn.Module):
             model: That of the optimizer.
 
         Raises:
-            ValueError: Its parameters or buffers are not those of :attr:`module`.
+            ValueError: Its parameters or buffers are not those of :attr:`module`, or are sharded
+                otherwise.
         """
         self._check(model)
         count = int(self.n_averaged)
+        if not count and any(shards.is_sharded(p) for p in self.module.parameters()):
+            # It may have been sharded since it was made.
+            self._make_beside()
         averages, theirs = self._averaged(self.module), self._averaged(model)
         stored = self._stored_by_optimizer(theirs.values())
         wide = self.optimizer.wide_values(stored.values()) if self.optimizer else iter(())
@@ -192,6 +200,13 @@ class AveragedModel(nn.Module):
                 raise ValueError(
                     f"the model has other {kind} than the one that the average was made of: pass "
                     "that model"
+                )
+        own = dict(self.module.named_parameters())
+        for name, p in model.named_parameters():
+            if _sharding(own[name]) != _sharding(p):
+                raise ValueError(
+                    f"parameter {name!r} is sharded otherwise in the model than in the average: "
+                    "shard the average's module as the model, before the first update"
                 )
 
     def _next(self, average: Tensor, weight: Tensor, count: int) -> Tensor:
@@ -301,3 +316,7 @@ def _write(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 def _key(strategy: Strategy, name: str) -> str:
     """A name of a buffer, which has no dots; another one for each meaning."""
     return f"{strategy.extra_name}/{name.replace('.', '/')}"
+
+
+def _sharding(p: Tensor) -> tuple[object, object]:
+    return getattr(p, "device_mesh", None), getattr(p, "placements", None)

@@ -169,6 +169,7 @@ def test_a_text_is_continued(runs, name, capfdbinary):
         (["--prompt", "a", "--length", "-1"], "length=-1 is out of range"),
         (["--prompt", "a", "--temperature", "nan"], "temperature=nan is out of range"),
         (["--prompt", "a", "--top", "0"], "top=0 is out of range"),
+        (["--prompt", "a", "--sampling-seed", str(2**32)], "sampling_seed=4294967296 is out of"),
         (["--prompt", "a", "--precision", "fp32"], "no trained model of this kind; choose with"),
     ],
 )
@@ -235,11 +236,13 @@ def test_clicks_are_predicted_with_and_without_the_label(runs, name, tmp_path, c
     (tmp_path / "with").write_text("\n".join(lines) + "\n")
     (tmp_path / "without").write_text("\n".join(x.partition("\t")[2] for x in lines) + "\n")
     # Nobody knows the label yet.
+    blank = "\n" + "\n".join(x.partition("\t")[2] for x in lines) + "\n"
+    (tmp_path / "blank first").write_text(blank)
     (tmp_path / "empty").write_text("\n".join("\t" + x.partition("\t")[2] for x in lines) + "\n")
     found = predicted(run, tmp_path / "with", capfdbinary)
     assert all(0 < json.loads(line)["probability"] < 1 for line in found)
     assert len(set(found)) > 1
-    for other in ("without", "empty"):
+    for other in ("without", "blank first", "empty"):
         assert predicted(run, tmp_path / other, capfdbinary) == found
     header, *rows = predicted(run, tmp_path / "with", capfdbinary, "--format", "tsv")
     assert header == "instance\tprobability"

@@ -111,8 +111,10 @@ def _failing_clearly(path: Path, unfinished: Path) -> Iterator[None]:
 
 
 def clear(*folders: Path) -> None:
-    """Remove folders; a file under such a name stays."""
+    """Remove folders, of links the link; a file under such a name stays."""
     for folder in folders:
+        if folder.is_symlink():
+            folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
 
 

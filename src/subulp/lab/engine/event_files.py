@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .checkpoint import clear
 from .metrics import Record
 
 FOLDER = "tensorboard"
@@ -46,7 +46,7 @@ class EventFiles:
         # It takes seconds to import.
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
-        shutil.rmtree(folder, ignore_errors=True)
+        clear(folder)
         self._folder = folder
         self._make: Any = SummaryWriter
         self._writers: dict[tuple[str, int], Any] = {}

@@ -14,6 +14,7 @@ from ...nn.mor_convert import Filter
 from ...nn.mor_linear import MixtureLayer
 from ...numerics import E4M3, E5M2
 from ...numerics.mixture import ALWAYS_E4M3, ALWAYS_E5M2, DEFAULT_THRESHOLD, Recipe, Summary
+from ...ops import look_ahead
 from .linear_operands import Variant
 from .metrics import Metric
 
@@ -85,7 +86,8 @@ class MixtureLog:
 
     def _observe(self, name: str, layer: MixtureLayer) -> None:
         def observe(role: str, summary: Summary) -> None:
-            if layer.training:
+            # The pass that looks ahead comes again.
+            if layer.training and not look_ahead.is_under_way():
                 operand = operand_mix(name, role, summary)
                 self._all.add(operand)
                 self._recent.add(operand)

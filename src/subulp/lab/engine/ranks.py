@@ -246,10 +246,17 @@ def _speak_or_be_silent(store: Any, rank: int, error: BaseException) -> NoReturn
         raise Silent(error)
     except dist.DistError:
         # Rank 0 goes on, or is gone: the first of the others to find that out says so.
-        if isinstance(error, ChildProcessError) and store.add(_SPEAKING, 1) > 1:
+        if isinstance(error, ChildProcessError) and _somebody_speaks(store):
             raise Silent(error) from None
     speak(error, rank)
     raise error
+
+
+def _somebody_speaks(store: dist.Store) -> bool:
+    with suppress(dist.DistError):
+        return store.add(_SPEAKING, 1) > 1
+    # The launcher, which kept the store, is gone too.
+    return False
 
 
 def _end_with_launcher() -> None:

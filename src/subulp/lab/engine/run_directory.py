@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from ..._version import version
 from ..data.regular import NotRegularError, open_regular
+from .checkpoint import clear
 from .config import RunConfig
 from .config_file import RECORDS
 from .config_json import config_of, plain_fields
@@ -105,7 +105,9 @@ class RunDirectory:
         for name in _OWN_FILES:
             (out / name).unlink(missing_ok=True)
         for name in (MIXES, MODELS, CHECKPOINTS, EVENTS):
-            shutil.rmtree(out / name, ignore_errors=True)
+            clear(out / name)
+            if (out / name).is_dir():
+                raise OSError(f"{out / name} of an earlier run cannot be removed: remove it")
         return cls(out, lock)
 
     @classmethod

@@ -22,16 +22,26 @@ def is_in(model: nn.Module) -> bool:
 def has_unreduced_gradients(model: nn.Module) -> bool:
     """Whether a pass without ``set_requires_gradient_sync`` has left gradients on this rank."""
     # torch has no public name for them.
+    for param in (p for group in _groups(model) for p in group.fsdp_params):
+        unsharded: Any = getattr(param, "_unsharded_param", None)
+        if param.unsharded_accumulated_grad is not None:
+            return True
+        if isinstance(unsharded, torch.Tensor) and unsharded.grad is not None:
+            return True
+    return False
+
+
+def has_partly_reduced_gradients(model: nn.Module) -> bool:
+    """Whether a pass without ``set_requires_all_reduce`` has left sums of some replicas."""
+    return any(group._partial_reduce_output is not None for group in _groups(model))
+
+
+def _groups(model: nn.Module) -> Iterator[Any]:
+    """FSDP2's groups of parameters."""
     for module in _modules(model):
         state = module._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-        for param in (p for group in groups if group is not None for p in group.fsdp_params):
-            unsharded: Any = getattr(param, "_unsharded_param", None)
-            if param.unsharded_accumulated_grad is not None:
-                return True
-            if isinstance(unsharded, torch.Tensor) and unsharded.grad is not None:
-                return True
-    return False
+        yield from (group for group in groups if group is not None)
 
 
 def _modules(model: nn.Module) -> Iterator[Any]:

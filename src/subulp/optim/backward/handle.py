@@ -428,6 +428,13 @@ class FusedBackward:
                 "accumulate=, or accumulate with set_requires_gradient_sync alone. A pass in "
                 "handle.paused() with synchronisation on drops them"
             )
+        if self._looks_ahead and fsdp.has_partly_reduced_gradients(self._model):
+            raise RuntimeError(
+                "set_requires_all_reduce(False) has left gradients that are reduced over some ranks "
+                "only, which a pass that looks ahead (max_norm, scaler, or nonfinite='raise' or "
+                "'skip') would take twice; nothing was updated. Leave the reduction on and pass "
+                "accumulate="
+            )
 
     def _run_ahead(self, roots: _Roots) -> None:
         """The first of two passes. Other leaves have their gradients from the second one alone."""
@@ -559,19 +566,22 @@ class FusedBackward:
             self._finish_untouched()
         if self._ahead is not None:
             return
+        # What FSDP2 leaves unreduced, a later pass steps.
+        stepped = not self._sharded_by_fsdp or bool(self._completed)
         for p, grad in self._kept.take():
+            stepped = True
             self._wait(p, grad)
         while self._waiting:
             self._step_largest()
         self._done.clear()
         if self._accumulator.last:
             self._optimizer.end_step()
-        self._count()
+        self._count(stepped=stepped)
         self._accumulator.advance()
 
-    def _count(self) -> None:
+    def _count(self, *, stepped: bool = True) -> None:
         self._passes += 1
-        self._steps += self._accumulator.last
+        self._steps += stepped and self._accumulator.last
 
     def _step_largest(self) -> None:
         bucket = self._waiting.pop_largest()

@@ -101,3 +101,19 @@ def test_fused_runs_are_the_same(small):
 def test_with_other_options(small, changes):
     config = small(precision=("nearest",), linear=("mor-3way",), partition=("channel",), **changes)
     assert run(config, load(config), "nearest", 0).metrics["fp8_share"] > 0.9
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"nonfinite": "raise"}])
+def test_the_first_of_two_passes_is_not_counted(config, options):
+    config = dataclasses.replace(
+        config, precision=("stochastic",), linear=("mor-tensor",), nonfinite=None
+    )
+    text = load(config)
+    found = [
+        run(
+            dataclasses.replace(config, fuse_backward=fused, **options), text, config.variants[0], 0
+        )
+        for fused in (False, True)
+    ]
+    for name in (*SHARES, "val_loss"):
+        assert found[0].metrics[name] == found[1].metrics[name], name

@@ -19,6 +19,7 @@ from subulp.lab.tasks.xmc.task import (
     build_encoder,
     build_head,
     build_optimizer,
+    digest,
     evaluate,
     load,
     steps,
@@ -296,6 +297,7 @@ def test_the_encoder_gives_a_sane_norm_and_constants():
     [
         ({"precision": ("fp9",)}, "precision='fp9' is unknown: use fp32"),
         ({"precision": ("renee+nearest",)}, "is unknown"),
+        ({"precision": ("fp32+nearest",)}, "FP32 rows are not rounded; give fp32"),
         ({"precision": ("fp8+stochastic",)}, "is unknown"),
         (
             {"precision": ("int8", "int4+nearest"), "scale": "table"},
@@ -426,6 +428,22 @@ def test_filter_pairs_are_struck_from_rankings(config, folder, tmp_path):
     # One label is left of each text, and it is found.
     assert metrics["P@1"] > 85
     assert metrics["P@3"] < 34
+
+
+def test_filter_pairs_are_part_of_the_data(config, folder, tmp_path):
+    """Also of labels that no instance has: predictions of them are left out."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    other = dataclasses.replace(config, data=tmp_path)
+    before = digest(load(other))
+    assert before == digest(load(config))
+    held = {
+        int(pair.split(":")[0])
+        for pair in (folder / "tst_X_Y.txt").read_text().splitlines()[1].split()
+    }
+    free = min(set(range(load(config).data.num_labels)) - held)
+    (tmp_path / "tst_filter_labels.txt").write_text(f"0 {free}\n")
+    assert digest(load(other)) != before
 
 
 def test_fewer_labels_than_the_longest_ranking(config, tmp_path):

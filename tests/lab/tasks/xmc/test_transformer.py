@@ -20,7 +20,7 @@ from subulp.lab.engine.saved_model import ModelName
 from subulp.lab.engine.trained import load_named
 from subulp.lab.tasks.xmc.config import XMCConfig
 from subulp.lab.tasks.xmc.encoder import CONSTANTS, OUTPUT_NORM
-from subulp.lab.tasks.xmc.task import build, build_encoder, build_optimizer, load
+from subulp.lab.tasks.xmc.task import build, build_encoder, build_optimizer, digest, load
 from subulp.lab.tasks.xmc.transformer import TransformerPreprocessor
 from tests.lab.saving import save
 
@@ -53,6 +53,28 @@ def pooled_by_hand(bert, text, pooling):
     with torch.no_grad():
         states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
     return states[0] if pooling == "cls" else states.mean(0)
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "config.json", "model.safetensors"])
+def test_what_reads_the_data_is_part_of_it(config, bert, tmp_path, file):
+    """A run goes on with the tokenizer and the weights that it began with."""
+    folder = shutil.copytree(bert, tmp_path / "bert")
+    copied = dataclasses.replace(config, encoder=str(folder))
+    before = digest(load(copied))
+    assert before == digest(load(config))
+    path = folder / file
+    if file == "vocab.txt":
+        words = path.read_text().split()
+        path.write_text("\n".join([*words[:-2], words[-1], words[-2]]) + "\n")
+    elif file == "config.json":
+        settings = json.loads(path.read_text())
+        path.write_text(json.dumps(settings | {"hidden_act": "relu"}))
+    else:
+        model = transformers.AutoModel.from_pretrained(folder)
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        model.save_pretrained(folder)
+    assert digest(load(copied)) != before
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

@@ -126,7 +126,8 @@ class Trained(TrainedModel):
         """Continue a text; beyond the context, the earliest tokens are forgotten."""
         check_range("length", length, 0, _MOST_TOKENS)
         check_range("temperature", temperature, 0)
-        check_range("sampling_seed", seed, 0, 2**64 - 1)
+        # torch's generators on CPUs take no more bits.
+        check_range("sampling_seed", seed, 0, 2**32 - 1)
         if top is not None:
             check_range("top", top, 1)
         if self.built.shape.model == "bert":

@@ -67,6 +67,9 @@ class Preprocessor(Protocol[T]):
     def encoder(self, device: torch.device) -> Encoder:
         """A new encoder in FP32; what is random about it comes from torch's random state."""
 
+    def sources(self) -> list[str]:
+        """Digests of the files that it is made of, besides the data."""
+
     def settings(self) -> dict[str, Any]:
         """What :meth:`load` needs besides the files of :meth:`save`, as plain JSON."""
 
@@ -118,6 +121,10 @@ class _KnownPreprocessor(Generic[Known]):
 
     def _shape(self) -> tuple[int, int, int, int]:
         return len(self.known), self.places, self.width, self.layers
+
+    def sources(self) -> list[str]:
+        """None: it is made of the training instances."""
+        return []
 
     def settings(self) -> dict[str, Any]:
         """Sizes of the encoder."""

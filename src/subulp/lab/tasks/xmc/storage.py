@@ -62,9 +62,11 @@ def parse_precision(precision: str) -> HeadStorage | None:
     if (plus and rounding != "nearest") or (name not in _NAMED and not _SIMULATED.fullmatch(name)):
         raise ValueError(
             f"precision={precision!r} is unknown: use fp32, bf16, fp16, fp8, int8, int4, int2, "
-            "renee, sampled, shortlist, or eEmM with E exponent and M mantissa bits; all but "
+            "renee, sampled, shortlist, or eEmM with E exponent and M mantissa bits; all but fp32, "
             "renee, sampled and shortlist also with +nearest"
         )
+    if plus and name == "fp32":
+        raise ValueError("precision=fp32+nearest: FP32 rows are not rounded; give fp32")
     chosen: Rounding = "nearest" if plus else "stochastic"
     if name in _NAMED:
         return HeadStorage(_NAMED[name], chosen, _BITS.get(name, 8))

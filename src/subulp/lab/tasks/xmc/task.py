@@ -153,14 +153,17 @@ def steps(config: XMCConfig, data: XMCText) -> int:
 
 
 def digest(data: XMCText) -> str:
-    """A digest of texts or features and labels."""
+    """A digest of texts or features, labels, and what reads them."""
     parts = (data.train, data.data.test)
-    labels = [part.targets for part in parts]
+    matrices = [part.targets for part in parts]
+    # Pairs that instances do not have count too: predictions of them are left out.
+    matrices += [part.filter_pairs for part in parts if part.filter_pairs is not None]
     return digest_of(
         [
             *(part.source.digest for part in parts),
-            *(array for matrix in labels for array in (matrix.indptr, matrix.indices)),
+            *(array for matrix in matrices for array in (matrix.indptr, matrix.indices)),
             data.data.label_counts,
+            *data.preprocessor.sources(),
         ]
     )
 

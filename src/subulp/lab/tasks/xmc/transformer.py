@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -196,6 +197,17 @@ class TransformerPreprocessor:
             model.float(), config.hidden_size, self.pooling, self.dropout, self.output_layer
         )
         return encoder.train().to(device)
+
+    def sources(self) -> list[str]:
+        """Digests of the configuration, the tokenizer and the weights in the folder."""
+        names = {"config.json", *_TOKENIZER_FILES}
+        weights = {".safetensors", ".bin"} if self.pretrained else set()
+        found = []
+        for path in sorted(self.folder.iterdir()):
+            if path.is_file() and (path.name in names or path.suffix in weights):
+                with path.open("rb") as file:
+                    found.append(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}")
+        return found
 
     def settings(self) -> dict[str, Any]:
         """How texts are read."""

@@ -156,14 +156,14 @@ def evaluation_spans(data: str, layout: Layout) -> list[Span]:
 
 
 def fields_of_first_line(path: Path, layout: Layout) -> list[str]:
-    """The fields of the first line of a file.
+    """The fields of the first line of a file: of one without header, of the first not empty.
 
     Raises:
         ValueError: It cannot be read.
     """
     if not path.is_file():
         raise FileNotFoundError(f"file={path} is not a file: give a file with an example a line")
-    return _fields(path, layout.separator, layout.quote)
+    return _fields(path, layout.separator, layout.quote, empty=layout.header)
 
 
 def _adult_span(folder: Path, name: str) -> Span:
@@ -171,7 +171,7 @@ def _adult_span(folder: Path, name: str) -> Span:
     if path is None:
         raise FileNotFoundError(f"data=adult:{folder} has neither {name} nor {name}.gz")
     # The repository's test file begins with a remark.
-    return Span(path, int(_first_line(path).startswith(b"|")))
+    return Span(path, int(_first_line(path, empty=True).startswith(b"|")))
 
 
 def _paths(names: str) -> list[Path]:
@@ -192,9 +192,12 @@ def _check_file(path: Path) -> None:
         raise FileNotFoundError(f"{path} {what}: give the path of a file, plain or .gz")
 
 
-def _first_line(path: Path) -> bytes:
+def _first_line(path: Path, *, empty: bool) -> bytes:
+    """The first line, or the first that is not empty."""
     for _, block in whole_lines(path):
-        return block.partition(b"\n")[0].removesuffix(b"\r")
+        for line in block.split(b"\n"):
+            if empty or line.strip():
+                return line.removesuffix(b"\r")
     return b""
 
 
@@ -203,8 +206,8 @@ def _header(path: Path, description: Description) -> list[str]:
     return _fields(path, values.separator, values.quote)
 
 
-def _fields(path: Path, separator: str, quote: str) -> list[str]:
-    raw = _first_line(path)
+def _fields(path: Path, separator: str, quote: str, *, empty: bool = True) -> list[str]:
+    raw = _first_line(path, empty=empty)
     try:
         return split_line(separator, quote, raw)
     except ValueError as error:
