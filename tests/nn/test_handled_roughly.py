@@ -479,3 +479,20 @@ def test_a_frozen_table_beside_one_that_no_feature_names() -> None:
     assert dense.weight.grad is not None
     assert torch.equal(bags.weight_fp32(0), before)
     assert bags.steps == 0
+
+
+@pytest.mark.parametrize(("policy", "ways"), [("lru", 4), ("lru", 1), ("lfu", 4)])
+def test_time_stamps_end(policy: Any, ways: int) -> None:
+    bag = table("int8", cache_fraction=0.2, policy=policy, ways=ways)
+    before, bag.steps = bag.weight_fp32(), 2**31 - 1
+
+    def step() -> None:
+        bag(torch.tensor([1, 2]), torch.tensor([0])).sum().backward()
+
+    if (policy, ways) == ("lru", 4):
+        with pytest.raises(RuntimeError, match="time stamps end at 2147483647 updates"):
+            step()
+        assert torch.equal(bag.weight_fp32(), before)
+    else:
+        step()
+        assert bag.steps == 2**31

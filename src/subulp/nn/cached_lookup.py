@@ -24,6 +24,7 @@ from .table_part import TablePart
 from .training import check_one_process, inside_backward
 
 _MASK = 0xFFFFFFFF
+_LAST_STAMP = 2**31 - 1
 
 
 class CachedLookup(FixedDtypes):
@@ -227,7 +228,7 @@ class CachedLookup(FixedDtypes):
         self, optimizer: RowRule, codes: list[RowParameter], lookups: Lookups, grad: Tensor
     ) -> None:
         key, tables = ("update", id(self)), self._tables()
-        rest = grad, self.evicted, self.seed, self.steps + 1
+        rest = grad, self.evicted, self.seed, self._next_step()
         numbers = numbers_of(optimizer, codes)
         accumulators = [optimizer.accumulator(rows) for rows in codes]
         stored = repeat.Stored(
@@ -249,6 +250,16 @@ class CachedLookup(FixedDtypes):
         ]
         calls.update(operands, updates, lookups, *rest)
         repeat.remember(key, stored, operands, updates, lookups.features)
+
+    def _next_step(self) -> int:
+        """The number of the next update."""
+        number = self.steps + 1
+        if number > _LAST_STAMP and any(t.policy_state()[1] is not None for t in self._tables()):
+            raise RuntimeError(
+                f"LRU's time stamps end at {_LAST_STAMP} updates, and this is number {number}: "
+                "nothing was updated; flush() the caches and set steps to 0"
+            )
+        return number
 
     def _of_trained(self, lookups: Lookups, grad: Tensor) -> tuple[Lookups, Tensor]:
         """The lookups and the gradient without the features of frozen tables."""

@@ -319,6 +319,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
         if all(p.frozen for p in codes):
             return
         assert ready is not None
+        number = self._next_step()
         tables, kept, numbers = self._operands(), self._tables(), numbers_of(optimizer, codes)
         sizes = [
             (part.bag_ends.numel() - 1) * table.dim if wanted else 0
@@ -335,9 +336,9 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 grad.view(-1, tables[p].dim),
                 self.evicted[p : p + 1],
                 self.seed,
-                self.steps + 1,
+                number,
             )
-        self.steps += 1
+        self.steps = number
 
     def _ready(self, exchange: Exchange, flat: Tensor) -> Tensor | None:
         """The gradients to step by; ``None`` if the scaler leaves the step out."""

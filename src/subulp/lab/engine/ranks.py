@@ -252,9 +252,9 @@ def _speak_or_be_silent(store: Any, rank: int, error: BaseException) -> NoReturn
     raise error
 
 
-def _somebody_speaks(store: dist.Store) -> bool:
+def _somebody_speaks(store: Any) -> bool:
     with suppress(dist.DistError):
-        return store.add(_SPEAKING, 1) > 1
+        return int(store.add(_SPEAKING, 1)) > 1
     # The launcher, which kept the store, is gone too.
     return False
 

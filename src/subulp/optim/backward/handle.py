@@ -430,7 +430,7 @@ class FusedBackward:
             )
         if self._looks_ahead and fsdp.has_partly_reduced_gradients(self._model):
             raise RuntimeError(
-                "set_requires_all_reduce(False) has left gradients that are reduced over some ranks "
+                "set_requires_all_reduce(False) has left gradients reduced over some ranks "
                 "only, which a pass that looks ahead (max_norm, scaler, or nonfinite='raise' or "
                 "'skip') would take twice; nothing was updated. Leave the reduction on and pass "
                 "accumulate="
