@@ -132,7 +132,8 @@ class TableUpdate {
         width_(padded(t.dim)),
         direct_(t.dim == width_),
         bits_(call.seed, t.stream, call.step, t.dim),
-        memory_(5 * width_) {
+        memory_(5 * width_),
+        waiting_numbers_(WAITING * width_) {
     float* const m = memory_.data();
     x_ = m, leaving_ = m + width_, decayed_ = m + 2 * width_, sums_[0] = m + 3 * width_, sums_[1] = m + 4 * width_;
   }
@@ -152,6 +153,7 @@ class TableUpdate {
       if (r + 1 < runs) next = gradient_of(order, r + 1);
       update(order.row(first), static_cast<uint32_t>(last - first), place, own);
     }
+    encode_waiting();
   }
   int64_t evictions = 0;
   bool known = true;  // whether all tags of full sets are rows of the table
@@ -261,8 +263,18 @@ class TableUpdate {
         return keep(first + way, row, typename Row::Reader(stored_row(t_, row)), g);
       }
     }
-    optimize(row, typename Row::Reader(stored_row(t_, row)), g, x_);
-    encode(row, x_, SUBULP_BYPASS_SLOT);
+    float* const x = waiting_numbers_.data() + waiting_ * width_;
+    optimize(row, typename Row::Reader(stored_row(t_, row)), g, x);
+    waiting_rows_[waiting_++] = row;
+    if (waiting_ == WAITING) encode_waiting();
+  }
+
+  // Rows that stay where they are stored. Between rows of other kinds, which no processor foresees, a chain of operations
+  // is waited for to its end; one after the other, several of them are under way.
+  void encode_waiting() {
+    for (int64_t i = 0; i < waiting_; ++i)
+      encode(waiting_rows_[i], waiting_numbers_.data() + i * width_, SUBULP_BYPASS_SLOT);
+    waiting_ = 0;
   }
 
   // The way that has to be left to `row`, or -1: the row bypasses the cache.
@@ -368,7 +380,9 @@ class TableUpdate {
   const bool direct_;  // a cached row can be worked on in its place
   RowBits bits_;
   int64_t places_[AHEAD];  // in the cache, of the rows ahead
-  Buffer<float> memory_;
+  static constexpr int64_t WAITING = Row::is_chain ? 8 : 1;
+  int64_t waiting_ = 0, waiting_rows_[WAITING];
+  Buffer<float> memory_, waiting_numbers_;
   float *x_, *leaving_, *decayed_, *sums_[2];
 };
 

@@ -78,6 +78,7 @@ inline void each_vector(const Reader row, int64_t dim, Visit visit) {
 // Rows of a floating-point format.
 template <class Format>
 struct FloatRow {
+  static constexpr bool is_chain = false;
   static int64_t bytes(int64_t dim) { return dim * Format::bytes; }
 
   // The values of the elements from i on.
@@ -175,6 +176,8 @@ struct IntRow {
   static constexpr uint32_t top = (1u << bits) - 1;
   static constexpr int per_byte = 8 / bits;
   static constexpr int parameters = SUBULP_PARAMETER_BYTES;
+  // Encoding is a long chain of operations: extremes, the scale, then all quotients.
+  static constexpr bool is_chain = true;
   static int64_t packed(int64_t dim) { return (dim * bits + 7) / 8; }
   static int64_t bytes(int64_t dim) { return parameters + packed(dim); }
 
