@@ -133,7 +133,7 @@ class TableUpdate {
         direct_(t.dim == width_),
         bits_(call.seed, t.stream, call.step, t.dim),
         memory_(5 * width_),
-        waiting_numbers_(WAITING * width_) {
+        waiting_numbers_(Row::is_chain ? WAITING * width_ : 0) {
     float* const m = memory_.data();
     x_ = m, leaving_ = m + width_, decayed_ = m + 2 * width_, sums_[0] = m + 3 * width_, sums_[1] = m + 4 * width_;
   }
@@ -263,10 +263,15 @@ class TableUpdate {
         return keep(first + way, row, typename Row::Reader(stored_row(t_, row)), g);
       }
     }
-    float* const x = waiting_numbers_.data() + waiting_ * width_;
-    optimize(row, typename Row::Reader(stored_row(t_, row)), g, x);
-    waiting_rows_[waiting_++] = row;
-    if (waiting_ == WAITING) encode_waiting();
+    const typename Row::Reader stored(stored_row(t_, row));
+    if constexpr (Row::is_chain) {
+      optimize(row, stored, g, waiting_numbers_.data() + waiting_ * width_);
+      waiting_rows_[waiting_++] = row;
+      if (waiting_ == WAITING) encode_waiting();
+    } else {
+      optimize(row, stored, g, x_);
+      encode(row, x_, SUBULP_BYPASS_SLOT);
+    }
   }
 
   // Rows that stay where they are stored. Between rows of other kinds, which no processor foresees, a chain of operations
@@ -380,7 +385,7 @@ class TableUpdate {
   const bool direct_;  // a cached row can be worked on in its place
   RowBits bits_;
   int64_t places_[AHEAD];  // in the cache, of the rows ahead
-  static constexpr int64_t WAITING = Row::is_chain ? 8 : 1;
+  static constexpr int64_t WAITING = 8;
   int64_t waiting_ = 0, waiting_rows_[WAITING];
   Buffer<float> memory_, waiting_numbers_;
   float *x_, *leaving_, *decayed_, *sums_[2];

@@ -297,7 +297,7 @@ WRONG = {
     ),
     "a key twice": (
         {"keys": ["a", "a", "b"], "lengths": torch.ones(6, dtype=torch.int64)},
-        r"the features \['a'\] are there more than once",
+        r"the features \['a'\] are there twice",
     ),
 }
 
@@ -311,6 +311,27 @@ def test_batches_that_do_not_fit_their_values_are_refused(name):
     given, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         made(KeyedJaggedTensor(values=torch.arange(6), **given))
+
+
+def test_an_evaluated_collection_is_exported():
+    from torchrec import KeyedJaggedTensor  # noqa: PLC0415
+
+    made = ours(theirs()).eval()
+
+    class OfTensors(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = made
+
+        def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+            # Not in the tables' order.
+            return self.made(
+                KeyedJaggedTensor(["shop", "user", "friend"], values, lengths=lengths)
+            ).values()
+
+    arguments = torch.arange(6), torch.ones(6, dtype=torch.int64)
+    program = torch.export.export(OfTensors(), arguments)
+    assert torch.equal(program.module()(*arguments), OfTensors()(*arguments))
 
 
 def test_keys_of_one_batch_size_may_say_so():

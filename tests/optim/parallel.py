@@ -310,29 +310,22 @@ def accumulated_over_replicas() -> None:
 
 
 def averages() -> None:
-    """An average that is sharded as its model is that of whole models; otherwise it is refused."""
-    for precision in ("master", "collage-light", "stochastic"):
-        found = []
-        for kind in (None, "fsdp"):
-            model = new_model()
-            average = optim.AveragedModel(model, decay=0.9, precision=precision)
-            if kind:
-                model = distribute(model, kind)
-                distribute(average.module, kind)
-            optimizer = new_optimizer(model, "collage-plus")
-            average.optimizer = optimizer
-            for step in range(3):
-                loss_of(model, batch(step, torch.bfloat16)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                average.update_parameters(model)
-            found.append({n: whole(t) for n, t in average.full_precision_state_dict().items()})
-        assert found[0].keys() == found[1].keys()
-        assert all(torch.equal(found[0][n], t) for n, t in found[1].items())
+    """Of what was sharded since, or by fully_shard, there are none."""
     model = new_model()
     average = optim.AveragedModel(model, decay=0.9)
-    with pytest.raises(ValueError, match="is sharded otherwise in the model than in the average"):
-        average.update_parameters(distribute(model, "fsdp"))
+    before = copy.deepcopy(average.state_dict())
+    for use in (average, optim.AveragedModel(model)):
+        distribute(use.module, "fsdp")
+        with pytest.raises(ValueError, match="averages of modules of fully_shard are not"):
+            use.update_parameters(model)
+    for sharded, message in (
+        (distribute(new_model(), "fsdp"), "averages of modules of fully_shard are not available"),
+        (distribute(new_model(), "tp"), "is sharded otherwise in the model than in the average"),
+    ):
+        whole_one = optim.AveragedModel(new_model(), decay=0.9)
+        with pytest.raises(ValueError, match=message):
+            whole_one.update_parameters(sharded)
+        assert all(torch.equal(before[name], t) for name, t in whole_one.state_dict().items())
 
 
 def not_finite_anywhere(policy: str) -> list[Any]:

@@ -183,7 +183,7 @@ def resume(
                 raise ValueError(
                     f"resume={directory} was started on other data than "
                     f"data={config.data or 'bundled'} has now: "  # type: ignore[attr-defined]
-                    "restore the data, or start a new run"
+                    "restore the data, or the encoder's folder, or start a new run"
                 )
             ranks.agree("the data", digest)
             if ranks.count != count:

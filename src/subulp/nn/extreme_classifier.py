@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..numerics import Format
+from ..numerics.int_rows import IntFormat
 from ..ops import backend, bf16_product, look_ahead
 from ..ops.graph_breaks import between_graphs
 from ..ops.head import (
@@ -154,6 +155,8 @@ class ExtremeClassifier(FixedDtypes):
     label_of: Tensor | None
 
     labels_before: int = 0
+    # Heads that were pickled earlier have none.
+    _options_found_good: HeadOptions | None = None
 
     def __init__(
         self,
@@ -374,9 +377,22 @@ class ExtremeClassifier(FixedDtypes):
     def _check_edits(self) -> None:
         """Raise ValueError if an option was set meanwhile to what the constructor refuses."""
         before = self._options_found_good
+        if before is None:
+            self._options_found_good = before = HeadOptions(
+                self.table.dim,
+                self.num_labels,
+                self.table.storage,
+                head_fraction=self.head_fraction,
+                scale=None if isinstance(self.table.storage, IntFormat) else self.table.scale,
+                **{name: getattr(self, name) for name in EDITABLE},
+            )
         if any(getattr(before, name) != getattr(self, name) for name in EDITABLE):
             now = {name: getattr(self, name) for name in EDITABLE}
             self._options_found_good = replace(before, **now)
+
+    def _checksum(self) -> int:
+        known = self._options_found_good
+        return 0 if known is None else known.checksum()
 
     def _check_trainable(self) -> None:
         if self.ranks is None:
@@ -398,7 +414,7 @@ class ExtremeClassifier(FixedDtypes):
             "loss=": int(loss),
             "the number of updates": self.steps,
             "the seed": self.seed,
-            "the options that were set since, by a checksum,": self._options_found_good.checksum(),
+            "the options that were set since, by a checksum,": self._checksum(),
             "chosen_products, by number,": get_args(Products).index(self.chosen_products),
             "the backend, by number,": backend.BACKENDS.index(backend.choose(x.device).backend),
         }
@@ -578,7 +594,8 @@ class ExtremeClassifier(FixedDtypes):
         """The k labels with the highest scores; the scores of all labels are never held at once.
 
         Args:
-            embeddings: ``(batch, dim)``, FP32, BF16 or FP16; on a mesh, this rank's instances.
+            embeddings: ``(batch, dim)``, of any floating-point dtype; on a mesh, this rank's
+                instances.
             k: Number of labels, at most ``num_labels`` (default: 5).
 
         Returns:

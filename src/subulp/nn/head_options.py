@@ -104,7 +104,7 @@ class HeadOptions:
 
     def checksum(self) -> int:
         """Of all of them: a number that ranks compare."""
-        return zlib.crc32(repr(self).encode())
+        return zlib.crc32(repr(sorted(self.numbers().items())).encode())
 
     def numbers(self) -> dict[str, int | float]:
         """The options as numbers that the ranks of a mesh compare, by what they are."""

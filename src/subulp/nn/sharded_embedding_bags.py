@@ -102,6 +102,8 @@ class ShardedCachedEmbeddingBags(CachedLookup):
     """
 
     mark: Tensor
+    # Those of modules that were pickled earlier.
+    _module = _calls = 0
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from ..numerics.whole import is_whole
 from ..ops.step import storage
 from ..ops.strategy import Strategy, parse_strategy
 from . import full_precision, shards
+from .backward import fsdp
 from .base import Optimizer
 from .components import is_dense
 
@@ -103,10 +104,6 @@ class AveragedModel(nn.Module):
         self._decay, self._avg_fn = decay, avg_fn
         self._precision, self._seed, self._use_buffers = precision, seed, use_buffers
         self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64, device=device))
-        self._make_beside()
-
-    def _make_beside(self) -> None:
-        """Make what is stored beside the averages."""
         self.beside = nn.Module()
         for name, p in self._averaged(self.module).items():
             strategy = self._strategy(name, p)
@@ -145,14 +142,11 @@ class AveragedModel(nn.Module):
             model: That of the optimizer.
 
         Raises:
-            ValueError: Its parameters or buffers are not those of :attr:`module`, or are sharded
-                otherwise.
+            ValueError: Its parameters or buffers are not those of :attr:`module`, or have been
+                sharded since that was made.
         """
         self._check(model)
         count = int(self.n_averaged)
-        if not count and any(shards.is_sharded(p) for p in self.module.parameters()):
-            # It may have been sharded since it was made.
-            self._make_beside()
         averages, theirs = self._averaged(self.module), self._averaged(model)
         stored = self._stored_by_optimizer(theirs.values())
         wide = self.optimizer.wide_values(stored.values()) if self.optimizer else iter(())
@@ -191,6 +185,12 @@ class AveragedModel(nn.Module):
         return found
 
     def _check(self, model: nn.Module) -> None:
+        if fsdp.is_in(model) or fsdp.is_in(self.module):
+            # Between a forward pass and the next backward pass its parameters are whole copies.
+            raise ValueError(
+                "averages of modules of fully_shard are not available: average what "
+                "optimizer.full_precision_state_dict(model) gives"
+            )
         for kind, name in (("parameters", "named_parameters"), ("buffers", "named_buffers")):
             mine, its = (
                 {key: value.shape for key, value in getattr(each, name)()}
@@ -206,7 +206,7 @@ class AveragedModel(nn.Module):
             if _sharding(own[name]) != _sharding(p):
                 raise ValueError(
                     f"parameter {name!r} is sharded otherwise in the model than in the average: "
-                    "shard the average's module as the model, before the first update"
+                    "make the average after parallelize_module or distribute_tensor"
                 )
 
     def _next(self, average: Tensor, weight: Tensor, count: int) -> Tensor:

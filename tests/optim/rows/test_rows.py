@@ -89,13 +89,35 @@ def test_sums_that_do_not_fit_the_option_or_are_gone() -> None:
     with pytest.raises(ValueError, match="rowwise=False was set after the sums were made"):
         step()
     opt.param_groups[0]["rowwise"] = True
-    saved = opt.state_dict()
     opt.state.clear()
     with pytest.raises(RuntimeError, match="are gone from the state of this RowAdagrad"):
         step()
     assert torch.equal(bag.weight_fp32(), before)
     assert bag.steps == 0
-    del saved
+    bag.row_optimizer = None
+    optim.RowAdagrad(bag)
+    step()
+    assert bag.steps == 1
+
+
+def test_sums_of_torchs_adagrad() -> None:
+    bag = nn.CachedEmbeddingBag(64, D, "fp32", seed=0)
+    torchs = torch.nn.EmbeddingBag(64, D, mode="sum", _weight=bag.weight_fp32())
+    theirs = torch.optim.Adagrad(torchs.parameters(), lr=0.1)
+    ours = optim.RowAdagrad(bag, lr=0.1, rowwise=False)
+
+    def step(module: torch.nn.Module) -> None:
+        module(torch.tensor([1, 2, 2]), torch.tensor([0])).square().sum().backward()
+
+    step(torchs)
+    theirs.step()
+    bag.load_weights(torchs.weight.detach())
+    ours.load_state_dict(theirs.state_dict())
+    theirs.zero_grad()
+    step(torchs)
+    theirs.step()
+    step(bag)
+    torch.testing.assert_close(bag.weight_fp32(), torchs.weight.detach())
 
 
 def test_a_bad_option_stops_the_modules_of_its_group_alone() -> None:

@@ -213,6 +213,7 @@ def in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor
     Raises:
         ValueError: Some are missing or there twice, bags cannot be told from their lengths, or
             these do not fit the values: permute() would read whatever comes after them in memory.
+            The last is not looked at on a GPU.
     """
     if features.variable_stride_per_key() and len(set(features.stride_per_key())) > 1:
         raise ValueError("the keys have batches of different sizes: give all keys the same")
@@ -222,12 +223,15 @@ def in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor
             "batch without them"
         )
     found = features.keys()
-    if twice := sorted({name for name in names if found.count(name) > 1}):
-        raise ValueError(f"the features {twice} are there more than once: the batch has {found}")
-    if missing := [name for name in names if name not in found]:
+    place = {name: i for i, name in enumerate(found)}
+    if len(place) < len(found):
+        twice = sorted({name for name in names if found.count(name) > 1})
+        if twice:
+            raise ValueError(f"the features {twice} are there twice: the batch has {found}")
+    if missing := [name for name in names if name not in place]:
         raise ValueError(f"the features {missing} are missing: the batch has {found}")
     _check_values(features)
-    return features if found == names else features.permute([found.index(name) for name in names])
+    return features if found == names else features.permute([place[name] for name in names])
 
 
 def weights_of(features: KeyedJaggedTensor) -> Tensor:
@@ -243,9 +247,9 @@ def weights_of(features: KeyedJaggedTensor) -> Tensor:
 
 
 def _check_values(features: KeyedJaggedTensor) -> None:
-    values, weights = features.values(), features.weights_or_none()
-    if not values.is_cpu:
-        # The host would have to wait for them, in every step.
+    values = features.values()
+    # On a GPU the host would have to wait for them, in every step; and a program has none yet.
+    if not values.is_cpu or torch.compiler.is_exporting():
         return
     # Offsets that a batch was made with count from where they please, and lengths follow them.
     lengths = features.lengths()
@@ -257,8 +261,9 @@ def _check_values(features: KeyedJaggedTensor) -> None:
         raise ValueError(f"offsets begin at {int(offsets[0])}: expected 0")
     if count != values.numel():
         raise ValueError(f"the bags have {count} row numbers, and there are {values.numel()}")
-    if weights is not None and weights.numel() != values.numel():
-        raise ValueError(f"there are {weights.numel()} weights for {values.numel()} row numbers")
+    weights = features.weights_or_none()
+    if weights is not None and weights.numel() < count:
+        raise ValueError(f"there are {weights.numel()} weights for {count} row numbers")
 
 
 def mode_of(configs: Sequence[EmbeddingBagConfig]) -> Mode:

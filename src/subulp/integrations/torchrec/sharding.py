@@ -269,6 +269,7 @@ class ShardedCachedEmbeddingBagCollection(ShardedModule, FusedOptimizerModule): 
                 self.bags.load_weights(t, weight.detach().float())
         for placed, rows in zip(self.bags.placed, self.bags.row_parameters, strict=True):
             rows.requires_grad_(weights[placed.table].requires_grad)
+        self.train(module.training)
         self._optimizer = KeyedRowOptimizer(self.bags, sharder.optimizer(self.bags), self._names)
         for rows in self.bags.row_parameters:
             # So that TorchRec's in_backward_optimizer_filter leaves them out.

@@ -433,7 +433,7 @@ class FusedBackward:
                 "set_requires_all_reduce(False) has left gradients reduced over some ranks "
                 "only, which a pass that looks ahead (max_norm, scaler, or nonfinite='raise' or "
                 "'skip') would take twice; nothing was updated. Leave the reduction on and pass "
-                "accumulate="
+                "accumulate=. A pass in handle.paused() with the reduction on drops them"
             )
 
     def _run_ahead(self, roots: _Roots) -> None:

@@ -72,7 +72,8 @@ class RowAdagrad(RowOptimizer):
 
     def _check_options(self, group: dict[str, Any]) -> None:
         super()._check_options(group)
-        rowwise = group["rowwise"]
+        # Those of torch's Adagrad have none.
+        rowwise = group.setdefault("rowwise", self.defaults["rowwise"])
         if not isinstance(rowwise, bool):
             raise ValueError(f"rowwise={rowwise!r} is unknown: use True or False")
         # The sums of a group's tables are all alike.
@@ -96,7 +97,8 @@ class RowAdagrad(RowOptimizer):
         if "sum" not in state:
             raise RuntimeError(
                 f"the sums of rows of shape {tuple(rows.shape)} are gone from the state of this "
-                "RowAdagrad: nothing was updated; load its state dict, or make a new one"
+                "RowAdagrad: nothing was updated; set row_optimizer = None of the module, and make "
+                "a new one"
             )
         if state["sum"].device != rows.device:
             state["sum"] = state["sum"].to(rows.device)

@@ -30,6 +30,13 @@ _TOKENIZER_FILES = (
 )
 
 
+_READ = (
+    *("config.json", *_TOKENIZER_FILES, "*tokenizer*.json", "*vocab*"),
+    *("merges.txt", "special_tokens_map.json", "added_tokens.json"),
+)
+"""Files that say what a transformer and its tokenizer are."""
+
+
 class Tokens(NamedTuple):
     """Texts as tokens.
 
@@ -199,12 +206,10 @@ class TransformerPreprocessor:
         return encoder.train().to(device)
 
     def sources(self) -> list[str]:
-        """Digests of the configuration, the tokenizer and the weights in the folder."""
-        names = {"config.json", *_TOKENIZER_FILES}
-        weights = {".safetensors", ".bin"} if self.pretrained else set()
+        """Digests of the configuration and of the tokenizer; runs have weights of their own."""
         found = []
         for path in sorted(self.folder.iterdir()):
-            if path.is_file() and (path.name in names or path.suffix in weights):
+            if path.is_file() and any(map(path.match, _READ)):
                 with path.open("rb") as file:
                     found.append(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}")
         return found
