@@ -155,8 +155,8 @@ class ExtremeClassifier(FixedDtypes):
     label_of: Tensor | None
 
     labels_before: int = 0
-    # Heads that were pickled earlier have none.
-    _options_found_good: HeadOptions | None = None
+    # The options as they were checked last.
+    _checked: HeadOptions | None = None
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class ExtremeClassifier(FixedDtypes):
         )
         self.register_buffer("row_of", None)
         self.register_buffer("label_of", None)
-        self._bound, self._options_found_good = made.bound, made
+        self._bound = made.bound
         self.reset_parameters()
         if label_counts is not None:
             self.set_label_counts(label_counts)
@@ -376,23 +376,17 @@ class ExtremeClassifier(FixedDtypes):
 
     def _check_edits(self) -> None:
         """Raise ValueError if an option was set meanwhile to what the constructor refuses."""
-        before = self._options_found_good
-        if before is None:
-            self._options_found_good = before = HeadOptions(
-                self.table.dim,
-                self.num_labels,
-                self.table.storage,
+        now = {name: getattr(self, name) for name in EDITABLE}
+        if any(getattr(self._checked, name, None) != value for name, value in now.items()):
+            table = self.table
+            self._checked = HeadOptions(
+                table.dim,
+                table.rows,
+                table.storage,
                 head_fraction=self.head_fraction,
-                scale=None if isinstance(self.table.storage, IntFormat) else self.table.scale,
-                **{name: getattr(self, name) for name in EDITABLE},
+                scale=None if isinstance(table.storage, IntFormat) else table.scale,
+                **now,
             )
-        if any(getattr(before, name) != getattr(self, name) for name in EDITABLE):
-            now = {name: getattr(self, name) for name in EDITABLE}
-            self._options_found_good = replace(before, **now)
-
-    def _checksum(self) -> int:
-        known = self._options_found_good
-        return 0 if known is None else known.checksum()
 
     def _check_trainable(self) -> None:
         if self.ranks is None:
@@ -408,13 +402,14 @@ class ExtremeClassifier(FixedDtypes):
 
     def _same(self, x: Tensor, trains: bool = False, loss: bool = False) -> dict[str, float]:
         """What must be equal on all ranks of a mesh for what is to be done."""
+        assert self._checked is not None
         same: dict[str, float] = {
             "the embeddings' dtype (0 FP32, 1 BF16, 2 FP16, 3 FP64)": dtype_number(x),
             "train() with gradients, and rows that are not frozen": int(trains),
             "loss=": int(loss),
             "the number of updates": self.steps,
             "the seed": self.seed,
-            "the options that were set since, by a checksum,": self._checksum(),
+            "the options that were set since, by a checksum,": self._checked.checksum(),
             "chosen_products, by number,": get_args(Products).index(self.chosen_products),
             "the backend, by number,": backend.BACKENDS.index(backend.choose(x.device).backend),
         }
