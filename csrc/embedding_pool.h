@@ -11,7 +11,9 @@
 
 namespace simd {
 
-// Where a run of looked-up rows lies; each row is prefetched in time.
+// Where a run of looked-up rows lies; each row is prefetched in time. Rows are asked for by the chunk, not one by one:
+// on Zen 5 an instruction that asks for a line is held until its page is found, and then all that follow wait, so of
+// rows between which others are summed fewer are under way.
 class Lookups {
  public:
   struct Row {
@@ -21,17 +23,16 @@ class Lookups {
 
   // Row numbers out of range are replaced by row 0; `*bad` gets the first one's position.
   Lookups(const subulp_table& t, const int64_t* values, int64_t first, int64_t last, int64_t* bad)
-      : t_(t), values_(values), last_(last), bad_(bad) {
-    for (int64_t k = first; k < first + 2 * AHEAD; ++k) announce(k);
-    for (int64_t k = first; k < first + AHEAD; ++k) locate(k);
+      : t_(t), values_(values), last_(last), bad_(bad), ready_(first), located_(first) {
+    for (int64_t k = first; k < first + CHUNK; ++k) announce(k);
+    locate_chunk();
   }
-  // To be called for each lookup in turn, then at() for it and some before it.
-  void advance(int64_t k) {
-    announce(k + 2 * AHEAD);
-    locate(k + AHEAD);
+  // To be called with the end of a run of lookups, run after run, then at() for those and BEFORE before them.
+  void reach(int64_t end) {
+    while (ready_ < end) locate_chunk();
   }
   static constexpr int64_t BEFORE = AHEAD;
-  Row at(int64_t k) const { return ring_[k % (AHEAD + BEFORE)]; }
+  Row at(int64_t k) const { return ring_[k % RING]; }
 
  private:
   int64_t row(int64_t k) {
@@ -47,14 +48,22 @@ class Lookups {
     const int64_t number = row(k), place = find_row(t_, number);
     const char* const at = place < 0 ? stored_row(t_, number) : reinterpret_cast<const char*>(t_.cache + place * t_.dim);
     prefetch(at, place < 0 ? t_.row_bytes : t_.dim * 4);
-    ring_[k % (AHEAD + BEFORE)] = {at, place >= 0};
+    ring_[k % RING] = {at, place >= 0};
+  }
+  // Those of the chunk before have been asked for long enough.
+  void locate_chunk() {
+    ready_ = located_, located_ += CHUNK;
+    for (int64_t k = located_; k < located_ + CHUNK; ++k) announce(k);
+    for (int64_t k = ready_; k < located_; ++k) locate(k);
   }
 
+  static constexpr int64_t CHUNK = AHEAD / 2, RING = BEFORE + 2 * CHUNK;
   const subulp_table& t_;
   const int64_t* values_;
   int64_t last_;
   int64_t* bad_;
-  Row ring_[AHEAD + BEFORE];
+  int64_t ready_, located_;
+  Row ring_[RING];
 };
 
 constexpr int64_t BAGS = 64;  // bags of a task
@@ -102,10 +111,8 @@ class BagSums {
 
  private:
   void add_run(int64_t first, int64_t last, bool begins, float* to) {
-    for (int64_t k = first; k < last; ++k) {
-      lookups_.advance(k);
-      hits += lookups_.at(k).cached;
-    }
+    lookups_.reach(last);
+    for (int64_t k = first; k < last; ++k) hits += lookups_.at(k).cached;
     const int64_t i = add_columns<WIDEST>(0, first, last, begins, to);
     if (i == dim_) return;
     F sum = begins ? f32(0.0f) : load_part(to + i, dim_ - i);
@@ -195,7 +202,7 @@ inline int64_t run_embedding_weight_grad(const subulp_table* tables, const subul
       for (int64_t b = bag; b < end; ++b) {
         const float* const g = column + b * l.stride;
         for (int64_t k = offsets[b]; k < offsets[b + 1]; ++k) {
-          rows.advance(k);
+          rows.reach(k + 1);
           F parts[PARTS];
           for (F& part : parts) part = f32(0.0f);
           const auto add_product = [&](int64_t i, F value) {
