@@ -1,4 +1,4 @@
-// Touches memory and does nothing with it: memory_alone.py says what for.
+// Touches memory and does nothing with it: memory_alone.py says what for. Or sums beside it: memory_beside_sums.py.
 #include <stdint.h>
 
 struct run {
@@ -36,4 +36,26 @@ void touch_runs(const struct run *runs, int64_t count, int threads) {
       touch(runs + i);
     }
   }
+}
+
+typedef float vector __attribute__((vector_size(16)));
+
+// Lines of a run are asked for SOON runs before it is touched, `chunk` runs at a time; beside each that is touched,
+// `sums` lines of `near`, which has NEAR of them, are added up.
+enum { NEAR = 64, SOON = 32 };
+void touch_beside_sums(const struct run *runs, int64_t count, int64_t chunk, int64_t sums, const vector *near, vector *to) {
+  vector a = {0}, b = {0}, c = {0}, d = {0};
+  for (int64_t i = 0; i < SOON && i < count; ++i) ask_for(runs + i);
+  for (int64_t first = 0; first < count; first += chunk) {
+    const int64_t last = first + chunk < count ? first + chunk : count;
+    for (int64_t i = first + SOON; i < last + SOON && i < count; ++i) ask_for(runs + i);
+    for (int64_t i = first; i < last; ++i) {
+      for (int64_t k = 0; k < sums; ++k) {
+        const vector *const line = near + k % NEAR * 4;
+        a += line[0], b += line[1], c += line[2], d += line[3];
+      }
+      touch(runs + i);
+    }
+  }
+  *to = a + b + c + d;
 }

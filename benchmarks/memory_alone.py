@@ -48,6 +48,9 @@ def loop() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(made))
     library.touch_runs.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
     library.touch_runs.restype = None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    library.touch_beside_sums.argtypes = (pointer, number, number, number, pointer, pointer)
+    library.touch_beside_sums.restype = None
     return library
 
 
@@ -79,6 +82,11 @@ class MemoryAlone:
         kept = [_runs(t, rows, written=True) for t in (counts, state) if t is not None]
         self._passes = [_in_turn([*sets, reads]), _in_turn([*sets, *kept, lie])]
         self.nbytes = sum(int(runs["bytes"].sum()) for runs in self._passes)
+
+    @property
+    def reads(self) -> np.ndarray:
+        """What the forward pass reads: the address and the bytes of each run of memory."""
+        return self._passes[0]
 
     def touch(self) -> None:
         """Both passes, on as many threads as torch has."""

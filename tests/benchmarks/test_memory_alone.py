@@ -73,3 +73,25 @@ def test_touching_changes_nothing(threads):
         for n, t in before.items()
         if t.dim()
     )
+
+
+def test_sums_beside_touching_change_nothing():
+    benchmark = script("memory_alone")
+    library = benchmark.loop()
+    if library is None:
+        pytest.skip("needs a C compiler")
+    made = bag("int8", 0.05)
+    before = {n: t.clone() for n, t in made.state_dict().items() if isinstance(t, torch.Tensor)}
+    runs = benchmark.MemoryAlone(made, BATCH).reads
+    near, to = torch.arange(64 * 16, dtype=torch.float32), torch.zeros(4)
+    for chunk in (1, 3, 100):
+        library.touch_beside_sums(
+            runs.ctypes.data, len(runs), chunk, 2, near.data_ptr(), to.data_ptr()
+        )
+        assert torch.equal(to, len(runs) * near[:32].view(8, 4).sum(0))
+    after = made.state_dict()
+    assert all(
+        torch.equal(after[n].view(torch.uint8), t.view(torch.uint8))
+        for n, t in before.items()
+        if t.dim()
+    )
