@@ -7,6 +7,10 @@
 #include <omp.h>
 #endif
 
+#if defined(__unix__)
+#include <unistd.h>
+#endif
+
 #include <cmath>
 
 #include "all_finite.h"
@@ -113,10 +117,21 @@ class FeaturesOf {
   Buffer<int64_t> begin_, features_;
 };
 
+// Whether the gradient of the output, once read, stays in a core's second cache until it is read again.
+inline bool stays_near(const subulp_lookups& l, int64_t used) {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  return used >= 2 * l.features * l.batch && l.batch * l.stride * 4 <= sysconf(_SC_LEVEL2_CACHE_SIZE);
+#else
+  (void)l, (void)used;
+  return false;
+#endif
+}
+
 struct UpdateCall {
   const subulp_lookups& lookups;
   const FeaturesOf& features;
   const float* grad;
+  bool gradients_are_near;  // not to be asked for
   const uint32_t* grad_at;  // of each position: where its bag's gradient begins
   const uint16_t* owner;    // of each position, if there are several threads: the one that updates its row
   uint32_t seed;
@@ -201,7 +216,7 @@ class TableUpdate {
   Gradient gradient_of(const RowOrder& order, int64_t run) {
     const int64_t first = order.start(run), last = order.start(run + 1);
     const bool weighted = call_.lookups.weights != nullptr;
-    for (int64_t e = first; e < last; ++e) {
+    for (int64_t e = first; e < last && !call_.gradients_are_near; ++e) {
       if (e + 2 * GRADIENTS_AHEAD >= order.size()) break;
       if (weighted) fetch_line(call_.grad_at + order.source(e + 2 * GRADIENTS_AHEAD));
       prefetch(gradient(order.source(e + GRADIENTS_AHEAD)), t_.dim * 4);
@@ -431,7 +446,7 @@ inline int64_t run_embedding_update(const subulp_table* tables, int64_t count, c
   Buffer<uint32_t> grad_at(used, UNSET);
   Buffer<uint16_t> owner(threads > 1 ? used : 0, UNSET);
   const FeaturesOf features(l, count);
-  const UpdateCall call{l, features, grad, grad_at.data(), owner.data(), seed, step};
+  const UpdateCall call{l, features, grad, stays_near(l, used), grad_at.data(), owner.data(), seed, step};
   bool known = true;
   for (int64_t i = 0; i < count; ++i) known &= with_row_type(tables[i].dtype, [](auto) {});
   if (!known || used > INT64_C(0xFFFFFFFF) || l.batch * l.stride > INT64_C(0xFFFFFFFF)) return -1;
