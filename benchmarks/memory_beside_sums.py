@@ -61,9 +61,7 @@ class Ways:
         assert library is not None
         arguments = runs.ctypes.data, len(runs), chunk, sums
         taken = seconds(
-            lambda: library.touch_beside_sums(
-                *arguments, self.near.data_ptr(), self.to.data_ptr()
-            )
+            lambda: library.touch_beside_sums(*arguments, self.near.data_ptr(), self.to.data_ptr())
         )
         return taken * 1e9 / len(runs)
 

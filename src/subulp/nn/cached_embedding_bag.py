@@ -18,6 +18,8 @@ from .row_table import Storage
 
 Mode = Literal["sum", "mean"]
 
+_MODES = get_args(Mode)
+
 
 class CachedEmbeddingBag(CachedLookup):
     """``torch.nn.EmbeddingBag`` with narrow rows, and the most used ones in an FP32 cache.
@@ -206,7 +208,7 @@ def check_mode(mode: str | None, *, or_none: bool = False) -> None:
         mode: The way.
         or_none: Whether there may be none (default: ``False``).
     """
-    if mode not in (*get_args(Mode), *((None,) if or_none else ())):
+    if mode not in _MODES and not (or_none and mode is None):
         choices = "'sum', 'mean' or None" if or_none else "'sum' or 'mean'"
         raise ValueError(f"mode={mode!r} is unknown: use {choices}")
 

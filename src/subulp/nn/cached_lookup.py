@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from operator import is_
 from typing import Any, Self
 
 import torch
@@ -107,7 +108,7 @@ class CachedLookup(FixedDtypes):
 
     def _trains(self, frozen: Sequence[bool]) -> bool:
         """Whether a feature looks up rows of a table that is not frozen."""
-        return not all(frozen[table] for table in self._features)
+        return not any(frozen) or not all(frozen[table] for table in self._features)
 
     @property
     def row_shapes(self) -> Sequence[tuple[int, int]]:
@@ -436,11 +437,14 @@ def update_of(
 def numbers_of(optimizer: RowRule, tables: Sequence[Tensor]) -> list[tuple[float, float, float]]:
     """Learning rate, weight decay and epsilon of each table."""
     groups = optimizer.groups_of(tables)
-    numbers = {
-        key: (float(group["lr"]), float(group["weight_decay"]), float(group.get("eps", 0.0)))
-        for key, group in {id(group): group for group in groups}.items()
-    }
-    return [numbers[id(group)] for group in groups]
+    # All are mostly of one group.
+    if all(map(is_, groups, groups[1:])):
+        return [_numbers_of(groups[0])] * len(groups)
+    return [_numbers_of(group) for group in groups]
+
+
+def _numbers_of(group: dict[str, Any]) -> tuple[float, float, float]:
+    return float(group["lr"]), float(group["weight_decay"]), float(group.get("eps", 0.0))
 
 
 @cache

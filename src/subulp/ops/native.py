@@ -71,6 +71,39 @@ class Lookups(ctypes.Structure):
     )
 
 
+class Table(ctypes.Structure):
+    """``subulp_table`` of csrc/subulp.h; absent roles are null."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("cache", c_void_p),
+        ("tags", c_void_p),
+        ("counts", c_void_p),
+        ("stamps", c_void_p),
+        ("floors", c_void_p),
+        ("accumulator", c_void_p),
+        ("rows", c_int64),
+        ("row_bytes", c_int64),
+        ("dim", c_int64),
+        ("sets", c_int64),
+        ("period", c_int64),
+        ("first", c_int64),
+        ("taken", c_int64),
+        ("whole_dim", c_int64),
+        ("column", c_int64),
+        ("dtype", c_int32),
+        ("ways", c_int32),
+        ("mixed", c_int32),
+        ("stochastic", c_int32),
+        ("rule", c_int32),
+        ("stream", c_uint32),
+        ("lr", c_float),
+        ("weight_decay", c_float),
+        ("eps", c_float),
+        ("reserved", c_int32),
+    )
+
+
 class Mixture(ctypes.Structure):
     """``subulp_mixture`` of csrc/subulp.h."""
 
@@ -207,38 +240,6 @@ class Head(ctypes.Structure):
 NARROW = np.dtype([("first_normal", "i4"), ("mantissa_bits", "i4"), ("sign_bit", "i4")])
 """``subulp_narrow`` of csrc/subulp.h."""
 
-TABLE = np.dtype(
-    [
-        ("codes", "u8"),
-        ("cache", "u8"),
-        ("tags", "u8"),
-        ("counts", "u8"),
-        ("stamps", "u8"),
-        ("floors", "u8"),
-        ("accumulator", "u8"),
-        ("rows", "i8"),
-        ("row_bytes", "i8"),
-        ("dim", "i8"),
-        ("sets", "i8"),
-        ("period", "i8"),
-        ("first", "i8"),
-        ("taken", "i8"),
-        ("whole_dim", "i8"),
-        ("column", "i8"),
-        ("dtype", "i4"),
-        ("ways", "i4"),
-        ("mixed", "i4"),
-        ("stochastic", "i4"),
-        ("rule", "i4"),
-        ("stream", "u4"),
-        ("lr", "f4"),
-        ("weight_decay", "f4"),
-        ("eps", "f4"),
-        ("reserved", "i4"),
-    ]
-)
-"""``subulp_table`` of csrc/subulp.h; addresses are 0 for absent roles."""
-
 
 def library_path() -> Path:
     """``SUBULP_LIBRARY`` if set, else where the package keeps its shared library."""
@@ -305,7 +306,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 _SIZES = {
     "step": ctypes.sizeof(Step),
     "scalars": SCALARS.itemsize,
-    "table": TABLE.itemsize,
+    "table": ctypes.sizeof(Table),
     "lookups": ctypes.sizeof(Lookups),
     "mixture": ctypes.sizeof(Mixture),
     "blocks": ctypes.sizeof(Blocks),

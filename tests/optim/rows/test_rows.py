@@ -100,6 +100,46 @@ def test_sums_that_do_not_fit_the_option_or_are_gone() -> None:
     assert bag.steps == 1
 
 
+def test_options_are_looked_at_again_when_one_was_set() -> None:
+    bag = nn.CachedEmbeddingBag(64, D, seed=0)
+    opt = optim.RowAdagrad(bag)
+    (group,) = opt.param_groups
+    rate = torch.tensor(0.1)
+
+    def step() -> None:
+        bag(torch.tensor([1, 2, 2]), torch.tensor([0])).square().sum().backward()
+
+    def edit_in_place() -> None:
+        group["lr"] = rate
+        step()
+        step()
+        rate.fill_(-1.0)
+
+    (rows,) = group["params"]
+    sums = opt.state[rows]["sum"]
+    for edit, undo, message in (
+        (lambda: group.update(lr=-1.0), lambda: group.update(lr=0.1), r"lr=-1\.0 is out of range"),
+        (edit_in_place, lambda: group.update(lr=0.1), "is out of range"),
+        (lambda: group.update(momentum=0.9), lambda: group.pop("momentum"), "momentum=0.9 is not"),
+        (
+            lambda: opt.state[rows].update(sum=torch.zeros(64, D)),
+            lambda: opt.state[rows].update(sum=sums),
+            "rowwise=True was set after the sums were made",
+        ),
+    ):
+        step()
+        step()
+        edit()
+        before, steps = bag.weight_fp32(), bag.steps
+        with pytest.raises(ValueError, match=message):
+            step()
+        assert torch.equal(bag.weight_fp32(), before)
+        assert bag.steps == steps
+        undo()
+    step()
+    assert not torch.equal(bag.weight_fp32(), before)
+
+
 def test_sums_of_torchs_adagrad() -> None:
     bag = nn.CachedEmbeddingBag(64, D, "fp32", seed=0)
     torchs = torch.nn.EmbeddingBag(64, D, mode="sum", _weight=bag.weight_fp32())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,12 +20,9 @@ from .job import Job, Lookups, Table, TableUpdate, table_tensors
 ROLES = ("codes", "cache", "tags", "counts", "stamps", "floors", "accumulator")
 """Tensors of a table, whose addresses are the first words of its structure."""
 
-WORDS = native.TABLE.itemsize // 8
-"""Words of a structure."""
-
-_PLACES: dict[str, int] = {name: at for name, (_, at) in dict(native.TABLE.fields or {}).items()}  # type: ignore[misc]
-_NUMBERS = _PLACES["lr"] // 4
-"""Where learning rate, weight decay and epsilon are in a structure, in FP32 numbers."""
+_ADDRESSES = struct.Struct(f"{len(ROLES)}Q")
+_NUMBERS = struct.Struct("3f")
+_SIZE, _LR = ctypes.sizeof(native.Table), native.Table.lr.offset
 
 
 def run(job: Job) -> Tensor | None:
@@ -39,9 +37,10 @@ def run(job: Job) -> Tensor | None:
         RuntimeError: The library is missing or has no kernel for a storage.
     """
     tables = structures(job.tables, job.updates, job.lookups.features)
-    addresses = run_ptrs("a table", table_tensors(job.tables, job.updates))
-    roles = len(addresses) // max(len(job.tables), 1)
-    tables.words[:, :roles] = np.array(addresses, dtype=np.uint64).reshape(-1, roles)
+    addresses = iter(run_ptrs("a table", table_tensors(job.tables, job.updates)))
+    # A lookup reads the first three alone.
+    roles = ROLES if job.updates else ROLES[:3]
+    tables.set_addresses([next(addresses) if r in roles else 0 for _ in job.tables for r in ROLES])
     if job.kind == "pool":
         assert job.statistics is not None
         return pool(tables, job.lookups, job.statistics)
@@ -74,16 +73,28 @@ class Structures:
     """Tables as the library reads them.
 
     Attributes:
-        words: uint64 ``(tables, WORDS)``.
+        tables: One structure after the other.
         layout: Their features.
     """
 
-    words: np.ndarray
+    tables: ctypes.Array[native.Table]
     layout: Layout
+
+    # Of a step between two of a model's, whose code is in no cache, each call of Python counts.
+    def set_addresses(self, addresses: Sequence[int]) -> None:
+        """Set the addresses of the tensors: those of :data:`ROLES`, table by table."""
+        roles = len(ROLES)
+        for i in range(len(self.tables)):
+            _ADDRESSES.pack_into(self.tables, i * _SIZE, *addresses[i * roles : (i + 1) * roles])
 
     def set_numbers(self, numbers: Sequence[tuple[float, float, float]]) -> None:
         """Set learning rate, weight decay and epsilon of each table."""
-        self.words.view(np.float32)[:, _NUMBERS : _NUMBERS + 3] = numbers
+        for i, own in enumerate(numbers):
+            _NUMBERS.pack_into(self.tables, i * _SIZE + _LR, *own)
+
+    def copy(self) -> Structures:
+        """The same tables at another place."""
+        return Structures(type(self.tables).from_buffer_copy(self.tables), self.layout)
 
 
 def structures(
@@ -91,16 +102,16 @@ def structures(
 ) -> Structures:
     """All of the tables but the addresses, and what may change from step to step."""
     made = [_structure(table, updates[i] if updates else None) for i, table in enumerate(tables)]
-    words = np.array(made, dtype=native.TABLE).view(np.uint64).reshape(len(made), -1)
-    return Structures(words, _layout(tuple(features), tuple(tables[t].dim for t in features)))
+    layout = _layout(tuple(features), tuple(tables[t].dim for t in features))
+    return Structures((native.Table * len(made))(*made), layout)
 
 
-def _structure(table: Table, update: TableUpdate | None) -> tuple[float, ...]:
+def _structure(table: Table, update: TableUpdate | None) -> native.Table:
     codes, place, numbers = table.codes, table.place, (0, 0, 0)
     if update is not None:
         stochastic = update.stochastic and codes.dtype != torch.float32
         numbers = (stochastic, facts.RULES[update.rule], update.stream)
-    return (
+    return native.Table(
         *(0,) * len(ROLES),
         *(codes.shape[0], codes.shape[1] * codes.itemsize, table.dim, table.sets),
         *(place.period, place.first, place.taken, place.dim, place.column),
@@ -117,7 +128,7 @@ def pool(tables: Structures, lookups: Lookups, statistics: Tensor) -> Tensor:
     call = _Call(tables, lookups)
     out = torch.empty(lookups.batch, tables.layout.width, dtype=torch.float32, device="cpu")
     result = native.library().subulp_embedding_pool(
-        *(call.tables_at, ctypes.byref(call.lookups)),
+        *(call.tables, ctypes.byref(call.lookups)),
         data_ptr("out", out, torch.float32),
         data_ptr("statistics", statistics, torch.int64),
         *call.where,
@@ -131,7 +142,7 @@ def weight_grad(tables: Structures, lookups: Lookups, grad: Tensor) -> Tensor:
     call = _Call(tables, lookups, grad)
     out = torch.zeros(call.values.shape, dtype=torch.float32, device="cpu")
     result = native.library().subulp_embedding_weight_grad(
-        *(call.tables_at, ctypes.byref(call.lookups), call.grad_at()),
+        *(call.tables, ctypes.byref(call.lookups), call.grad_at()),
         data_ptr("result", out, torch.float32),
         *call.where,
     )
@@ -145,7 +156,7 @@ def update(
     """Update the rows; evictions are added. See :func:`run` for what is raised."""
     call = _Call(tables, lookups, grad)
     result = native.library().subulp_embedding_update(
-        *(call.tables_at, len(tables.words), ctypes.byref(call.lookups), call.grad_at()),
+        *(call.tables, len(call.tables), ctypes.byref(call.lookups), call.grad_at()),
         data_ptr("evictions", evictions, torch.int64),
         *(seed, step),
         *call.where,
@@ -157,20 +168,20 @@ class _Call:
     """What a call of the library reads, alive while it runs."""
 
     def __init__(self, tables: Structures, lookups: Lookups, grad: Tensor | None = None) -> None:
-        self.tables, self.tables_at = tables, native.address(tables.words)
+        self.tables = tables.tables
         self.values, self.offsets = lookups.values.contiguous(), lookups.offsets.contiguous()
         weights = lookups.weights
         self.weights = None if weights is None else weights.resolve_neg().contiguous()
         self.grad = None if grad is None else grad.resolve_neg().contiguous()
-        layout, features = tables.layout, len(lookups.features)
+        self.layout, features = tables.layout, len(lookups.features)
         self.batch = lookups.batch
         self.lookups = native.Lookups(
             features,
             self.batch,
-            layout.width,
+            self.layout.width,
             self.values.shape[0],
-            layout.features_at,
-            layout.columns_at,
+            self.layout.features_at,
+            self.layout.columns_at,
             data_ptr("values", self.values, torch.int64),
             data_ptr("offsets", self.offsets, torch.int64),
             None if self.weights is None else data_ptr("weights", self.weights, torch.float32),
@@ -203,6 +214,5 @@ class _Call:
     def _index_error(self, position: int) -> IndexError:
         ends = self.offsets[self.batch :: self.batch]
         feature = int((ends <= position).sum())
-        table = self.tables.layout.features[feature]
-        rows = int(self.tables.words[table, _PLACES["rows"] // 8])
+        rows = self.tables[self.layout.features[feature]].rows
         return index_error(position, int(self.values[position]), feature, rows)

@@ -8,10 +8,10 @@ prepared as the first ones were.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,15 +44,13 @@ class _Known:
         options: Their options.
         tables: Their structures, without addresses.
         sizes: Bytes of each tensor.
-        held: Which tensors have any.
-        places: The words of the structures where the addresses of these belong.
+        by_role: Picks each table's addresses, role by role, from those of the tensors and a 0.
     """
 
     options: list[object]
     tables: cpu.Structures
     sizes: list[int]
-    held: list[int]
-    places: np.ndarray
+    by_role: Callable[[list[int]], Sequence[int]]
 
 
 _known: Remembered[_Known] = Remembered()
@@ -81,19 +79,18 @@ def remember(
         or not pointers.are_plain(tensors)
     ):
         return
-    roles = len(cpu.ROLES) if updates else 3
-    # Tensors of absent roles have no bytes.
+    # Tensors of absent roles have no bytes; a lookup reads the first three roles alone.
+    held = iter(i for i, tensor in enumerate(tensors) if tensor.nbytes)
+    present = iter(bool(tensor.nbytes) for tensor in table_tensors(tables, updates))
+    roles = cpu.ROLES if updates else cpu.ROLES[:3]
     places = [
-        i // roles * cpu.WORDS + i % roles
-        for i, tensor in enumerate(table_tensors(tables, updates))
-        if tensor.nbytes
+        next(held) if role in roles and next(present) else -1 for _ in tables for role in cpu.ROLES
     ]
     known = _Known(
         list(stored.options),
         cpu.structures(tables, updates, features),
         [tensor.nbytes for tensor in tensors],
-        [i for i, tensor in enumerate(tensors) if tensor.nbytes],
-        np.array(places, dtype=np.int64),
+        itemgetter(*places),
     )
     _known.put(key, tensors, known)
 
@@ -113,9 +110,9 @@ def find(key: Hashable, stored: Stored) -> cpu.Structures | None:
     except (TypeError, ValueError):
         # Prepared anew, they are refused by name.
         return None
-    words = known.tables.words.copy()
-    words.reshape(-1)[known.places] = [addresses[i] for i in known.held]
-    return cpu.Structures(words, known.tables.layout)
+    found = known.tables.copy()
+    found.set_addresses(known.by_role([*addresses, 0]))
+    return found
 
 
 def pool(tables: cpu.Structures, lookups: Lookups, statistics: Tensor) -> Tensor:
@@ -126,7 +123,7 @@ def pool(tables: cpu.Structures, lookups: Lookups, statistics: Tensor) -> Tensor
         lookups: Which rows.
         statistics: Added to.
     """
-    count = len(tables.words)
+    count = len(tables.tables)
     calls.check_lookups(lookups, count)
     calls.check_role("statistics", statistics, torch.int64, (count, 2), lookups)
     return cpu.pool(tables, lookups, statistics)
@@ -152,7 +149,7 @@ def update(
         seed: Philox key word.
         step: Number of the step.
     """
-    count = len(tables.words)
+    count = len(tables.tables)
     calls.check_lookups(lookups, count)
     calls.check_grad(grad, lookups, tables.layout.width)
     calls.check_step(evictions, count, lookups, seed, step)

@@ -84,6 +84,10 @@ class RowAdagrad(RowOptimizer):
                     f"rowwise={rowwise} was set after the sums were made: make a new optimizer"
                 )
 
+    def _watched(self, group: dict[str, Any]) -> list[object]:
+        sums = [self.state[rows].get("sum") for rows in group["params"][:1] if rows in self.state]
+        return [*super()._watched(group), *sums]
+
     def _check_module(self, module: RowModule) -> None:
         super()._check_module(module)
         if not hasattr(module, "row_shapes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any, ClassVar, NoReturn, Self
 
 import torch
@@ -243,9 +244,28 @@ class RowOptimizer(TorchOptimizer):
                     "module.row_optimizer = None first)"
                 )
             found.append(groups[id(rows)])
-        for group in {id(group): group for group in found}.values():
-            self._check_options(group)
+        last = None
+        for group in found:
+            if group is not last:
+                self._check_set_options(group)
+            last = group
         return found
+
+    def _check_set_options(self, group: dict[str, Any]) -> None:
+        """Check a group's options, unless they are the very objects that were checked last."""
+        checked = self.__dict__.setdefault("_checked", {})
+        now = self._watched(group)
+        before = checked.pop(id(group), ())
+        if len(before) != len(now) or not all(map(is_, before, now)):
+            self._check_options(group)
+            now = self._watched(group)
+        # Others, as tensors, may hold another number by the next time.
+        if all(type(group.get(name, 0.0)) in (float, int) for name in _NUMBERS):
+            checked[id(group)] = now
+
+    def _watched(self, group: dict[str, Any]) -> list[object]:
+        """What the check of a group looks at."""
+        return [*group.keys(), *group.values()]
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
         """The gradient of the loss from that of the scaled loss, which a scaler may have made.
