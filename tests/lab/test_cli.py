@@ -99,6 +99,7 @@ def test_without_json_a_table_is_printed(text_file, tmp_path, capsys):
         (["train", "cnn"], 'Unknown command "cnn"'),
         (["train", "lm", "extra"], "['extra']. These words belong to no option: give options as"),
         (["train", "--lr", "3"], "Unknown option: --lr"),
+        (["train", "lm", "--overwrite"], "overwrite=True has no effect without out: name the run"),
         (["train", "--resume", "run", "--lr", "3"], "takes only --jobs, --ranks, --parallel"),
         (["train", "lm", "--resume", "run"], "subulp train --resume RUN, without a task"),
     ],

@@ -101,6 +101,8 @@ def compare(
         Interrupted: Ctrl-C or SIGTERM: the runs have written checkpoints, see :func:`resume`.
     """
     _check_jobs(jobs)
+    if overwrite and out is None:
+        raise ValueError("overwrite=True has no effect without out: name the run to replace")
     if log is not None:
         check_available()
     with join(parallel) as joined:

@@ -72,6 +72,7 @@ def test_unknown_and_missing_fields_are_named():
         ({"max_skips": 2}, "max_skips=2 has no effect"),
         ({"max_skips": 0, "nonfinite": "skip"}, "max_skips=0 is out of range"),
         ({"keep_checkpoints": 0}, "keep_checkpoints=0 is out of range"),
+        ({"keep_checkpoints": 3, "checkpoint_every": 0}, "keep_checkpoints=3 has no effect on che"),
         ({"checkpoint_every": -1}, "checkpoint_every=-1 is out of range"),
     ],
 )

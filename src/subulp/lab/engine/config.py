@@ -189,6 +189,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         self._resolve()
         self.check()
+        self.check_effects()
 
     def _resolve(self) -> None:
         """Give every field the value that was given, else its default."""
@@ -213,6 +214,26 @@ class RunConfig:
                 f"max_norm={self.max_norm} is out of range: give a number above 0, or leave it out"
             )
         self._check_recovery()
+
+    def check_effects(self) -> None:
+        """Refuse what is given and would change nothing. Files of earlier versions may have it.
+
+        Raises:
+            ValueError: Something would.
+        """
+        if self.checkpoint_every == 0:
+            self._refuse(("keep_checkpoints",), "checkpoint_every=0, which never has more than one")
+
+    def _refuse(self, names: Iterable[str], where: str) -> None:
+        """Raise ValueError for a field that is not at its default and has no effect there."""
+        for field in fields(self):
+            value, default = getattr(self, field.name), field.default
+            plain = default.value if isinstance(default, Default) else default
+            if field.name in names and value != plain:
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                raise ValueError(
+                    f"{field.name}={text} has no effect on {where}: leave {field.name} out"
+                )
 
     def _fill_defaults(self, decided: Mapping[str, Any]) -> None:
         """Give every :func:`overridable` field that was not set its value.

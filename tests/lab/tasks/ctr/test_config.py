@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from subulp.lab.engine.config_json import config_of, plain_fields
 from subulp.lab.tasks.ctr.config import CTRConfig
 from subulp.lab.tasks.ctr.presets import PRESETS, preset
 from subulp.lab.tasks.ctr.task import load
@@ -100,6 +101,49 @@ def test_presets_are_the_published_sizes():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         CTRConfig(**{"data": CRITEO, **options})
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "message"),
+    [
+        ({"cache_fraction": (0.1,)}, {"precision": ("fp32",)}, "cache_fraction=0.1 .* no cache"),
+        ({"rounding": ("stochastic",)}, {"precision": ("fp32",)}, "rounding=stochastic has no eff"),
+        (
+            {"narrow_above": 5},
+            {"precision": ("fp32",)},
+            "narrow_above=5 has no effect on prec",
+        ),
+        ({"policy": ("lru",)}, {"precision": ("fp32",)}, "policy=lru has no effect on tables with"),
+        ({"policy": ("lru", "lfu")}, {"cache_fraction": (0.0,)}, "policy=lru,lfu has no effect on"),
+        (
+            {"ways": (1,)},
+            {"cache_fraction": (0.0,)},
+            "ways=1 has no effect on tables without a",
+        ),
+        (
+            {"on_bad_line": "skip"},
+            {"data": "generated"},
+            "on_bad_line=skip .* data=generated, wh",
+        ),
+        (
+            {"on_bad_line": "skip"},
+            {"data": "flights"},
+            "on_bad_line=skip has no effect on data=f",
+        ),
+    ],
+)
+def test_what_would_change_nothing_is_refused_of_new_runs_alone(given, more, message):
+    with pytest.raises(ValueError, match=message):
+        CTRConfig(**given, **more)
+    # Of a file that an earlier version wrote it is taken.
+    (name,) = given
+    saved = {**plain_fields(CTRConfig(**more)), name: plain_fields(CTRConfig(**given))[name]}
+    assert getattr(config_of("ctr", saved), name) == given[name]
+
+
+def test_what_is_so_anyway_may_be_said():
+    CTRConfig(precision=("fp32",), rounding=("nearest",), cache_fraction=(0.0,))
+    CTRConfig(dense_precision=("fp32",), dense_dtype="fp16")
 
 
 def test_a_preset_gives_every_category_a_row_of_its_own(tmp_path):

@@ -194,6 +194,24 @@ class CTRConfig(RunConfig):
                     "rows with extra bits are parameters that SGD steps with the MLPs"
                 )
 
+    def check_effects(self) -> None:
+        """As of every configuration."""
+        super().check_effects()
+        precision = f"precision={','.join(self.precision)}"
+        variants = self.grid.values()
+        # What is so anyway may be said: a script may give it to one precision after the other.
+        if not any(v.rounding for v in variants) and any(self.cache_fraction):
+            self._refuse(("cache_fraction",), f"{precision}, whose rows need no cache")
+        if not any(v.policy for v in variants):
+            self._refuse(("policy", "ways"), "tables without a cache")
+        if set(self.precision) == {"fp32"}:
+            if "stochastic" in self.rounding:
+                self._refuse(("rounding",), f"{precision}, whose rows are not rounded")
+            self._refuse(("narrow_above",), f"{precision}, where all tables are in FP32")
+        kind = (self.data or "").partition(":")[0]
+        if kind in ("generated", "flights"):
+            self._refuse(("on_bad_line",), f"data={kind}, which has no lines to be read")
+
     @cached_property
     def grid(self) -> dict[str, Variant]:
         """What is compared, by name."""
