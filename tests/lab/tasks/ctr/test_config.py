@@ -142,7 +142,7 @@ def test_what_would_change_nothing_is_refused_of_new_runs_alone(given, more, mes
 
 
 def test_what_is_so_anyway_may_be_said():
-    CTRConfig(precision=("fp32",), rounding=("nearest",), cache_fraction=(0.0,))
+    CTRConfig(precision=("fp32",), rounding=("nearest",), cache_fraction=(0.0,), narrow_above=5)
     CTRConfig(dense_precision=("fp32",), dense_dtype="fp16")
 
 

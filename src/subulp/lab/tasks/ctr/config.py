@@ -204,10 +204,8 @@ class CTRConfig(RunConfig):
             self._refuse(("cache_fraction",), f"{precision}, whose rows need no cache")
         if not any(v.policy for v in variants):
             self._refuse(("policy", "ways"), "tables without a cache")
-        if set(self.precision) == {"fp32"}:
-            if "stochastic" in self.rounding:
-                self._refuse(("rounding",), f"{precision}, whose rows are not rounded")
-            self._refuse(("narrow_above",), f"{precision}, where all tables are in FP32")
+        if set(self.precision) == {"fp32"} and "stochastic" in self.rounding:
+            self._refuse(("rounding",), f"{precision}, whose rows are not rounded")
         kind = (self.data or "").partition(":")[0]
         if kind in ("generated", "flights"):
             self._refuse(("on_bad_line",), f"data={kind}, which has no lines to be read")
