@@ -160,6 +160,9 @@ inline int64_t run_embedding_pool(const subulp_table* tables, const subulp_looku
     const subulp_table& t = tables[l.table[feature]];
     int64_t found_cached = 0, mine = INT64_MAX;
     const int64_t* const offsets = l.offsets + feature * l.batch;
+    // Without rows there is not even the one that stands for those out of range.
+    const bool none = t.rows == 0 && offsets[bag] < offsets[end];
+    if (none) mine = offsets[bag];
     const auto pool = [&](auto sums) {
       float* const column = out + l.column[feature];
       for (int64_t b = bag; b < end; ++b) sums.sum(offsets[b], offsets[b + 1], column + b * l.stride);
@@ -167,6 +170,7 @@ inline int64_t run_embedding_pool(const subulp_table* tables, const subulp_looku
     };
     const bool found = with_row_type(t.dtype, [&](auto row) {
       using Row = decltype(row);
+      if (none) return;
       if (l.weights) pool(BagSums<Row, true>(t, l, offsets[bag], offsets[end], &mine));
       else pool(BagSums<Row, false>(t, l, offsets[bag], offsets[end], &mine));
     });

@@ -640,3 +640,25 @@ def test_a_halved_cache_is_refused():
     bag.table.cache = bag.table.cache.half()
     with pytest.raises(ValueError, match="leave the dtypes"):
         bag(torch.tensor([[1]]))
+
+
+@pytest.mark.parametrize(("policy", "name"), [("lfu", "counts"), ("lru", "stamps")])
+def test_a_policy_without_what_it_counts_by_is_refused(policy, name):
+    bag = nn.CachedEmbeddingBag(64, 8, cache_fraction=0.2, ways=4, policy=policy, seed=0)
+    optim.RowSGD(bag, lr=0.1)
+
+    def step():
+        bag(torch.tensor([1, 2, 2, 5]), torch.tensor([0, 2])).square().sum().backward()
+
+    step()
+    kept, before = getattr(bag.table, name), bag.weight_fp32()
+    setattr(bag.table, name, None)
+    with pytest.raises(ValueError, match=f"policy='{policy}' has no {name}: expected"):
+        step()
+    setattr(bag.table, name, kept[:0])
+    with pytest.raises(ValueError, match=f"policy='{policy}' has no {name}: expected"):
+        step()
+    assert torch.equal(bag.weight_fp32(), before)
+    setattr(bag.table, name, kept)
+    step()
+    assert bag.steps == 2

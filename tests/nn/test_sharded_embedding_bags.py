@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import spawn
 
-from subulp import nn
+from subulp import nn, optim
 from subulp.nn.lookup_routes import Slots, find_routes
 from subulp.nn.placement import place
 from subulp.nn.table_part import TablePart, residues, shard_of
@@ -257,6 +257,28 @@ def test_one_process_takes_and_makes_whole_tables():
         assert torch.equal(whole.weight_fp32(i), split.weight_fp32(i))
     with pytest.raises(RuntimeError, match="parts are tables of their own"):
         jobs.sharded(None, "stochastic", "columns").unsharded()
+
+
+def test_a_table_that_no_feature_looks_up_does_not_count():
+    tables = [nn.EmbeddingTable(64, 8, "int4", 0.0)] * 2
+    plan = [nn.TableWise(), nn.RowWise()]
+    modules = [
+        nn.CachedEmbeddingBags(tables, 0, features=[0], seed=1),
+        nn.ShardedCachedEmbeddingBags(tables, None, plan, 0, features=[0], seed=1),
+    ]
+    values, lengths, found = torch.arange(8), torch.full((4,), 2), []
+    for bags in modules:
+        optim.RowSGD(bags, lr=0.1)
+        bags.tables[0].requires_grad_(False)
+        assert not bags(values, lengths).requires_grad
+        bags.tables[0].requires_grad_(True)
+        weights = torch.ones(8, requires_grad=True)
+        for _ in range(3):
+            bags(values, lengths, None, weights).square().sum().backward()
+        assert bags.steps == 3
+        found.append((bags.weight_fp32(0), weights.grad))
+    for of_one, of_split in zip(*found, strict=True):
+        assert torch.equal(of_one, of_split)
 
 
 def test_a_state_of_other_tables_is_refused():

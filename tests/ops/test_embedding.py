@@ -308,3 +308,21 @@ def test_big_memory_is_zeros():
     for shape in ((3,), (1 << 21, 3)):
         assert not big_memory.zeros(shape, torch.uint8).any()
         assert (big_memory.full(shape, -1, torch.int32) == -1).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_tables_without_rows_and_without_numbers_are_refused(monkeypatch, backend, dtype):
+    monkeypatch.setenv("SUBULP_BACKEND", backend)
+    tags, bounds = torch.empty(0, dtype=torch.int32), torch.tensor([0, 0, 1])
+
+    def pool(rows, dim, ends):
+        own = [torch.zeros(rows, dim).to(dtype)], [torch.empty(0, dim)], [tags]
+        options = [0], [1], [False], [0]
+        return embedding_pool(*own, *options, torch.tensor([0]), ends, None)[0]
+
+    with pytest.raises(IndexError, match="row number 0 at position 0"):
+        pool(0, 8, bounds)
+    assert torch.equal(pool(0, 8, torch.zeros(3, dtype=torch.int64)), torch.zeros(2, 8))
+    with pytest.raises(ValueError, match="with a dim of 1 or more"):
+        pool(4, 0, bounds)

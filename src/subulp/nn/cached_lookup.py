@@ -230,8 +230,8 @@ class CachedLookup(FixedDtypes):
     ) -> None:
         key, tables = ("update", id(self)), self._tables()
         rest = grad, self.evicted, self.seed, self._next_step()
-        numbers = numbers_of(optimizer, codes)
-        accumulators = [optimizer.accumulator(rows) for rows in codes]
+        groups = optimizer.groups_of(codes)
+        accumulators = list(map(optimizer.accumulator, codes, groups))
         stored = repeat.Stored(
             [
                 tensor
@@ -242,12 +242,12 @@ class CachedLookup(FixedDtypes):
             [tuple(lookups.features), self._streams, *(table.options() for table in tables)],
         )
         if lookups.values.is_cpu and (known := repeat.find(key, stored)) is not None:
-            repeat.update(known, numbers, lookups, *rest)
+            repeat.update(known, _numbers_of(groups), lookups, *rest)
             return
         operands = self._operands()
         updates = [
-            update_of(optimizer, table, own, stream)
-            for table, own, stream in zip(tables, numbers, self._streams, strict=True)
+            update_of(optimizer, table, group, stream)
+            for table, group, stream in zip(tables, groups, self._streams, strict=True)
         ]
         calls.update(operands, updates, lookups, *rest)
         repeat.remember(key, stored, operands, updates, lookups.features)
@@ -410,13 +410,23 @@ def anchor(device: torch.device) -> Tensor:
 
 
 def update_of(
-    optimizer: RowRule, table: CachedTable, numbers: tuple[float, float, float], stream: int
+    optimizer: RowRule, table: CachedTable, group: dict[str, Any], stream: int
 ) -> TableUpdate:
-    """What an update of a table needs beside it; its random bits have the key word ``stream``."""
+    """What an update of a table needs beside it.
+
+    Args:
+        optimizer: The rule.
+        table: The table.
+        group: Its options.
+        stream: Key word of its random bits.
+
+    Raises:
+        ValueError: What the optimizer or the cache's policy keeps does not fit.
+    """
     rows = table.codes
-    counts, stamps, floors = table.policy_state()
-    (lr, weight_decay, eps), device = numbers, rows.device
-    accumulator = optimizer.accumulator(rows)
+    counts, stamps, floors = table.checked_policy_state()
+    (lr, weight_decay, eps), device = _numbers(group), rows.device
+    accumulator = optimizer.accumulator(rows, group)
 
     def role(name: str, tensor: Tensor | None, dtype: torch.dtype = torch.int32) -> Tensor:
         return _absent(dtype, device, name, stream) if tensor is None else tensor
@@ -434,16 +444,15 @@ def update_of(
     )
 
 
-def numbers_of(optimizer: RowRule, tables: Sequence[Tensor]) -> list[tuple[float, float, float]]:
-    """Learning rate, weight decay and epsilon of each table."""
-    groups = optimizer.groups_of(tables)
-    # All are mostly of one group.
+def _numbers_of(groups: Sequence[dict[str, Any]]) -> list[tuple[float, float, float]]:
+    """Learning rate, weight decay and epsilon of each group."""
+    # All are mostly the same.
     if all(map(is_, groups, groups[1:])):
-        return [_numbers_of(groups[0])] * len(groups)
-    return [_numbers_of(group) for group in groups]
+        return [_numbers(groups[0])] * len(groups)
+    return [_numbers(group) for group in groups]
 
 
-def _numbers_of(group: dict[str, Any]) -> tuple[float, float, float]:
+def _numbers(group: dict[str, Any]) -> tuple[float, float, float]:
     return float(group["lr"]), float(group["weight_decay"]), float(group.get("eps", 0.0))
 
 

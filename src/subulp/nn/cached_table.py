@@ -262,6 +262,26 @@ class CachedTable(FixedDtypes):
         kept = self._buffers
         return kept["counts"], kept["stamps"], kept["floors"]
 
+    def checked_policy_state(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """As :meth:`policy_state`.
+
+        Raises:
+            ValueError: What the policy needs is missing, which kernels would take for another one.
+        """
+        counts, stamps, floors = self.policy_state()
+        lfu = self.sets > 0 and self.config.policy == "lfu"
+        stamped = self.sets > 0 and self.config.policy == "lru" and self.ways > 1
+        for name, kept, count in (
+            ("counts", counts, self._rows.rows if lfu else None),
+            ("stamps", stamps, self.sets * self.ways if stamped else None),
+        ):
+            if count and (kept is None or not kept.numel()):
+                raise ValueError(
+                    f"a table of policy={self.config.policy!r} has no {name}: expected {count}; "
+                    "load its state dict again"
+                )
+        return counts, stamps, floors
+
     def reset(self, seed: int) -> None:
         """Be as new: initial rows, and nothing cached or counted."""
         self.cache.zero_()

@@ -107,7 +107,7 @@ class _Options:
     def factor(self) -> float:
         return 1.0
 
-    def accumulator(self, rows: Tensor) -> None:
+    def accumulator(self, rows: Tensor, group: dict[str, Any] | None = None) -> None:
         return None
 
 

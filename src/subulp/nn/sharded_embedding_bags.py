@@ -22,7 +22,7 @@ from .cached_embedding_bag import (
     bag_means,
     check_mode,
 )
-from .cached_lookup import CachedLookup, anchor, check_weights, integers, numbers_of, update_of
+from .cached_lookup import CachedLookup, anchor, check_weights, integers, update_of
 from .cached_table import CachedTable, EmbeddingTable
 from .derivatives import once_differentiable
 from .lookup_routes import Slots
@@ -235,7 +235,8 @@ class ShardedCachedEmbeddingBags(CachedLookup):
     ) -> Tensor:
         grads = torch.is_grad_enabled()
         frozen = self._frozen()
-        update = self.training and grads and not all(frozen)
+        # As in one process, tables that no feature looks up do not count.
+        update = self.training and grads and not all(frozen[p] for p in self._slots.parts)
         weighs = weights is not None and weights.requires_grad and grads
         given = None if weights is None else weights.detach()
         self._calls += 1
@@ -318,11 +319,11 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 optimizer.unscaled(flat.new_full((1,), torch.inf))
             return
         codes = self._codes()
-        if all(p.frozen for p in codes):
+        if all(codes[p].frozen for p in self._slots.parts):
             return
         assert ready is not None
         number = self._next_step()
-        tables, kept, numbers = self._operands(), self._tables(), numbers_of(optimizer, codes)
+        tables, kept, groups = self._operands(), self._tables(), optimizer.groups_of(codes)
         sizes = [
             (part.bag_ends.numel() - 1) * table.dim if wanted else 0
             for part, table, wanted in zip(exchange.parts, tables, sent, strict=True)
@@ -333,7 +334,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 continue
             calls.update(
                 [tables[p]],
-                [update_of(optimizer, kept[p], numbers[p], self._streams[p])],
+                [update_of(optimizer, kept[p], groups[p], self._streams[p])],
                 part.bags(),
                 grad.view(-1, tables[p].dim),
                 self.evicted[p : p + 1],

@@ -292,13 +292,10 @@ def weight_gradients(
 ) -> Tensor:
     """The gradient of this rank's weights: FP32 ``(count,)``; parts of a row are added in order."""
     slots, routes = exchange.slots, exchange.routes
-    found = [
-        calls.weight_grad([table], lookups.bags(), grad)
-        for table, lookups, grad in zip(tables, exchange.parts, grads, strict=True)
-    ]
     ones = [1] * len(slots)
     pieces: dict[int, Tensor] = {}
-    for p, flat in enumerate(found):
+    for p in sorted(set(slots.parts)):
+        flat = calls.weight_grad([tables[p]], exchange.parts[p].bags(), grads[p])
         own = [k for k, part in enumerate(slots.parts) if part == p]
         pieces.update(
             zip(own, flat.split_with_sizes([sum(exchange.row_counts[k]) for k in own]), strict=True)

@@ -24,8 +24,14 @@ class RowRule(Protocol):
     def factor(self) -> float:
         """What :meth:`unscaled` multiplies gradients by; 1 where nobody scales the loss."""
 
-    def accumulator(self, rows: Tensor) -> Tensor | None:
-        """What is kept of a table's gradients: FP32 ``(rows,)`` or ``(rows, dim)``; or nothing."""
+    def accumulator(self, rows: Tensor, group: dict[str, Any] | None = None) -> Tensor | None:
+        """What is kept of a table's gradients: FP32 ``(rows,)`` or ``(rows, dim)``; or nothing.
+
+        Args:
+            rows: The stored rows.
+            group: The table's options, which it has to fit; ``None`` does not compare
+                (default: ``None``).
+        """
 
 
 class RowModule(Protocol):

@@ -253,5 +253,6 @@ def check_number(name: str, value: object) -> None:
     # A protocol takes longer to look up than a small step.
     if isinstance(value, str) or not isinstance(value, (float, int, SupportsFloat)):
         raise ValueError(f"{name}={value!r} is not a number: use 0 or more")
-    if not 0.0 <= float(value) <= LARGEST:
+    # Of an integer that no float holds, `float` makes an OverflowError.
+    if not 0.0 <= (value if isinstance(value, int) else float(value)) <= LARGEST:
         raise ValueError(f"{name}={value} is out of range: use a finite number of FP32, 0 or more")

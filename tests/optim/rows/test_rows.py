@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -122,6 +124,13 @@ def test_options_are_looked_at_again_when_one_was_set() -> None:
         (edit_in_place, lambda: group.update(lr=0.1), "is out of range"),
         (lambda: group.update(momentum=0.9), lambda: group.pop("momentum"), "momentum=0.9 is not"),
         (
+            lambda: opt.state[rows].update(sum=torch.zeros(0)),
+            lambda: opt.state[rows].update(sum=sums),
+            r"the sums have shape \(0,\) for 64 rows: nothing was updated",
+        ),
+        (lambda: group.pop("lr"), lambda: group.update(lr=0.1), "a group of RowAdagrad has no lr"),
+        (lambda: group.update(lr=10**400), lambda: group.update(lr=0.1), "is out of range"),
+        (
             lambda: opt.state[rows].update(sum=torch.zeros(64, D)),
             lambda: opt.state[rows].update(sum=sums),
             "rowwise=True was set after the sums were made",
@@ -138,6 +147,50 @@ def test_options_are_looked_at_again_when_one_was_set() -> None:
         undo()
     step()
     assert not torch.equal(bag.weight_fp32(), before)
+
+
+def test_sums_of_each_table_are_compared_with_the_option() -> None:
+    tables = [nn.EmbeddingTable(64, D), nn.EmbeddingTable(64, D)]
+    bags = nn.CachedEmbeddingBags(tables, 0, seed=0)
+    opt = optim.RowAdagrad(bags)
+
+    def step() -> None:
+        bags(torch.tensor([1, 2]), torch.tensor([1, 1])).square().sum().backward()
+
+    step()
+    step()
+    second = opt.param_groups[0]["params"][1]
+    opt.state[second]["sum"].data = torch.zeros(64, D)
+    with pytest.raises(ValueError, match="rowwise=True was set after the sums were made"):
+        step()
+    assert bags.steps == 2
+
+
+def test_a_tensor_for_an_option_of_torchs_is_looked_at_in_each_step() -> None:
+    bag = nn.CachedEmbeddingBag(64, D, seed=0)
+    (group,) = optim.RowSGD(bag, lr=0.1).param_groups
+    group["momentum"] = momentum = torch.tensor(0.0)
+
+    def step() -> None:
+        bag(torch.tensor([1, 2, 2]), torch.tensor([0])).square().sum().backward()
+
+    step()
+    momentum.fill_(0.9)
+    with pytest.raises(ValueError, match="momentum"):
+        step()
+
+
+def test_no_sums_of_before_are_kept_by_a_restored_optimizer() -> None:
+    bag = nn.CachedEmbeddingBag(64, D, seed=0)
+    opt = optim.RowAdagrad(bag)
+    before = []
+    for _ in range(4):
+        bag(torch.tensor([1, 2, 2]), torch.tensor([0])).square().sum().backward()
+        (rows,) = opt.param_groups[0]["params"]
+        before.append(weakref.ref(opt.state[rows]["sum"]))
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    gc.collect()
+    assert not any(sums() is not None for sums in before)
 
 
 def test_sums_of_torchs_adagrad() -> None:

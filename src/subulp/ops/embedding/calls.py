@@ -95,7 +95,7 @@ def check_grad(grad: Tensor, lookups: Lookups, width: int) -> None:
 def check_step(evictions: Tensor, tables: int, lookups: Lookups, seed: int, step: int) -> None:
     """Refuse what else an update of so many tables takes."""
     check_role("evictions", evictions, torch.int64, (tables,), lookups)
-    if not (0 <= seed < _WORD and 0 < step < _WORD):
+    if not (isinstance(seed, int) and 0 <= seed < _WORD and 0 < step < _WORD):
         raise ValueError(
             f"seed={seed} and step={step} are out of range: expected words of 32 bits, steps from 1"
         )
@@ -128,10 +128,12 @@ def _check_table(i: int, table: Table, lookups: Lookups) -> None:
             "expected FP32 and int32; leave the dtypes of the module as they are"
         )
     ways, places = table.ways, table.tags.shape
-    if not 1 <= ways <= MAX_WAYS or table.cache.dim() != 2 or len(places) != 1:
+    cached = tuple(table.cache.shape)
+    if not 1 <= ways <= MAX_WAYS or len(cached) != 2 or not cached[1] or len(places) != 1:
         raise ValueError(
-            f"table {i} has ways={ways}, a cache of shape {tuple(table.cache.shape)} and tags of "
-            f"shape {tuple(places)}: expected 1 to {MAX_WAYS} ways, (places, dim) and (places,)"
+            f"table {i} has ways={ways}, a cache of shape {cached} and tags of shape "
+            f"{tuple(places)}: expected 1 to {MAX_WAYS} ways, (places, dim) with a dim of 1 or "
+            "more, and (places,)"
         )
     if table.cache.shape[0] != places[0] or places[0] % ways:
         raise ValueError(

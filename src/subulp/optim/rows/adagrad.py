@@ -76,17 +76,6 @@ class RowAdagrad(RowOptimizer):
         rowwise = group.setdefault("rowwise", self.defaults["rowwise"])
         if not isinstance(rowwise, bool):
             raise ValueError(f"rowwise={rowwise!r} is unknown: use True or False")
-        # The sums of a group's tables are all alike.
-        for rows in group["params"][:1]:
-            sums = self.state[rows].get("sum") if rows in self.state else None
-            if sums is not None and rowwise != (sums.dim() == 1):
-                raise ValueError(
-                    f"rowwise={rowwise} was set after the sums were made: make a new optimizer"
-                )
-
-    def _watched(self, group: dict[str, Any]) -> list[object]:
-        sums = [self.state[rows].get("sum") for rows in group["params"][:1] if rows in self.state]
-        return [*super()._watched(group), *sums]
 
     def _check_module(self, module: RowModule) -> None:
         super()._check_module(module)
@@ -95,8 +84,17 @@ class RowAdagrad(RowOptimizer):
                 f"{type(module).__name__} is trained with RowSGD: RowAdagrad is for embeddings"
             )
 
-    def accumulator(self, rows: Tensor) -> Tensor:
-        """The sums of a table: FP32 ``(rows,)`` row-wise, else ``(rows, dim)``."""
+    def accumulator(self, rows: Tensor, group: dict[str, Any] | None = None) -> Tensor:
+        """The sums of a table: FP32 ``(rows,)`` row-wise, else ``(rows, dim)``.
+
+        Args:
+            rows: The stored rows.
+            group: The table's, for a step; ``None`` takes the sums as they are (default: ``None``).
+
+        Raises:
+            RuntimeError: They are gone.
+            ValueError: They are not those of the group's ``rowwise``, or of as many rows.
+        """
         state = self.state[rows]
         if "sum" not in state:
             raise RuntimeError(
@@ -107,6 +105,18 @@ class RowAdagrad(RowOptimizer):
         if state["sum"].device != rows.device:
             state["sum"] = state["sum"].to(rows.device)
         total: Tensor = state["sum"]
+        if group is None:
+            return total
+        if group["rowwise"] != (total.dim() == 1):
+            raise ValueError(
+                f"rowwise={group['rowwise']} was set after the sums were made, which have shape "
+                f"{tuple(total.shape)}: make a new optimizer"
+            )
+        if total.shape[:1] != rows.shape[:1]:
+            raise ValueError(
+                f"the sums have shape {tuple(total.shape)} for {rows.shape[0]} rows: nothing was "
+                "updated; make a new optimizer"
+            )
         return total
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

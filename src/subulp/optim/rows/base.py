@@ -30,11 +30,20 @@ class _RowScaler(ScalerLink):
 
 
 _NUMBERS = ("lr", "weight_decay", "eps", "initial_accumulator_value")
+_NEEDED = ("lr", "weight_decay")
 _OF_TORCH = {
     **dict.fromkeys(("momentum", "dampening", "lr_decay", "weight_decay"), 0),
     **dict.fromkeys(("nesterov", "maximize", "differentiable"), False),
     **dict.fromkeys(("foreach", "fused"), None),
 }
+
+
+_PLAIN = {str, float, int, bool, type(None)}
+"""Types of options that stay what they are."""
+
+
+def _options_of(group: dict[str, Any]) -> list[object]:
+    return [part for name, value in group.items() if name != "params" for part in (name, value)]
 
 
 class RowOptimizer(TorchOptimizer):
@@ -135,6 +144,8 @@ class RowOptimizer(TorchOptimizer):
         for name in _NUMBERS:
             if name in group:
                 check_number(name, group[name])
+            elif name in _NEEDED:
+                raise ValueError(f"a group of {type(self).__name__} has no {name}: set it")
         own = {n: group[n] for n in _OF_TORCH if n in group and n not in self.defaults}
         check_torch_options(type(self).__name__, _OF_TORCH, own)
 
@@ -206,6 +217,8 @@ class RowOptimizer(TorchOptimizer):
             if "step" in saved:
                 counts[index] = int(saved["step"])
         super().load_state_dict({**state_dict, "state": {i: s for i, s in state.items() if s}})
+        # Of groups that are no more.
+        self.__dict__.pop("_checked", None)
         indices = (i for group in state_dict["param_groups"] for i in group["params"])
         owners = self._owners()
         for index, rows in zip(indices, self._rows(), strict=True):
@@ -254,18 +267,14 @@ class RowOptimizer(TorchOptimizer):
     def _check_set_options(self, group: dict[str, Any]) -> None:
         """Check a group's options, unless they are the very objects that were checked last."""
         checked = self.__dict__.setdefault("_checked", {})
-        now = self._watched(group)
+        now = _options_of(group)
         before = checked.pop(id(group), ())
         if len(before) != len(now) or not all(map(is_, before, now)):
             self._check_options(group)
-            now = self._watched(group)
+            now = _options_of(group)
         # Others, as tensors, may hold another number by the next time.
-        if all(type(group.get(name, 0.0)) in (float, int) for name in _NUMBERS):
+        if _PLAIN.issuperset(map(type, now)):
             checked[id(group)] = now
-
-    def _watched(self, group: dict[str, Any]) -> list[object]:
-        """What the check of a group looks at."""
-        return [*group.keys(), *group.values()]
 
     def unscaled(self, grad: Tensor) -> Tensor | None:
         """The gradient of the loss from that of the scaled loss, which a scaler may have made.
@@ -290,7 +299,7 @@ class RowOptimizer(TorchOptimizer):
         with contextlib.suppress(RuntimeError):
             self._scaler.report(finite)
 
-    def accumulator(self, rows: Tensor) -> Tensor | None:
+    def accumulator(self, rows: Tensor, group: dict[str, Any] | None = None) -> Tensor | None:
         """The state that the optimizer keeps for a table: here none."""
         return None
 

@@ -108,11 +108,6 @@ def test_bad_options(options, message):
     [
         ({"cache_fraction": (0.1,)}, {"precision": ("fp32",)}, "cache_fraction=0.1 .* no cache"),
         ({"rounding": ("stochastic",)}, {"precision": ("fp32",)}, "rounding=stochastic has no eff"),
-        (
-            {"narrow_above": 5},
-            {"precision": ("fp32",)},
-            "narrow_above=5 has no effect on prec",
-        ),
         ({"policy": ("lru",)}, {"precision": ("fp32",)}, "policy=lru has no effect on tables with"),
         ({"policy": ("lru", "lfu")}, {"cache_fraction": (0.0,)}, "policy=lru,lfu has no effect on"),
         (
