@@ -51,6 +51,28 @@ def test_watching_changes_no_bit(make: type, precision: str) -> None:
             assert torch.equal(value, results[1][1][key][name]), name
 
 
+@pytest.mark.parametrize("load", [False, True])
+def test_moments_made_in_inference_mode_go_on(load: bool) -> None:
+    """Three groups: a step that fails in the middle would leave some of them behind."""
+    params, gradients = model_and_gradients(6)
+    results = []
+    for watched in (False, True):
+        mine = copy.deepcopy(params)
+        optimizer = optim.AdamW([{"params": [p]} for p in mine], precision="collage-light")
+        watch = diagnostics.watch(optimizer, every=3) if watched else contextlib.nullcontext()
+        with watch as w:
+            for t, of_step in enumerate(gradients):
+                for p, g in zip(mine, of_step, strict=True):
+                    p.grad = g.clone()
+                with torch.inference_mode(t in (0, 3)):
+                    optimizer.step()
+                    if watched and load and t == 3:
+                        w.load_state_dict(w.state_dict())
+        results.append(mine)
+    for p, q in zip(*results, strict=True):
+        assert torch.equal(p, q)
+
+
 def test_equation_3_and_definition_3_2() -> None:
     """SGD with lr 1: the update is the gradient, and BF16 loses what is below half an ulp."""
     p = torch.nn.Parameter(torch.tensor([1.0, 200.0, 0.0, 4.0], dtype=torch.bfloat16))

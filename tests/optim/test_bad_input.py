@@ -193,6 +193,19 @@ def test_options_of_torch_set_in_a_group_later(kind):
     assert not torch.equal(group["params"][0], before)
 
 
+@pytest.mark.parametrize("value", [None, "no", 1.0, torch.tensor(1.0)])
+@pytest.mark.parametrize("name", ["maximize", "nesterov"])
+def test_flags_of_another_kind_are_refused_before_anything_steps(name, value):
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    optimizer = optim.SGD([{"params": [p]} for p in params], lr=0.1, momentum=0.9)
+    for p in params:
+        p.grad = torch.ones(4)
+    optimizer.param_groups[1][name] = value
+    with pytest.raises(ValueError, match=f"{name}=.* is unknown: use True or False"):
+        optimizer.step()
+    assert all(torch.equal(p.detach(), torch.ones(4)) for p in params)
+
+
 def test_defaults_are_checked_also_where_groups_override_them():
     with pytest.raises(ValueError, match=r"lr=-1\.0"):
         optim.AdamW([{"params": [weight()], "lr": 0.1}], lr=-1.0)

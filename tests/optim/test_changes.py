@@ -261,6 +261,30 @@ def test_states_made_in_inference_mode_can_be_stepped(what: str, precision: str)
         assert same_bits(p.detach(), q.detach())
 
 
+@pytest.mark.parametrize("what", ["precision", "layout"])
+@pytest.mark.parametrize("arithmetic", ["wide", "strict"])
+def test_states_changed_in_inference_mode_can_be_stepped(what: str, arithmetic: str) -> None:
+    found = []
+    for inference in (True, False):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(4, 6).bfloat16()) for _ in range(2)]
+        groups = [{"params": [p]} for p in params]
+        optimizer = optim.AdamW(groups, precision="collage-light", arithmetic=arithmetic, eps=1e-6)
+        for t in range(3):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+            if t == 0 and what == "layout":
+                params[1].data = params[1].data.t().contiguous().t()
+            with torch.inference_mode(inference):
+                if t == 0 and what == "precision":
+                    optimizer.change_precision("collage-plus", group=1)
+                optimizer.wide_value(params[1])
+        found.append(params)
+    for p, q in zip(*found, strict=True):
+        assert same_bits(p.detach(), q.detach())
+
+
 def test_parameters_made_in_inference_mode_are_refused() -> None:
     with torch.inference_mode():
         p = nn.Parameter(torch.ones(3))

@@ -151,11 +151,12 @@ class Watch:
             # A watch of version 0.1 had none: they begin as the stored ones, as they do here.
             moments = state_dict.get("moments") or [[] for _ in self._params]
             pairs = zip(self._params, moments, strict=True)
-            self._shadows = {
-                p: [shards.placed_like(p, m.detach()).to(p.device, copy=True) for m in moments]
-                for p, moments in pairs
-                if moments
-            }
+            with torch.inference_mode(False), torch.no_grad():
+                self._shadows = {
+                    p: [shards.placed_like(p, m.detach()).to(p.device, copy=True) for m in moments]
+                    for p, moments in pairs
+                    if moments
+                }
         self.total, self.groups = None, []
         if self.history:
             last = self.history[-1]
@@ -223,7 +224,8 @@ class Watch:
     def _aside(self) -> Iterator[None]:
         """Watching is not training: neither its time nor its memory is."""
         started = time.perf_counter()
-        with dispatch._disable_current_modes():
+        # Moments outlive a step in inference mode, and are changed after it.
+        with torch.inference_mode(False), torch.no_grad(), dispatch._disable_current_modes():
             yield
         self.seconds += time.perf_counter() - started
 

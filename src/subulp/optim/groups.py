@@ -194,6 +194,8 @@ class ParameterGroups(TorchOptimizer):
                 each["precision"] = old
             raise
 
+    # What is made here outlives an evaluation's inference mode, and is stepped after it.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _convert(self, *, lossy: bool) -> None:
         conversions = []
@@ -306,6 +308,9 @@ class ParameterGroups(TorchOptimizer):
     def _follow_layout(
         self, strategy: Strategy, held: dict[str, Tensor], p: Tensor, part: Tensor
     ) -> None:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                return self._follow_layout(strategy, held, p, part)
         words = strategy.words_name
         if words in held and held.keys() <= {words, *components.SCALAR_STATES}:
             # No other state tells how the parameter lay when they were packed.

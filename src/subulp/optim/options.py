@@ -187,6 +187,9 @@ def check_shared(options: dict[str, Any]) -> None:
                 f"{name}={options[name]!r} is unknown: use "
                 f"{' or '.join(map(repr, get_args(choices)))}"
             )
+    for name in ("maximize", "nesterov"):
+        if not isinstance(options.get(name, False), bool):
+            raise ValueError(f"{name}={options[name]!r} is unknown: use True or False")
     check_capturable(options)
     seed = options["seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -195,6 +196,29 @@ def test_a_nonfinite_gradient_leaves_the_whole_step_out(policy: str) -> None:
             assert torch.equal(value, before[name])
         handle.backward(model(torch.ones(2, 4)).sum())
         assert not torch.equal(model[0].weight, before["0.weight"])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loop_goes_on_after_a_step_that_was_refused(accumulate: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    before = copy.deepcopy(model.state_dict())
+    optimizer = optim.SGD(model.parameters(), lr=0.1, nonfinite="raise")
+    refused = 0
+    with optim.fuse_backward(model, optimizer, accumulate=accumulate) as handle:
+        for step in range(4):
+            try:
+                for part in range(accumulate):
+                    bad = step == 0 and part == accumulate - 1
+                    x = torch.full((2, 4), math.nan if bad else 1.0)
+                    handle.backward(model(x).square().mean())
+                optimizer.step()
+            except FloatingPointError:
+                refused += 1
+                for name, value in model.state_dict().items():
+                    assert torch.equal(value, before[name])
+    assert refused == 1
+    assert not torch.equal(model.weight, before["weight"])
 
 
 def test_the_policy_of_the_group_with_the_bad_gradient_decides() -> None:

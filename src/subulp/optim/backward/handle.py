@@ -649,7 +649,11 @@ class FusedBackward:
         if self._scaling is not None:
             self._scaling.report(finite=worst == 0)
         if worst:
-            self._count()
+            if worst == 1:
+                self._count()
+            else:
+                # No call of step() follows: neither of this pass nor of the accumulation's before.
+                self._passes -= self._accumulator.done
             self._accumulator.reset()
             self._leave_out(bad, worst)
             return False
