@@ -84,14 +84,12 @@ def measure(
     cases += [(chunk, sums, False) for sums in SUMS for chunk in CHUNKS]
     times: dict[tuple[int, int, bool], list[float]] = {case: [] for case in cases}
     ways = Ways()
-    turn = 0
-    for _ in range(rounds):
-        for chunk, sums, alone in cases:
+    for turn in range(rounds):
+        for i, (chunk, sums, alone) in enumerate(cases):
             if others is not None:
                 others.run()
-            # A batch that was touched as long ago as all others.
-            turn = (turn + 1) % BATCHES
-            batch = (none if alone else runs)[turn]
+            # Each way meets each batch, which was touched as long ago as all others.
+            batch = (none if alone else runs)[(i + turn) % BATCHES]
             times[chunk, sums, alone].append(ways.measure(batch, chunk, sums))
     found = {case: statistics.median(own) for case, own in times.items()}
     return [

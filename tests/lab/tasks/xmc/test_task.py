@@ -351,7 +351,6 @@ def test_strategies_that_no_encoder_can_have(options, message):
     [
         ({"head_fraction": 0.2}, "head_fraction=0.2 has no effect on precision=sampled,renee"),
         ({"scale": "table"}, "scale=table has no effect on precision=sampled,renee, whose rows"),
-        ({"chunks": 2}, "chunks=2 has no effect on precision=sampled,renee, which has no chunks"),
         ({"refine_lr": 0.1}, "refine_lr=0.1 has no effect without refine_epochs"),
     ],
 )

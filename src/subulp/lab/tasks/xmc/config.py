@@ -255,7 +255,8 @@ class XMCConfig(LinearConfig):
                     f"linear={','.join(self.linear)} contradict each other: linear is for an "
                     "encoder in BF16; leave one of the two out"
                 )
-        if self.layers == 0 and self.linear != (PLAIN,):
+        plain = set(self.precision) <= set(self.plain_precisions)
+        if self.layers == 0 and self.linear != (PLAIN,) and not plain:
             raise ValueError(
                 f"layers=0 and linear={','.join(self.linear)} contradict each other: linear is for "
                 "the products of the bag encoder's layers; give --layers 1, or leave layers out"
@@ -281,8 +282,6 @@ class XMCConfig(LinearConfig):
                     f"{name}={text} has no effect on precision={','.join(self.precision)}, "
                     f"whose {what} in FP32: add another precision, or leave {name} out"
                 )
-        if set(self.precision) <= set(BASELINES):
-            self._refuse(("chunks",), f"precision={','.join(self.precision)}, which has no chunks")
         if not self.refine_epochs and self.refine_lr != _REFINE_LR:
             raise ValueError(
                 f"refine_lr={self.refine_lr} has no effect without refine_epochs: give "
