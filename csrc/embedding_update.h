@@ -216,10 +216,11 @@ class TableUpdate {
   Gradient gradient_of(const RowOrder& order, int64_t run) {
     const int64_t first = order.start(run), last = order.start(run + 1);
     const bool weighted = call_.lookups.weights != nullptr;
-    for (int64_t e = first; e < last && !call_.gradients_are_near; ++e) {
+    const bool near = call_.gradients_are_near;
+    for (int64_t e = first; e < last && (weighted || !near); ++e) {
       if (e + 2 * GRADIENTS_AHEAD >= order.size()) break;
       if (weighted) fetch_line(call_.grad_at + order.source(e + 2 * GRADIENTS_AHEAD));
-      prefetch(gradient(order.source(e + GRADIENTS_AHEAD)), t_.dim * 4);
+      if (!near) prefetch(gradient(order.source(e + GRADIENTS_AHEAD)), t_.dim * 4);
     }
     const float* summed = sums_[run % 2];
     if (last - first == 1 && direct_ && !weighted) summed = gradient(order.source(first));

@@ -128,6 +128,7 @@ ERRORS = {
     "factors": "FloatingPointError: {}the per_sample_weights .* nothing was updated",
     "eval": "RuntimeError: the ranks' tables differ",
     "rate": "RuntimeError: the ranks' optimizers or gradient scalers have different options",
+    "sums": "ValueError: {}the sums have shape .* nothing was updated",
     "scale": "RuntimeError: the ranks' optimizers or gradient scalers have different options",
     "backward passes in another order": "RuntimeError: the ranks are in the backward passes of",
     "another module": "RuntimeError: the ranks' tables differ in state, options or the call",

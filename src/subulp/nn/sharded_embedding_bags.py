@@ -13,6 +13,7 @@ from ..numerics.whole import is_whole
 from ..ops import look_ahead
 from ..ops.embedding import calls
 from ..ops.embedding.faults import check_offsets, index_error, not_finite
+from ..ops.embedding.job import TableUpdate
 from ..ops.graph_breaks import between_graphs
 from .cached_embedding_bag import (
     CachedEmbeddingBags,
@@ -298,9 +299,11 @@ class ShardedCachedEmbeddingBags(CachedLookup):
     def _update_parts(self, exchange: Exchange, sent: Sequence[bool], flat: Tensor) -> None:
         """Update the rows here, if all ranks may."""
         fault, ready, facts = None, None, 0
+        updates: list[TableUpdate] = []
         try:
             ready = self._ready(exchange, flat)
             facts = digest(self.steps, self._options(), self.checked_optimizer().factor())
+            updates = self._updates()
         except Exception as error:
             fault = error
         words = self.ranks.agree([int(fault is not None), int(ready is None), facts])
@@ -323,7 +326,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
             return
         assert ready is not None
         number = self._next_step()
-        tables, kept, groups = self._operands(), self._tables(), optimizer.groups_of(codes)
+        tables = self._operands()
         sizes = [
             (part.bag_ends.numel() - 1) * table.dim if wanted else 0
             for part, table, wanted in zip(exchange.parts, tables, sent, strict=True)
@@ -334,7 +337,7 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 continue
             calls.update(
                 [tables[p]],
-                [update_of(optimizer, kept[p], groups[p], self._streams[p])],
+                [updates[p]],
                 part.bags(),
                 grad.view(-1, tables[p].dim),
                 self.evicted[p : p + 1],
@@ -342,6 +345,13 @@ class ShardedCachedEmbeddingBags(CachedLookup):
                 number,
             )
         self.steps = number
+
+    def _updates(self) -> list[TableUpdate]:
+        """What an update of each part needs beside it: before any has one, for it may not fit."""
+        optimizer = self.checked_optimizer()
+        groups = optimizer.groups_of(self._codes())
+        each = zip(self._tables(), groups, self._streams, strict=True)
+        return [update_of(optimizer, *of_part) for of_part in each]
 
     def _ready(self, exchange: Exchange, flat: Tensor) -> Tensor | None:
         """The gradients to step by; ``None`` if the scaler leaves the step out."""
