@@ -206,6 +206,11 @@ def test_results_that_nobody_reads(into, text_file, tmp_path):
         ["evaluate", str(out), "--json"],
         ["runs", str(tmp_path), "--json"],
         ["sample", str(out), "--prompt", "a"],
+        ["doctor"],
+        ["doctor", "--json"],
+        ["--help"],
+        ["train", "xmc", "--help"],
+        ["--version"],
     ):
         command = shlex.join([sys.executable, "-m", "subulp", *words])
         script = f"set -o pipefail; {command} {into}"

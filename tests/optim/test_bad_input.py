@@ -327,6 +327,43 @@ def test_parameters_that_share_memory_are_refused(dtype, shared, late):
     optimizer.step()
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("of", ["another", "its own", "a part of another"])
+@pytest.mark.parametrize("make", [optim.AdamW, optim.SGD])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_gradients_in_the_memory_of_parameters_are_refused(dtype, make, of, late):
+    """They would be read while the parameter is updated, before or after by the threads."""
+    begin = 700 if of == "a part of another" else 0
+    first, second = (nn.Parameter(torch.ones(n).to(dtype)) for n in (2000, 2000 - begin))
+    empty = nn.Parameter(first.detach()[500:500])
+    optimizer = make([empty, first, second], lr=0.1)
+    for p in (empty, first, second):
+        p.grad = torch.ones_like(p)
+    for _ in range(3 if late else 0):
+        optimizer.step()
+    second.grad = (second if of == "its own" else first).detach()[begin:]
+    before = [p.detach().clone() for p in (first, second)]
+    name = "parameter 2" if of == "its own" else "parameter 1"
+    message = rf"gradient of parameter 2 lies in the memory of {name}, .* nothing was updated\. Give"
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert all(map(torch.equal, before, [p.detach() for p in (first, second)]))
+    second.grad = second.grad.clone()
+    optimizer.step()
+    assert not torch.equal(before[1], second.detach())
+
+
+def test_gradients_may_share_memory_with_each_other():
+    params = [weight(), weight()]
+    expected = [weight(), weight()]
+    gradient = torch.tensor([1.0, -2.0, 3.0, 4.0]).to(params[0].dtype)
+    for p, q in zip(params, expected, strict=True):
+        p.grad, q.grad = gradient, gradient.clone()
+    for group in (params, expected):
+        optim.AdamW(group, lr=0.1).step()
+    assert all(map(torch.equal, params, expected))
+
+
 def test_a_parameter_twice_in_a_group_is_refused():
     """torch warns when it is added, and steps it twice."""
     p, other = weight(), weight()

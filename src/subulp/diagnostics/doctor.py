@@ -46,9 +46,9 @@ def run(*, as_json: bool = False) -> int:
     operations = list(_operations())
     if as_json:
         found = {title.lower(): rows for title, rows in parts.items()}
-        print(json.dumps(found | {"operations": [asdict(operation) for operation in operations]}))
+        _show(json.dumps(found | {"operations": [asdict(operation) for operation in operations]}))
     else:
-        _print(parts, operations)
+        _show(_report(parts, operations))
     return int(any(operation.check.error is not None for operation in operations))
 
 
@@ -59,11 +59,20 @@ def _operations() -> Iterator[Operation]:
             yield Operation(device, choice.backend, choice.reason, self_check(op, device))
 
 
-def _print(parts: Mapping[str, Mapping[str, str]], operations: Sequence[Operation]) -> None:
-    for title, rows in parts.items():
-        _print_columns(title, list(rows.items()))
+def _show(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader, such as head, has seen enough. Nothing is left for the interpreter to flush.
+        with open(os.devnull, "w", encoding="utf-8") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())
+
+
+def _report(parts: Mapping[str, Mapping[str, str]], operations: Sequence[Operation]) -> str:
     header = ("op", "device", "backend", "why", "self-check")
-    _print_columns("Operations", [header, *(_row(operation) for operation in operations)])
+    tables = {title: list(rows.items()) for title, rows in parts.items()}
+    tables |= {"Operations": [header, *(_row(operation) for operation in operations)]}
+    return "\n".join(_columns(title, rows) for title, rows in tables.items())
 
 
 def _row(operation: Operation) -> tuple[str, ...]:
@@ -75,13 +84,11 @@ def _row(operation: Operation) -> tuple[str, ...]:
     return check.name, operation.device, operation.backend, operation.reason, verdict
 
 
-def _print_columns(title: str, rows: Sequence[Sequence[str]]) -> None:
+def _columns(title: str, rows: Sequence[Sequence[str]]) -> str:
     # Plain text: this runs where nothing but torch and numpy is installed.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print(title)
-    for row in rows:
-        print("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
-    print()
+    lines = ("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join((title, *lines, ""))
 
 
 def _versions() -> Iterator[tuple[str, str]]:

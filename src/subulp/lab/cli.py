@@ -59,6 +59,7 @@ app = App(
     version=version,
     version_flags=["--version"],
     help_flags=["--help", "-h"],
+    console=console.pages(),
 )
 train = App(
     name="train",

@@ -102,6 +102,11 @@ def output() -> Console:
     return Console(file=STDOUT, width=200, markup=False, emoji=False)
 
 
+def pages() -> Console:
+    """Standard output for texts such as those of ``--help``, which are broken into lines."""
+    return Console(file=STDOUT)
+
+
 def show(text: str) -> None:
     """A line of results, whole; one may be a document."""
     print(text, file=STDOUT, flush=True)

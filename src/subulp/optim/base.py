@@ -228,7 +228,7 @@ class Optimizer(SavedGroups):
             counters = Counters(arguments["steps"], device, draws=bucket.strategy.stochastic)
             arguments["steps"] = counters.after
         job = self._make_job(**arguments)
-        parameters.check_separate(bucket)
+        parameters.check_separate(bucket, job.grads)
         # Unless a tensor is laid out otherwise than it is stored.
         if repeatable and job.params is bucket.params:
             fast, slow, slow_low = self._roles

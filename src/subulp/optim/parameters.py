@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import compress, count, pairwise
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..numerics import format_of
 from ..ops.kinds import Remembered
+from ..ops.memory_runs import MemoryRuns
 from ..ops.pointers import check_plain, data_ptrs, is_plain_type
 from ..ops.step.job import is_strict
 from ..ops.strategy import Strategy
@@ -177,23 +178,36 @@ class Bucket:
         return sum(grad.nbytes for grad in self.grads)
 
 
-def check_separate(bucket: Bucket) -> None:
-    """Raise ValueError if parameters of a bucket, which a call updates at once, share memory."""
-    parts = bucket.parts
-    runs = sorted(zip(data_ptrs("params", parts), map(_NBYTES, parts), count()))
-    for (first, nbytes, i), (second, _, j) in pairwise(runs):
-        if first + nbytes > second:
-            names = {id(p): _name(bucket.group, k) for k, p in enumerate(bucket.group["params"])}
-            one, other = (names[id(bucket.params[k])] for k in sorted((i, j)))
-            if one == other:
-                raise ValueError(
-                    f"{one} is in its group twice, and would step twice at once; nothing was "
-                    "updated. Leave one of the two out"
-                )
-            raise ValueError(
-                f"{one} and {other} share memory, and would be updated at once; nothing was "
-                "updated. Tie modules by giving both the same Parameter, instead of its .data"
-            )
+def check_separate(bucket: Bucket, grads: Sequence[Tensor]) -> None:
+    """Check the memory of a bucket's parameters, which a call updates at once.
+
+    Args:
+        bucket: The parameters.
+        grads: Their gradients as the call reads them.
+
+    Raises:
+        ValueError: Parameters share memory, or a gradient lies in that of a parameter.
+    """
+    runs = MemoryRuns(data_ptrs("params", bucket.parts), map(_NBYTES, bucket.parts))
+    met = None if runs.clash else runs.meet(data_ptrs("grads", grads), [g.nbytes for g in grads])
+    if not (pair := runs.clash or met):
+        return
+    names = {id(p): _name(bucket.group, k) for k, p in enumerate(bucket.group["params"])}
+    one, other = (names[id(bucket.params[k])] for k in pair)
+    if met:
+        raise ValueError(
+            f"the gradient of {other} lies in the memory of {one}, and would be read while that is "
+            "updated; nothing was updated. Give it a copy: p.grad = gradient.clone()"
+        )
+    if one == other:
+        raise ValueError(
+            f"{one} is in its group twice, and would step twice at once; nothing was "
+            "updated. Leave one of the two out"
+        )
+    raise ValueError(
+        f"{one} and {other} share memory, and would be updated at once; nothing was "
+        "updated. Tie modules by giving both the same Parameter, instead of its .data"
+    )
 
 
 class Buckets:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from ...numerics.ieee import as_fp32
 from .. import backend, native, pointers
 from ..kinds import Remembered
+from ..memory_runs import MemoryRuns
 from . import cpu
 from .counters import LAST, are_counters
 from .counts import Numbers
@@ -46,7 +47,7 @@ class _Known:
         sizes: Bytes of each tensor.
         numels: Elements of each parameter.
         own: What each parameter's record of scalars ends with.
-        separate: Addresses of parameters that are known to share no memory.
+        separate: Addresses of parameters that are known to share no memory, and their runs.
     """
 
     options: object
@@ -56,7 +57,7 @@ class _Known:
     sizes: list[int]
     numels: list[int]
     own: list[bytes]
-    separate: list[int]
+    separate: tuple[list[int], MemoryRuns]
 
 
 _known: Remembered[_Known] = Remembered()
@@ -141,7 +142,7 @@ def remember(
         [tensor.nbytes for tensor in tensors],
         [p.numel() for p in job.params],
         [record.tobytes()[OWN:] for record in job.scalars],
-        [],
+        ([], MemoryRuns((), ())),
     )
     _known.put((key, op, *columns), tensors, known)
 
@@ -176,10 +177,15 @@ def repeated(
         # Prepared anew, it is refused by its name.
         return None
     library, count = native.library(), len(params)
-    if (own := addresses[:count]) != known.separate:
-        if _share_memory(own, known.sizes):
+    own, runs = known.separate
+    if addresses[:count] != own:
+        own = addresses[:count]
+        runs = MemoryRuns(own, known.sizes)
+        if runs.clash:
             return None
-        known.separate = own
+        known.separate = own, runs
+    if runs.meet(addresses[count : 2 * count], known.sizes[count : 2 * count]):
+        return None
     table = array("Q", known.numels)
     table.extend(addresses)
     first, stride = table.buffer_info()[0], table.itemsize * count
@@ -198,11 +204,6 @@ def repeated(
     step.scalars = scalars.buffer_info()[0]
     step.threads, step.isa = torch.get_num_threads(), native.isa()
     return Repeated(f"subulp_{op}", step, (table, scalars), params, columns["step"], counters_at)
-
-
-def _share_memory(addresses: list[int], sizes: list[int]) -> bool:
-    runs = sorted(zip(addresses, sizes, strict=False))
-    return any(first + nbytes > second for (first, nbytes), (second, _) in pairwise(runs))
 
 
 def _scalars(before: array[float], own: list[bytes], numbers: Numbers) -> array[int]:
