@@ -70,8 +70,8 @@ def _show(text: str) -> None:
 
 def _report(parts: Mapping[str, Mapping[str, str]], operations: Sequence[Operation]) -> str:
     header = ("op", "device", "backend", "why", "self-check")
-    tables = {title: list(rows.items()) for title, rows in parts.items()}
-    tables |= {"Operations": [header, *(_row(operation) for operation in operations)]}
+    tables: dict[str, list[tuple[str, ...]]] = {t: list(r.items()) for t, r in parts.items()}
+    tables["Operations"] = [header, *(_row(operation) for operation in operations)]
     return "\n".join(_columns(title, rows) for title, rows in tables.items())
 
 
