@@ -47,7 +47,8 @@ class _Known:
         sizes: Bytes of each tensor.
         numels: Elements of each parameter.
         own: What each parameter's record of scalars ends with.
-        separate: Addresses of parameters that are known to share no memory, and their runs.
+        separate: Addresses of parameters and gradients that are known to share no memory, and the
+            runs of the parameters.
     """
 
     options: object
@@ -177,15 +178,13 @@ def repeated(
         # Prepared anew, it is refused by its name.
         return None
     library, count = native.library(), len(params)
-    own, runs = known.separate
-    if addresses[:count] != own:
-        own = addresses[:count]
-        runs = MemoryRuns(own, known.sizes)
-        if runs.clash:
+    past, runs = known.separate
+    if (now := addresses[: 2 * count]) != past:
+        if now[:count] != past[:count]:
+            runs = MemoryRuns(now[:count], known.sizes)
+        if runs.clash or runs.meet(now[count:], known.sizes[count : 2 * count]):
             return None
-        known.separate = own, runs
-    if runs.meet(addresses[count : 2 * count], known.sizes[count : 2 * count]):
-        return None
+        known.separate = now, runs
     table = array("Q", known.numels)
     table.extend(addresses)
     first, stride = table.buffer_info()[0], table.itemsize * count
