@@ -157,6 +157,7 @@ class TableUpdate {
     const int64_t runs = order.runs();
     for (int64_t r = 0; r < std::min(2 * AHEAD, runs); ++r) announce(order.row(order.start(r)));
     for (int64_t r = 0; r < std::min(AHEAD, runs); ++r) bring(order, r);
+    for (int64_t r = 0; r < std::min(SOON, runs); ++r) fetch_accumulator(order.row(order.start(r)));
     // A row's factor comes of a chain of operations, which the processor works on beside the row before.
     Gradient next = runs ? gradient_of(order, 0) : Gradient{};
     for (int64_t r = 0; r < runs; ++r) {
@@ -164,6 +165,7 @@ class TableUpdate {
       const Gradient own = next;
       if (r + 2 * AHEAD < runs) announce(order.row(order.start(r + 2 * AHEAD)));
       if (r + AHEAD < runs) bring(order, r + AHEAD);
+      if (r + SOON < runs) fetch_accumulator(order.row(order.start(r + SOON)));
       const int64_t first = order.start(r), last = order.start(r + 1);
       if (r + 1 < runs) next = gradient_of(order, r + 1);
       update(order.row(first), static_cast<uint32_t>(last - first), place, own);
@@ -193,6 +195,10 @@ class TableUpdate {
       if (t_.floors) fetch_line(t_.floors + set);
     }
     if (t_.counts) fetch_line(t_.counts + row);
+  }
+  // Not in the same breath as the row's count. Both are four bytes a row, so where both arrays begin at the same place
+  // of a page they lie at the same place of one, and of two such lines asked for together Zen 4 had the later one late.
+  void fetch_accumulator(int64_t row) const {
     if (t_.rule == SUBULP_ROWWISE_ADAGRAD) fetch_line(t_.accumulator + row);
   }
 
@@ -400,7 +406,8 @@ class TableUpdate {
   const int64_t width_;
   const bool direct_;  // a cached row can be worked on in its place
   RowBits bits_;
-  int64_t places_[AHEAD];  // in the cache, of the rows ahead
+  static constexpr int64_t SOON = AHEAD * 3 / 4;  // rows between the request for an accumulator and its use
+  int64_t places_[AHEAD];                         // in the cache, of the rows ahead
   static constexpr int64_t WAITING = 8;
   int64_t waiting_ = 0, waiting_rows_[WAITING];
   Buffer<float> memory_, waiting_numbers_;
