@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import threading
 from typing import Any
@@ -496,3 +498,17 @@ def test_time_stamps_end(policy: Any, ways: int) -> None:
     else:
         step()
         assert bag.steps == 2**31
+
+
+# -------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("name", ["config", "part", "sets", "ways"])
+def test_what_a_table_was_made_by_cannot_be_set(name: str) -> None:
+    """The tensors stay as they are: another policy went on with the first one's counts."""
+    made = table("int8", cache_fraction=0.5)
+    other = table("int8", cache_fraction=0.5, policy="lru")
+    with pytest.raises(AttributeError, match=rf"{name} of a table cannot be set: .* load_weights"):
+        setattr(made.table, name, getattr(other.table, name))
+    copied = copy.deepcopy(pickle.loads(pickle.dumps(made)))
+    assert copied.table.config == made.table.config != other.table.config

@@ -13,7 +13,7 @@ from subulp.ops.step import counters
 from subulp.ops.step.counters import FEWEST, Counters
 
 CPU = torch.device("cpu")
-VALUES = (0.0, 1.0, 41.0, 2.0**24 - 1, 2.0**24, 0.5, float("inf"))
+VALUES = (0.0, 1.0, 41.0, 2.0**24 - 1, 2.0**24)
 
 
 def steps(count: int = 3 * FEWEST) -> list[Tensor]:
@@ -54,12 +54,16 @@ CASES = {
     "view": replaced(lambda step: torch.arange(9.0)[4]),
     "parameter": replaced(lambda step: torch.nn.Parameter(step, requires_grad=False)),
     "shared": lambda: [shared := torch.tensor(3.0), *steps(), shared],
+    "half": replaced(lambda step: torch.tensor(0.5)),
+    "negative": replaced(lambda step: torch.tensor(-1.0)),
+    "infinite": replaced(lambda step: torch.tensor(float("inf"))),
+    "NaN": replaced(lambda step: torch.tensor(float("nan"))),
     "freed": replaced(freed),
     "meta": replaced(lambda step: step.to("meta")),
 }
 
 
-REFUSED = {"int64", "one element", "freed", "meta"}
+REFUSED = {"int64", "one element", "half", "negative", "infinite", "NaN", "freed", "meta"}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -332,6 +332,65 @@ def test_a_list_of_groups_changed_by_hand_is_refused(change: str) -> None:
     assert a.tolist() == [1.0, 1.0]
 
 
+def test_a_parameter_put_into_a_second_group_is_refused() -> None:
+    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = optim.AdamW([{"params": [("a", a)]}, {"params": [("b", b)]}])
+    a.grad = b.grad = torch.ones(2)
+    optimizer.param_groups[1]["params"].append(a)
+    optimizer.param_groups[1]["param_names"].append("a")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="parameter 'a' is in group 0 too, and would step"):
+            optimizer.step()
+    assert a.tolist() == b.tolist() == [1.0, 1.0]
+    optimizer.param_groups[1]["params"].pop()
+    optimizer.param_groups[1]["param_names"].pop()
+    optimizer.step()
+    assert a.tolist() != [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["lr", "betas", "maximize", "seed", "precision"])
+@pytest.mark.parametrize("stepped", [False, True])
+def test_an_option_removed_from_a_group_is_refused(name: str, stepped: bool) -> None:
+    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = optim.AdamW([{"params": [a]}, {"params": [b]}])
+    a.grad = b.grad = torch.ones(2)
+    if stepped:
+        optimizer.step()
+    before = a.detach().clone()
+    option = optimizer.param_groups[1].pop(name)
+    with pytest.raises(ValueError, match=rf"group 1 has no \['{name}'\]"):
+        optimizer.step()
+    assert torch.equal(a, before)
+    optimizer.param_groups[1][name] = option
+    optimizer.step()
+
+
+NO_COUNTS = (-1.0, 0.5, float("nan"), float("inf"), float("-inf"))
+
+
+@pytest.mark.parametrize("count", NO_COUNTS)
+@pytest.mark.parametrize("many", [2, 20])
+@pytest.mark.parametrize("stepped", [1, 3], ids=["prepared", "repeated"])
+def test_a_step_counter_that_counts_no_steps_is_refused(
+    count: float, many: int, stepped: int
+) -> None:
+    """Also where C++ counts them, and where a step repeats the one before it."""
+    params = [nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(many)]
+    optimizer = optim.AdamW(params, lr=0.1, precision="collage-light")
+    for p in params:
+        p.grad = torch.ones_like(p)
+    for _ in range(stepped):
+        optimizer.step()
+    before = [p.detach().clone() for p in params]
+    optimizer.state[params[1]]["step"].fill_(count)
+    with pytest.raises(ValueError, match=rf"a step counter is {count}: expected how many steps"):
+        optimizer.step()
+    assert all(map(torch.equal, params, before))
+    assert optimizer.state[params[0]]["step"] == stepped
+    with pytest.raises(ValueError, match=rf"step in state_dict is {count}: expected how many"):
+        optim.AdamW(params, precision="collage-light").load_state_dict(optimizer.state_dict())
+
+
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_what_others_put_into_states_is_refused(all_of_them: bool) -> None:
     a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))

@@ -160,6 +160,9 @@ def _values(memory: CacheMemory) -> tuple[int, ...]:
 _CACHE = ("number of the cache's sets", "rows of a set", "hash of the row numbers, 1 for mixed")
 
 
+_MADE_BY = frozenset(("config", "part", "sets", "ways"))
+
+
 class CachedTable(FixedDtypes):
     """A table and its cache, which is empty at first.
 
@@ -192,11 +195,12 @@ class CachedTable(FixedDtypes):
     ) -> None:
         super().__init__()
         self.config, self.part = config, part
-        self.sets, self.ways = config.cache_shape()
-        rows, dim, cached = config.num_embeddings, config.embedding_dim, self.sets > 0
+        sets, self.ways = config.cache_shape()
+        rows, dim, cached = config.num_embeddings, config.embedding_dim, sets > 0
         if part is not None:
             rows, dim = part.rows, part.dim
-            self.sets = part.taken if cached else 0
+            sets = part.taken if cached else 0
+        self.sets = sets
         places = self.sets * self.ways
         self.table = RowTable(
             rows, dim, config.storage, whole=not cached, part=part is not None, device=device
@@ -213,6 +217,15 @@ class CachedTable(FixedDtypes):
         self.register_buffer("stamps", integers(places) if stamped else None)
         self.register_buffer("floors", integers(self.sets) if lfu else None, persistent=False)
         self._refuses = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Tensors were made by them: a table that has other ones would go on as before, or astray.
+        if name in _MADE_BY and name in self.__dict__:
+            raise AttributeError(
+                f"{name} of a table cannot be set: its rows and cache were made by it. Make a "
+                "table with another one, and give it the rows with load_weights"
+            )
+        super().__setattr__(name, value)
 
     # Out of the module's own dicts: each step asks this of all tables, and attributes that are
     # tensors or modules take longer to find than all else here together.

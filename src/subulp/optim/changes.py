@@ -43,7 +43,7 @@ class Known:
         del self._kinds[count:]
 
     def check(self, groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -> None:
-        """Notice converted, moved and exchanged parameters.
+        """Notice converted, moved and exchanged parameters, and those of two groups.
 
         A move to another device is taken as it is before the first step, when there are no states.
 
@@ -54,6 +54,7 @@ class Known:
         if kinds != self._kinds:
             for g, (group, now, before) in enumerate(zip(groups, kinds, self._kinds, strict=False)):
                 _check_kinds(g, group, now, before, state)
+            _check_apart(groups, kinds)
             if len(state) > sum(p in state for group in groups for p in group["params"]):
                 raise RuntimeError(
                     "the optimizer has states of parameters that are no longer in its groups: they "
@@ -116,6 +117,23 @@ def _kinds(group: dict[str, Any]) -> _Kinds:
     return _Kinds(list(map(id, params)), list(map(_DTYPE, params)), list(map(_DEVICE, params)))
 
 
+def _check_apart(groups: Sequence[dict[str, Any]], kinds: Sequence[_Kinds]) -> None:
+    """Refuse a parameter of two groups, as ``add_param_group`` does; in one, the step does."""
+    group_of: dict[int, int] = {}
+    for g, (group, own) in enumerate(zip(groups, kinds, strict=True)):
+        for i, p in enumerate(own.ids):
+            if (other := group_of.setdefault(p, g)) != g:
+                raise RuntimeError(
+                    f"{_place(g, group, i)} is in group {other} too, and would step twice: it was "
+                    "put into param_groups by hand; nothing was updated. Leave one of the two out"
+                )
+
+
+def _place(number: int, group: dict[str, Any], i: int) -> str:
+    names = group.get("param_names")
+    return f"parameter {names[i]!r}" if names else f"parameter {i} of group {number}"
+
+
 def _check_kinds(
     number: int,
     group: dict[str, Any],
@@ -123,12 +141,11 @@ def _check_kinds(
     before: _Kinds,
     state: Mapping[Tensor, Any],
 ) -> None:
-    names = group.get("param_names")
     # Of a group that was changed by hand no more can be said.
     for i, (p, dtype, was, device, lay) in enumerate(
         zip(group["params"], now.dtypes, before.dtypes, now.devices, before.devices, strict=False)
     ):
-        where = f"parameter {names[i]!r}" if names else f"parameter {i} of group {number}"
+        where = _place(number, group, i)
         if dtype != was:
             raise RuntimeError(
                 f"{where} is {dtype} now, and was {was} when the optimizer was made: "

@@ -144,7 +144,13 @@ class ParameterGroups(TorchOptimizer):
             self._convert(lossy=False)
 
     def _check_options_of_groups(self) -> None:
-        for group in self.param_groups:
+        options = self._options()
+        for i, group in enumerate(self.param_groups):
+            if not options <= group.keys():
+                raise ValueError(
+                    f"group {i} has no {sorted(options - group.keys())}: what add_param_group had "
+                    "put there was removed by hand; nothing was updated. Set it again"
+                )
             group["precision"] = parse_precision(group["precision"])
             self._check_all_options(group)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..numerics import extra_bits
+from ..ops.step.counters import is_count
 from ..ops.strategy import Strategy
 from . import shards
 from .components import (
@@ -180,6 +181,15 @@ def _check_components(
             raise ValueError(
                 f"{name} in state_dict is {kind(value)}, expected {kind(possible[name])} for a "
                 f"parameter that is {kind(p)}: make the model as it was saved"
+            )
+        if (
+            name == "step"
+            and type(value) is Tensor
+            and not (value.is_meta or is_count(value.item()))
+        ):
+            raise ValueError(
+                f"step in state_dict is {value.item()}: expected how many steps were taken, a "
+                "whole number from 0 on; it was changed since it was saved"
             )
         if name == strategy.words_name and bool((shards.local(value) >> width != 0).any()):
             raise ValueError(

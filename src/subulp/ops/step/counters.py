@@ -6,9 +6,11 @@ one to each takes PyTorch as long as a step of a million numbers takes; two loop
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ class Counters:
         after: (n,), what they count once the step is taken.
 
     Raises:
-        ValueError: One is no such tensor, or has no memory.
+        ValueError: One is no such tensor, has no memory, or counts what no steps are.
     """
 
     def __init__(
@@ -50,6 +52,12 @@ class Counters:
     ) -> None:
         self._steps = steps
         self._read(device)
+        for before in np.unique(self.after.double().numpy() - 1.0):
+            if not is_count(before):
+                raise ValueError(
+                    f"a step counter is {before}: expected how many steps were taken, a whole "
+                    "number from 0 on, as the optimizer counts; nothing was updated"
+                )
         if draws and self.after.numpy().max() > LAST:
             for step in steps:
                 step.masked_fill_(step >= LAST, 2.0**23)
@@ -86,6 +94,11 @@ class Counters:
     def _where(self) -> tuple[int, int]:
         assert self._addresses is not None
         return len(self._addresses), self._addresses.buffer_info()[0]
+
+
+def is_count(number: float) -> bool:
+    """Whether as many steps may have been taken."""
+    return 0.0 <= number < math.inf and number.is_integer()
 
 
 def are_counters(steps: Sequence[Tensor]) -> bool:

@@ -22,7 +22,7 @@ from .. import backend, native, pointers
 from ..kinds import Remembered
 from ..memory_runs import MemoryRuns
 from . import cpu
-from .counters import LAST, are_counters
+from .counters import LAST, are_counters, is_count
 from .counts import Numbers
 from .job import OWN, StepJob, row
 
@@ -197,7 +197,8 @@ def repeated(
 
     before = array("f", bytes(4 * count))
     library.subulp_gather(count, counters_at, before.buffer_info()[0])
-    if max(before) >= LAST:
+    if not all(is_count(t) and t < LAST for t in set(before)):
+        # Prepared anew, what is no count is refused by name.
         return None
     scalars = _scalars(before, known.own, known.numbers(lr))
     step.scalars = scalars.buffer_info()[0]
