@@ -286,6 +286,69 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(len(bucket.params) for bucket in flushed) == 120
 
 
+class Twice(nn.Module):
+    """Layers of several dtypes and sizes, one of them used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+        self.narrow = nn.Linear(8, 8).to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(self.layers[2](x))
+        return self.narrow(x.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("limit", [0, 300, WAITING_BYTES])
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_value": 1e-3}, {"clip_parameter_norm": 1e-3}], ids=str
+)
+@pytest.mark.parametrize("own", [False, True], ids=["loss.backward", "handle.backward"])
+def test_gradients_looked_at_together_step_as_alone(
+    monkeypatch: pytest.MonkeyPatch, own: bool, options: dict[str, float], limit: int
+) -> None:
+    monkeypatch.setattr(handle_module, "WAITING_BYTES", limit)
+    results = []
+    for together in (False, True):
+        model = Twice()
+        optimizer = optim.AdamW(model.parameters(), lr=0.1, precision="auto", seed=1)
+        with optim.fuse_backward(model, optimizer, **options) as handle:
+            # As with parameters that are sharded, whose gradients are taken one by one.
+            handle._has_sharded = not together
+            for t in range(3):
+                loss = model(torch.randn(4, 8, generator=seeded(t))).square().sum()
+                handle.backward(loss) if own else loss.backward()
+                assert all(p.grad is None for p in model.parameters())
+        results.append([*model.parameters(), *(s["exp_avg_sq"] for s in optimizer.state.values())])
+    for mine, theirs in zip(*results, strict=True):
+        assert same_bits(mine.detach(), theirs.detach())
+
+
+def seeded(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["loss.backward", "handle.backward"])
+def test_what_waits_when_a_pass_is_refused_is_dropped(own: bool) -> None:
+    """A sparse gradient, behind others that wait to be looked at."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 4))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    with optim.fuse_backward(model, optimizer) as handle:
+        loss = model(torch.tensor([1, 2])).sum()
+        with pytest.raises(ValueError, match=r"parameter 0.* has layout torch.sparse_coo"):
+            handle.backward(loss) if own else loss.backward()
+        if not own:
+            # The pass that follows notices that the one before it failed.
+            with handle.paused():
+                pass
+    assert all(p.grad is None for p in model.parameters())
+    assert all(map(torch.equal, model.parameters(), before))
+    assert not optimizer.state
+
+
 # ------------------------------------------------------------------------------- pause, failure
 
 

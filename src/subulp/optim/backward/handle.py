@@ -36,6 +36,8 @@ from .reduction import Reduction
 # may be the largest.
 WAITING_BYTES = 1024 * 1024
 
+_STRIDED = torch.strided
+
 _Roots = tuple[Sequence[Tensor], Sequence[Tensor | None] | None]
 """Losses, and the gradients to start from."""
 
@@ -78,11 +80,16 @@ class FusedBackward:
         # Parameters that a pass of an accumulation was done with before it failed: each takes one
         # gradient of a pass, also where the pass is run again.
         self._done: set[int] = set()
+        # Gradients that wait to be looked at, in passes where they do, and others for a step.
+        self._plain = False
+        self._arrived: list[tuple[Tensor, Tensor]] = []
+        self._arrived_bytes = 0
         self._waiting = Buckets()
         self._places = places(optimizer.param_groups)
         self._listed = [id(p) for g in optimizer.param_groups for p in g["params"]]
         ours = {id(p) for p in model.parameters()}
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
+        self._has_sharded = any(map(shards.is_sharded, self._params))
         stepped = {id(p) for p in self._params}
         self._links = [
             (place, name, each)
@@ -220,7 +227,7 @@ class FusedBackward:
             return
         for hook in self._hooks:
             hook.remove()
-        self._waiting.clear()
+        self._drop_waiting()
         self._accumulator.release(self._params)
         self._optimizer.fused = None
         outside.leave(self)
@@ -457,10 +464,14 @@ class FusedBackward:
 
     def _abandon(self) -> None:
         """Leave a pass that failed; what it did not step is still accumulated."""
-        self._waiting.clear()
+        self._drop_waiting()
         if not self._accumulator.last:
             self._done |= self._completed
         self._inside = False
+
+    def _drop_waiting(self) -> None:
+        self._plain, self._arrived, self._arrived_bytes = False, [], 0
+        self._waiting.clear()
 
     def _drop_gradients(self) -> None:
         """Free gradients of a pass that failed before it came to take them."""
@@ -515,6 +526,8 @@ class FusedBackward:
         self._inside, self._at_end = True, finish
         if not self._accumulator.last:
             return
+        special = self._done or len(self._kept) or self._reduction or self._ahead
+        self._plain = self._accumulator.passes == 1 and not (special or self._has_sharded)
         if self._reduction is not None:
             waited_for = (p for p in reversed(self._params) if p not in self._kept)
             self._reduction.begin([p for p in waited_for if p.requires_grad])
@@ -525,11 +538,41 @@ class FusedBackward:
     def _complete(self, p: Tensor) -> None:
         """Called by autograd when a parameter's gradient of this pass is complete."""
         try:
-            self._take_gradient(p)
+            if not self._arrives(p):
+                self._take_gradient(p)
         except BaseException:
             # The next pass would add its own to it.
             p.grad = None
             raise
+
+    # Between two operations of the backward pass nothing of Python is in the caches: what a
+    # gradient meets is looked up in a loop, with others.
+    def _arrives(self, p: Tensor) -> bool:
+        """Take a gradient of a pass whose gradients are only waited for, if it is such a one."""
+        grad, end = p.grad, self._at_end
+        if (
+            not self._plain
+            or type(grad) is not Tensor
+            or grad.layout is not _STRIDED
+            or (end is not None and end() is None)
+            or id(p) in self._completed
+            or torch.is_grad_enabled()
+        ):
+            return False
+        self._completed.add(id(p))
+        p.grad = None
+        self._arrived.append((p, grad))
+        self._arrived_bytes += grad.nbytes
+        if self._arrived_bytes + self._waiting.nbytes >= WAITING_BYTES:
+            self._look_at_arrived()
+        return True
+
+    def _look_at_arrived(self) -> None:
+        arrived, self._arrived, self._arrived_bytes = self._arrived, [], 0
+        # One that has stepped is not kept.
+        arrived.reverse()
+        while arrived:
+            self._wait(*arrived.pop())
 
     def _take_gradient(self, p: Tensor) -> None:
         # Autograd runs hooks with gradients enabled only under create_graph.
@@ -562,6 +605,8 @@ class FusedBackward:
 
     @torch.no_grad()
     def _end(self) -> None:
+        self._look_at_arrived()
+        self._plain = False
         if self._accumulator.last:
             self._finish_untouched()
         if self._ahead is not None:
