@@ -252,6 +252,24 @@ def test_sums_of_another_optimizer_are_refused() -> None:
         opt.load_state_dict(pair.state_dict())
 
 
+@pytest.mark.parametrize("rowwise", [True, False])
+@pytest.mark.parametrize("value", [-1e-30, float("nan"), float("-inf")])
+def test_sums_that_no_squares_have_are_refused(value: float, rowwise: bool) -> None:
+    """Their roots are NaN, and a row that steps by one is lost."""
+    opt = optim.RowAdagrad(nn.CachedEmbeddingBag(64, 4), rowwise=rowwise, lr=0.1)
+    saved = copy.deepcopy(opt.state_dict())
+    saved["param_groups"][0]["lr"] = 0.5
+    saved["state"][0]["sum"].view(-1)[3] = value
+    with pytest.raises(ValueError, match="sums that are negative or NaN"):
+        opt.load_state_dict(saved)
+    assert opt.param_groups[0]["lr"] == 0.1
+    assert not opt.state_dict()["state"][0]["sum"].any()
+    saved["state"][0]["sum"].view(-1)[3] = float("inf")
+    opt.load_state_dict(saved)
+    assert opt.param_groups[0]["lr"] == 0.5
+    assert torch.equal(opt.state_dict()["state"][0]["sum"], saved["state"][0]["sum"])
+
+
 def test_a_new_optimizer_draws_no_random_bits_again() -> None:
     """The module counts its updates: the second optimizer goes on where the first one was."""
     straight, changed = head(), head()

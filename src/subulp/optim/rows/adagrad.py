@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.big_memory import full
+from ...ops.big_memory import full, zeros
 from ...ops.row_protocols import RowModule
 from .base import Modules, RowOptimizer
 
@@ -123,7 +123,8 @@ class RowAdagrad(RowOptimizer):
         """Restore options and sums; the sums stay FP32 whatever the rows are.
 
         Raises:
-            ValueError: A table's sums are missing or have another shape.
+            ValueError: A table's sums are missing, have another shape, or are no sums of squares;
+                nothing was changed.
         """
         state_dict = self.local(state_dict)
         indices = [i for group in state_dict["param_groups"] for i in group["params"]]
@@ -142,7 +143,13 @@ class RowAdagrad(RowOptimizer):
                     "torch.distributed.checkpoint.state_dict leaves out the states of parameters "
                     "without a gradient"
                 )
-            sums.append(saved.detach().to(rows.device, torch.float32, copy=True))
+            # Infinite is what large gradients leave.
+            if saved.numel() and not saved.is_meta and not bool(saved.min() >= 0):
+                raise ValueError(
+                    "state_dict has sums that are negative or NaN, which no sum of squares is: it "
+                    "was changed since it was saved"
+                )
+            sums.append(zeros(expected, torch.float32, rows.device).copy_(saved))
         super().load_state_dict(state_dict)
         for rows, total in zip(mine, sums, strict=True):
             self.state[rows]["sum"] = total
