@@ -90,6 +90,7 @@ class FusedBackward:
         ours = {id(p) for p in model.parameters()}
         self._params = [p for g in optimizer.param_groups for p in g["params"] if id(p) in ours]
         self._has_sharded = any(map(shards.is_sharded, self._params))
+        self._has_fp8 = any(p.dtype.itemsize == 1 for p in self._params)
         stepped = {id(p) for p in self._params}
         self._links = [
             (place, name, each)
@@ -527,7 +528,10 @@ class FusedBackward:
         if not self._accumulator.last:
             return
         special = self._done or len(self._kept) or self._reduction or self._ahead
-        self._plain = self._accumulator.passes == 1 and not (special or self._has_sharded)
+        # What waits for a step in a wider dtype must not wait to be looked at before.
+        widens = self._factor is not None or (self._has_fp8 and self._clipping.active)
+        special = special or widens or self._has_sharded
+        self._plain = self._accumulator.passes == 1 and not special
         if self._reduction is not None:
             waited_for = (p for p in reversed(self._params) if p not in self._kept)
             self._reduction.begin([p for p in waited_for if p.requires_grad])
