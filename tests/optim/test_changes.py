@@ -332,18 +332,22 @@ def test_a_list_of_groups_changed_by_hand_is_refused(change: str) -> None:
     assert a.tolist() == [1.0, 1.0]
 
 
-def test_a_parameter_put_into_a_second_group_is_refused() -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_a_parameter_put_into_a_second_group_is_refused(named: bool) -> None:
     a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     optimizer = optim.AdamW([{"params": [("a", a)]}, {"params": [("b", b)]}])
     a.grad = b.grad = torch.ones(2)
     optimizer.param_groups[1]["params"].append(a)
-    optimizer.param_groups[1]["param_names"].append("a")
+    if named:
+        optimizer.param_groups[1]["param_names"].append("a")
+    place = "'a'" if named else "1 of group 1"
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="parameter 'a' is in group 0 too, and would step"):
+        with pytest.raises(RuntimeError, match=f"parameter {place} is in group 0 too, and would"):
             optimizer.step()
     assert a.tolist() == b.tolist() == [1.0, 1.0]
     optimizer.param_groups[1]["params"].pop()
-    optimizer.param_groups[1]["param_names"].pop()
+    if named:
+        optimizer.param_groups[1]["param_names"].pop()
     optimizer.step()
     assert a.tolist() != [1.0, 1.0]
 

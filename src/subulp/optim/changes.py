@@ -130,8 +130,9 @@ def _check_apart(groups: Sequence[dict[str, Any]], kinds: Sequence[_Kinds]) -> N
 
 
 def _place(number: int, group: dict[str, Any], i: int) -> str:
-    names = group.get("param_names")
-    return f"parameter {names[i]!r}" if names else f"parameter {i} of group {number}"
+    # One that was put there by hand may have none.
+    names = group.get("param_names", ())
+    return f"parameter {names[i]!r}" if i < len(names) else f"parameter {i} of group {number}"
 
 
 def _check_kinds(

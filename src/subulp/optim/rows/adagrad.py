@@ -149,7 +149,7 @@ class RowAdagrad(RowOptimizer):
                     "state_dict has sums that are negative or NaN, which no sum of squares is: it "
                     "was changed since it was saved"
                 )
-            sums.append(zeros(expected, torch.float32, rows.device).copy_(saved))
+            sums.append(zeros(expected, torch.float32, rows.device).copy_(saved.detach()))
         super().load_state_dict(state_dict)
         for rows, total in zip(mine, sums, strict=True):
             self.state[rows]["sum"] = total
