@@ -158,8 +158,7 @@ def _values(memory: CacheMemory) -> tuple[int, ...]:
 
 
 _CACHE = ("number of the cache's sets", "rows of a set", "hash of the row numbers, 1 for mixed")
-
-
+# What a table's tensors have been made by.
 _MADE_BY = frozenset(("config", "part", "sets", "ways"))
 
 
@@ -219,7 +218,7 @@ class CachedTable(FixedDtypes):
         self._refuses = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Tensors were made by them: a table that has other ones would go on as before, or astray.
+        # A table that had other ones would go on as before, or astray.
         if name in _MADE_BY and name in self.__dict__:
             raise AttributeError(
                 f"{name} of a table cannot be set: its rows and cache were made by it. Make a "

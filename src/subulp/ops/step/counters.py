@@ -10,7 +10,6 @@ import math
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +51,7 @@ class Counters:
     ) -> None:
         self._steps = steps
         self._read(device)
-        for before in np.unique(self.after.double().numpy() - 1.0):
+        for before in set((self.after.double().numpy() - 1.0).tolist()):
             if not is_count(before):
                 raise ValueError(
                     f"a step counter is {before}: expected how many steps were taken, a whole "

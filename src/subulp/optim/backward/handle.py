@@ -36,8 +36,6 @@ from .reduction import Reduction
 # may be the largest.
 WAITING_BYTES = 1024 * 1024
 
-_STRIDED = torch.strided
-
 _Roots = tuple[Sequence[Tensor], Sequence[Tensor | None] | None]
 """Losses, and the gradients to start from."""
 
@@ -527,10 +525,10 @@ class FusedBackward:
         self._inside, self._at_end = True, finish
         if not self._accumulator.last:
             return
-        special = self._done or len(self._kept) or self._reduction or self._ahead
         # What waits for a step in a wider dtype must not wait to be looked at before.
         widens = self._factor is not None or (self._has_fp8 and self._clipping.active)
-        special = special or widens or self._has_sharded
+        elsewhere = self._done or len(self._kept) or self._reduction or self._ahead
+        special = widens or elsewhere or self._has_sharded
         self._plain = self._accumulator.passes == 1 and not special
         if self._reduction is not None:
             waited_for = (p for p in reversed(self._params) if p not in self._kept)
@@ -557,7 +555,7 @@ class FusedBackward:
         if (
             not self._plain
             or type(grad) is not Tensor
-            or grad.layout is not _STRIDED
+            or grad.layout != torch.strided
             or (end is not None and end() is None)
             or id(p) in self._completed
             or torch.is_grad_enabled()
