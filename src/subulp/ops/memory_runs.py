@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import count, pairwise
+from operator import itemgetter
 
 
 class MemoryRuns:
@@ -25,8 +26,8 @@ class MemoryRuns:
     def __init__(self, addresses: Iterable[int], sizes: Iterable[int]) -> None:
         numbered = zip(addresses, sizes, count(), strict=False)
         # Where nothing is, nothing is shared.
-        self._runs = sorted(run for run in numbered if run[1])
-        self._starts = [start for start, _, _ in self._runs]
+        self._runs = sorted(filter(itemgetter(1), numbered))
+        self._starts = list(map(itemgetter(0), self._runs))
         self.clash: tuple[int, int] | None = None
         for (first, nbytes, i), (second, _, j) in pairwise(self._runs):
             if first + nbytes > second:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import wraps
 from itertools import chain
+from operator import itemgetter
 from typing import Any, ClassVar, overload
 
 import torch
@@ -36,6 +37,8 @@ _LATE_HOOK = (
 
 _OPTIONS = "arithmetic", "maximize", "seed"
 """Options of a group that every fused op takes as they are."""
+
+_options = itemgetter(*_OPTIONS)
 
 _SLICE = 1 << 18
 """Elements of a tensor that plain PyTorch works on at a time: its temporaries stay in a cache."""
@@ -215,7 +218,7 @@ class Optimizer(SavedGroups):
         device, device_counts = bucket.params[0].device, bucket.group["capturable"]
         # Observers read the whole of a job; what is of several ranks or passes is asked anew.
         special = self.observers or device_counts or bucket.sharded or bucket.folded
-        special = special or self._lie_otherwise(bucket)
+        special = special or (self._orders and self._lie_otherwise(bucket))
         repeatable = device.type == "cpu" and not special
         if repeatable and (found := self._repeated(bucket)) is not None:
             return found
@@ -239,9 +242,9 @@ class Optimizer(SavedGroups):
 
     def _repeated(self, bucket: Bucket) -> Repeated | None:
         """The step of a bucket, if one like it has been prepared before."""
-        states = [self.state[p] for p in bucket.params]
+        states = list(map(self.state.__getitem__, bucket.params))
         try:
-            columns = {name: [state[name] for state in states] for name in states[0]}
+            columns = {name: list(map(itemgetter(name), states)) for name in states[0]}
         except KeyError:
             return None
         lr = float(bucket.group["lr"])
@@ -261,8 +264,7 @@ class Optimizer(SavedGroups):
     def _given(self, bucket: Bucket) -> object:
         """What a job depends on beside tensors and the learning rate."""
         group = bucket.group
-        options = [group[name] for name in _OPTIONS]
-        return options, self._numbers(group), bucket.strategy, bucket.streams
+        return _options(group), self._numbers(group), bucket.strategy, bucket.streams
 
     def begin_step(self) -> None:
         """Tell the observers that a step begins."""

@@ -52,14 +52,13 @@ def unscaled(bucket: Bucket, scale: float | None) -> Iterator[Bucket]:
     if scale is None:
         yield bucket
         return
-    factor, part = inverse(scale), replace(bucket, params=[], grads=[], streams=[])
+    # Of a bucket's kind, and empty.
+    factor, part = inverse(scale), replace(bucket)
     for p, grad, stream in zip(bucket.params, bucket.grads, bucket.streams, strict=True):
         if part.params and part.nbytes + 4 * grad.numel() > _UNSCALED_BYTES:
             yield part
-            part = replace(bucket, params=[], grads=[], streams=[])
-        part.params.append(p)
-        part.grads.append(unscale(grad, factor))
-        part.streams.append(stream)
+            part = replace(bucket)
+        part.add((p,), (unscale(grad, factor),), (stream,))
     yield part
 
 

@@ -152,30 +152,36 @@ class Bucket:
     Attributes:
         group: The group.
         strategy: Its strategy for these parameters.
+        folded: The moments already hold earlier gradients of this step, and have decayed for it.
+        sharded: The parameters are DTensors.
         params: The parameters.
         grads: Their gradients; of DTensors, the parts that this rank holds.
         streams: The keys of their random bits.
-        folded: The moments already hold earlier gradients of this step, and have decayed for it.
-        sharded: The parameters are DTensors.
+        nbytes: Bytes of the gradients.
     """
 
     group: dict[str, Any]
     strategy: Strategy
-    params: list[Tensor] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
-    streams: list[int] = field(default_factory=list)
     folded: bool = False
     sharded: bool = False
+    params: list[Tensor] = field(default_factory=list, init=False)
+    grads: list[Tensor] = field(default_factory=list, init=False)
+    streams: list[int] = field(default_factory=list, init=False)
+    nbytes: int = field(default=0, init=False)
 
     @cached_property
     def parts(self) -> Sequence[Tensor]:
         """What this rank holds of the parameters; to be asked for when all have been added."""
         return shards.parts(self.params) if self.sharded else self.params
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the gradients."""
-        return sum(grad.nbytes for grad in self.grads)
+    def add(self, params: Sequence[Tensor], grads: Sequence[Tensor], streams: Sequence[int]) -> int:
+        """Add parameters of the bucket's kind, and return the bytes of their gradients."""
+        self.params += params
+        self.grads += grads
+        self.streams += streams
+        nbytes: int = sum(map(_NBYTES, grads))
+        self.nbytes += nbytes
+        return nbytes
 
 
 def check_separate(bucket: Bucket, grads: Sequence[Tensor]) -> None:
@@ -242,7 +248,7 @@ class Buckets:
                 the parameter is not.
             ValueError: The gradient is sparse, complex or has a dtype that is no format of subulp.
         """
-        sharded = shards.is_sharded(p)
+        sharded = not is_plain_type(type(p)) and shards.is_sharded(p)
         if sharded:
             grad = shards.gradient_part(p, grad)
         # Names take longer than checks.
@@ -260,10 +266,7 @@ class Buckets:
             _check_gradient_dtype(group, place, grad.dtype)
             strategy = strategy_for(group["precision"], p.dtype)
             bucket = self._buckets[key] = Bucket(group, strategy, folded=folded, sharded=sharded)
-        bucket.params.append(p)
-        bucket.grads.append(grad)
-        bucket.streams.append(place.stream)
-        self.nbytes += grad.nbytes
+        self.nbytes += bucket.add((p,), (grad,), (place.stream,))
         return bucket
 
     def add_group(self, number: int, group: dict[str, Any], first: int) -> None:
@@ -283,18 +286,35 @@ class Buckets:
             return
         streams = streams_of(group, first)
         places = (Place(number, i, streams[i]) for i in indices)
-        # What was checked for the first holds for all of its kind.
+        self._add(group, places, params, grads, [streams[i] for i in indices[1:]])
+
+    def add_all(
+        self,
+        group: dict[str, Any],
+        places: Sequence[Place],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+    ) -> None:
+        """Add parameters of one group, as :meth:`add` does one by one."""
+        self._add(group, iter(places), params, grads, [place.stream for place in places[1:]])
+
+    def _add(
+        self,
+        group: dict[str, Any],
+        places: Iterator[Place],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        other_streams: list[int],
+    ) -> None:
         if not _are_alike(params, grads):
             for place, p, grad in zip(places, params, grads, strict=True):
                 self.add(group, place, p, grad)
             return
+        # What is checked for the first holds for all.
         bucket = self.add(group, next(places), params[0], grads[0])
         if bucket.sharded:
             grads = list(shards.gradient_parts(params, grads))
-        bucket.params.extend(params[1:])
-        bucket.grads.extend(grads[1:])
-        bucket.streams.extend(streams[i] for i in indices[1:])
-        self.nbytes += sum(map(_NBYTES, grads[1:]))
+        self.nbytes += bucket.add(params[1:], grads[1:], other_streams)
 
     def pop_largest(self) -> Bucket:
         """Remove and return the bucket with the most bytes of gradients."""

@@ -123,8 +123,12 @@ class SGD(Optimizer):
         }
 
     def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        names = "momentum", "dampening", "weight_decay"
-        return {name: float(group[name]) for name in names} | {"nesterov": group["nesterov"]}
+        return {
+            "momentum": float(group["momentum"]),
+            "dampening": float(group["dampening"]),
+            "weight_decay": float(group["weight_decay"]),
+            "nesterov": group["nesterov"],
+        }
 
     def _reference_update(
         self, job: StepJob, i: int, theta: Tensor, moments: list[Tensor]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from operator import attrgetter
 
@@ -301,6 +301,7 @@ def counted(
     return _scalars([1] * len(steps), streams, offsets, runs=runs), counts
 
 
+@lru_cache(maxsize=8)
 def dither(t: int) -> tuple[int, int, int]:
     """Thresholds of rounding in a step: of the fast state, the slow one, and a second component.
 

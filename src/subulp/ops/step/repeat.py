@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics.ieee import as_fp32
 from .. import backend, native, pointers
 from ..kinds import Remembered
 from ..memory_runs import MemoryRuns
@@ -64,7 +63,7 @@ class _Known:
 _known: Remembered[_Known] = Remembered()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Repeated:
     """A step on the CPU that has been checked, and not been taken yet.
 
@@ -197,20 +196,16 @@ def repeated(
 
     before = array("f", bytes(4 * count))
     library.subulp_gather(count, counters_at, before.buffer_info()[0])
-    if not all(is_count(t) and t < LAST for t in set(before)):
-        # Prepared anew, what is no count is refused by name.
-        return None
-    scalars = _scalars(before, known.own, known.numbers(lr))
+    numbers = known.numbers(lr)
+    rows: dict[float, bytes] = {}
+    for t in set(before):
+        if not is_count(t) or t >= LAST:
+            # Prepared anew, what is no count is refused by name.
+            return None
+        after = int(t) + 1
+        rows[t] = row(after, numbers(after))[:OWN]
+    records = zip(map(rows.__getitem__, before), known.own, strict=True)
+    scalars = array("B", b"".join(chain.from_iterable(records)))
     step.scalars = scalars.buffer_info()[0]
     step.threads, step.isa = torch.get_num_threads(), native.isa()
     return Repeated(f"subulp_{op}", step, (table, scalars), params, columns["step"], counters_at)
-
-
-def _scalars(before: array[float], own: list[bytes], numbers: Numbers) -> array[int]:
-    """The records of the scalars of a step, from what has been counted before it."""
-    # As the counters are: FP32.
-    after = {t: int(as_fp32(t + 1.0)) for t in set(before)}
-    rows = {t: row(count, numbers(count))[:OWN] for t, count in after.items()}
-    return array(
-        "B", b"".join(chain.from_iterable(zip(map(rows.__getitem__, before), own, strict=True)))
-    )

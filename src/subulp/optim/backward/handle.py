@@ -540,41 +540,45 @@ class FusedBackward:
     def _complete(self, p: Tensor) -> None:
         """Called by autograd when a parameter's gradient of this pass is complete."""
         try:
-            if not self._arrives(p):
+            grad, end = p.grad, self._at_end
+            if (
+                not self._plain
+                or type(grad) is not Tensor
+                or grad.layout != torch.strided
+                or (end is not None and end() is None)
+                or id(p) in self._completed
+                or torch.is_grad_enabled()
+            ):
                 self._take_gradient(p)
+                return
+            # Between two operations of the backward pass nothing of Python is in the caches: what
+            # a gradient meets is looked up in a loop, with others.
+            self._completed.add(id(p))
+            p.grad = None
+            self._arrived.append((p, grad))
+            self._arrived_bytes += grad.nbytes
+            if self._arrived_bytes + self._waiting.nbytes >= WAITING_BYTES:
+                self._look_at_arrived()
         except BaseException:
             # The next pass would add its own to it.
             p.grad = None
             raise
 
-    # Between two operations of the backward pass nothing of Python is in the caches: what a
-    # gradient meets is looked up in a loop, with others.
-    def _arrives(self, p: Tensor) -> bool:
-        """Take a gradient of a pass whose gradients are only waited for, if it is such a one."""
-        grad, end = p.grad, self._at_end
-        if (
-            not self._plain
-            or type(grad) is not Tensor
-            or grad.layout != torch.strided
-            or (end is not None and end() is None)
-            or id(p) in self._completed
-            or torch.is_grad_enabled()
-        ):
-            return False
-        self._completed.add(id(p))
-        p.grad = None
-        self._arrived.append((p, grad))
-        self._arrived_bytes += grad.nbytes
-        if self._arrived_bytes + self._waiting.nbytes >= WAITING_BYTES:
-            self._look_at_arrived()
-        return True
-
     def _look_at_arrived(self) -> None:
         arrived, self._arrived, self._arrived_bytes = self._arrived, [], 0
-        # One that has stepped is not kept.
-        arrived.reverse()
-        while arrived:
-            self._wait(*arrived.pop())
+        places = [self._places[id(p)] for p, _ in arrived]
+        if self._clipping.active or len({place.group for place in places}) != 1:
+            # One that has stepped is not kept.
+            arrived.reverse()
+            while arrived:
+                self._wait(*arrived.pop())
+            return
+        group = self._optimizer.param_groups[places[0].group]
+        self._waiting.add_all(group, places, *zip(*arrived, strict=True))
+        arrived.clear()
+        # Without the last one they were less.
+        if self._waiting.nbytes >= WAITING_BYTES:
+            self._step_largest()
 
     def _take_gradient(self, p: Tensor) -> None:
         # Autograd runs hooks with gradients enabled only under create_graph.
