@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from operator import is_
+from itertools import chain
+from operator import is_, itemgetter
 from typing import Any, Self
 
 import torch
@@ -23,6 +24,9 @@ from .row_parameter import RowParameter, rows_that_train
 from .seeds import seed_of
 from .table_part import TablePart
 from .training import check_one_process, inside_backward
+
+_TENSORS, _OPTIONS = itemgetter(0), itemgetter(1)
+"""Of what a pass reads of a table."""
 
 _MASK = 0xFFFFFFFF
 _LAST_STAMP = 2**31 - 1
@@ -98,7 +102,11 @@ class CachedLookup(FixedDtypes):
         return self._codes()
 
     def _codes(self) -> list[RowParameter]:
-        return [table.codes for table in self._tables()]
+        tables = self._modules["tables"]._modules.values()  # type: ignore[union-attr]
+        try:
+            return [table._modules["table"]._parameters["codes"] for table in tables]  # type: ignore[union-attr,misc]
+        except KeyError:
+            return [table.codes for table in self._tables()]
 
     def _frozen(self) -> list[bool]:
         try:
@@ -190,13 +198,13 @@ class CachedLookup(FixedDtypes):
         self, values: Tensor, offsets: Tensor, weights: Tensor | None, statistics: Tensor
     ) -> Tensor:
         lookups = Lookups(self._features, values, offsets, weights)
-        key, found = ("pool", id(self)), self._tables()
+        key, read = ("pool", id(self)), [t.read_by(update=False) for t in self._tables()]
         stored = repeat.Stored(
-            [tensor for table in found for tensor in table.stored()],
-            [tuple(self._features), *(table.options() for table in found)],
+            [*chain.from_iterable(map(_TENSORS, read)), statistics],
+            [tuple(self._features), *map(_OPTIONS, read)],
         )
         if values.is_cpu and (known := repeat.find(key, stored)) is not None:
-            return repeat.pool(known, lookups, statistics)
+            return repeat.pool(known, lookups)
         tables = self._operands()
         out = calls.pool(tables, lookups, statistics)
         repeat.remember(key, stored, tables, (), self._features)
@@ -229,27 +237,29 @@ class CachedLookup(FixedDtypes):
         self, optimizer: RowRule, codes: list[RowParameter], lookups: Lookups, grad: Tensor
     ) -> None:
         key, tables = ("update", id(self)), self._tables()
-        rest = grad, self.evicted, self.seed, self._next_step()
+        evicted, number = self.evicted, self._next_step()
         groups = optimizer.groups_of(codes)
-        accumulators = list(map(optimizer.accumulator, codes, groups))
+        sums = map(optimizer.accumulator, codes, groups)
+        read = [table.read_by(update=True) for table in tables]
         stored = repeat.Stored(
             [
                 tensor
-                for table, total in zip(tables, accumulators, strict=True)
-                for tensor in (*table.stored(), *table.policy_state(), total)
+                for (tensors, _), total in zip(read, sums, strict=True)
+                for tensor in (*tensors, total)
                 if tensor is not None
-            ],
-            [tuple(lookups.features), self._streams, *(table.options() for table in tables)],
+            ]
+            + [evicted],
+            [tuple(lookups.features), self._streams, *map(_OPTIONS, read)],
         )
         if lookups.values.is_cpu and (known := repeat.find(key, stored)) is not None:
-            repeat.update(known, _numbers_of(groups), lookups, *rest)
+            repeat.update(known, _numbers_of(groups), lookups, grad, self.seed, number)
             return
         operands = self._operands()
         updates = [
             update_of(optimizer, table, group, stream)
             for table, group, stream in zip(tables, groups, self._streams, strict=True)
         ]
-        calls.update(operands, updates, lookups, *rest)
+        calls.update(operands, updates, lookups, grad, evicted, self.seed, number)
         repeat.remember(key, stored, operands, updates, lookups.features)
 
     def _next_step(self) -> int:

@@ -7,12 +7,13 @@ error, never replaced.
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+
+from .environment import variable
 
 BACKENDS = ("reference", "cpu", "triton")
 OPS = ("adam", "sgd", "all_finite", "head", "embedding", "mixture")
@@ -39,7 +40,7 @@ def choose(device: torch.device) -> Choice:
         ValueError: ``SUBULP_BACKEND`` has an unknown value, or chooses the C++ kernels for tensors
             that are not on a CPU.
     """
-    forced = os.environ.get("SUBULP_BACKEND")
+    forced = variable("SUBULP_BACKEND")
     if forced:
         if forced not in BACKENDS:
             raise ValueError(f"SUBULP_BACKEND={forced!r} is unknown: use one of {BACKENDS}")
@@ -56,7 +57,7 @@ def choose(device: torch.device) -> Choice:
 
 def is_forced() -> bool:
     """Whether ``SUBULP_BACKEND`` overrides the choice."""
-    return bool(os.environ.get("SUBULP_BACKEND"))
+    return bool(variable("SUBULP_BACKEND"))
 
 
 def run(op: str, job: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import facts
+from .environment import variable
 from .step.job import SCALARS
 
 ABI = 15
@@ -364,7 +365,7 @@ def isa() -> int:
     Raises:
         ValueError: ``SUBULP_ISA`` is unknown or does not run on this processor.
     """
-    name = os.environ.get("SUBULP_ISA")
+    name = variable("SUBULP_ISA")
     if not name:
         return _widest_isa()
     if name not in facts.ISAS or not library().subulp_has_isa(facts.ISAS[name]):

@@ -95,6 +95,11 @@ def check_grad(grad: Tensor, lookups: Lookups, width: int) -> None:
 def check_step(evictions: Tensor, tables: int, lookups: Lookups, seed: int, step: int) -> None:
     """Refuse what else an update of so many tables takes."""
     check_role("evictions", evictions, torch.int64, (tables,), lookups)
+    check_words(seed, step)
+
+
+def check_words(seed: int, step: int) -> None:
+    """Refuse a seed or a step that is no word of a random number's address."""
     if not (isinstance(seed, int) and 0 <= seed < _WORD and 0 < step < _WORD):
         raise ValueError(
             f"seed={seed} and step={step} are out of range: expected words of 32 bits, steps from 1"

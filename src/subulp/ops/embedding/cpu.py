@@ -43,13 +43,14 @@ def run(job: Job) -> Tensor | None:
     tables.set_addresses([next(addresses) if r in roles else 0 for _ in job.tables for r in ROLES])
     if job.kind == "pool":
         assert job.statistics is not None
-        return pool(tables, job.lookups, job.statistics)
+        return pool(tables, job.lookups, data_ptr("statistics", job.statistics, torch.int64))
     assert job.grad is not None
     if job.kind == "weight-grad":
         return weight_grad(tables, job.lookups, job.grad)
     assert job.evictions is not None
     tables.set_numbers([(u.lr, u.weight_decay, u.eps) for u in job.updates])
-    update(tables, job.lookups, job.grad, job.evictions, job.seed, job.step)
+    evictions_at = data_ptr("evictions", job.evictions, torch.int64)
+    update(tables, job.lookups, job.grad, evictions_at, job.seed, job.step)
     return None
 
 
@@ -123,15 +124,14 @@ def _structure(table: Table, update: TableUpdate | None) -> native.Table:
 # ----------------------------------------------------------------------------------------- calls
 
 
-def pool(tables: Structures, lookups: Lookups, statistics: Tensor) -> Tensor:
-    """Sums of the bags; the statistics are added. See :func:`run` for what is raised."""
+def pool(tables: Structures, lookups: Lookups, statistics_at: int) -> Tensor:
+    """Sums of the bags; statistics are added at an address. See :func:`run` for what is raised."""
     call = _Call(tables, lookups)
-    out = torch.empty(lookups.batch, tables.layout.width, dtype=torch.float32, device="cpu")
+    out = torch.empty(call.batch, tables.layout.width, dtype=torch.float32, device="cpu")
     result = native.library().subulp_embedding_pool(
         *(call.tables, ctypes.byref(call.lookups)),
         data_ptr("out", out, torch.float32),
-        data_ptr("statistics", statistics, torch.int64),
-        *call.where,
+        *(statistics_at, *call.where),
     )
     call.check(result)
     return out
@@ -151,15 +151,13 @@ def weight_grad(tables: Structures, lookups: Lookups, grad: Tensor) -> Tensor:
 
 
 def update(
-    tables: Structures, lookups: Lookups, grad: Tensor, evictions: Tensor, seed: int, step: int
+    tables: Structures, lookups: Lookups, grad: Tensor, evictions_at: int, seed: int, step: int
 ) -> None:
-    """Update the rows; evictions are added. See :func:`run` for what is raised."""
+    """Update the rows; evictions are added at an address. See :func:`run` for what is raised."""
     call = _Call(tables, lookups, grad)
     result = native.library().subulp_embedding_update(
         *(call.tables, len(call.tables), ctypes.byref(call.lookups), call.grad_at()),
-        data_ptr("evictions", evictions, torch.int64),
-        *(seed, step),
-        *call.where,
+        *(evictions_at, seed, step, *call.where),
     )
     call.check(result)
 

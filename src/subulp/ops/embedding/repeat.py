@@ -28,7 +28,8 @@ class Stored:
     """What a pass over tables reads and writes, without a look at it.
 
     Attributes:
-        tensors: Those of :func:`.job.table_tensors`, but for those that stand for an absent role.
+        tensors: Those of :func:`.job.table_tensors`, but for those that stand for an absent role;
+            and last what the pass counts in.
         options: What else the tables depend on, but for the optimizer's numbers.
     """
 
@@ -51,6 +52,19 @@ class _Known:
     tables: cpu.Structures
     sizes: list[int]
     by_role: Callable[[list[int]], Sequence[int]]
+
+
+@dataclass(slots=True)
+class Found:
+    """Tables whose like have been remembered, alive as long as their tensors are.
+
+    Attributes:
+        tables: As the library reads them.
+        counted_at: Address of what the pass counts in.
+    """
+
+    tables: cpu.Structures
+    counted_at: int
 
 
 _known: Remembered[_Known] = Remembered()
@@ -95,7 +109,7 @@ def remember(
     _known.put(key, tensors, known)
 
 
-def find(key: Hashable, stored: Stored) -> cpu.Structures | None:
+def find(key: Hashable, stored: Stored) -> Found | None:
     """The tables as the library reads them, if their like have been remembered.
 
     Args:
@@ -110,48 +124,43 @@ def find(key: Hashable, stored: Stored) -> cpu.Structures | None:
     except (TypeError, ValueError):
         # Prepared anew, they are refused by name.
         return None
-    found = known.tables.copy()
-    found.set_addresses(known.by_role([*addresses, 0]))
-    return found
+    tables = known.tables.copy()
+    tables.set_addresses(known.by_role([*addresses, 0]))
+    return Found(tables, addresses[-1])
 
 
-def pool(tables: cpu.Structures, lookups: Lookups, statistics: Tensor) -> Tensor:
+def pool(found: Found, lookups: Lookups) -> Tensor:
     """See :func:`.calls.pool`.
 
     Args:
-        tables: Those of :func:`find`, made for the lookups' features.
+        found: From :func:`find`, made for the lookups' features.
         lookups: Which rows.
-        statistics: Added to.
     """
-    count = len(tables.tables)
-    calls.check_lookups(lookups, count)
-    calls.check_role("statistics", statistics, torch.int64, (count, 2), lookups)
-    return cpu.pool(tables, lookups, statistics)
+    calls.check_lookups(lookups, len(found.tables.tables))
+    return cpu.pool(found.tables, lookups, found.counted_at)
 
 
 def update(
-    tables: cpu.Structures,
+    found: Found,
     numbers: Sequence[tuple[float, float, float]],
     lookups: Lookups,
     grad: Tensor,
-    evictions: Tensor,
     seed: int,
     step: int,
 ) -> None:
     """See :func:`.calls.update`.
 
     Args:
-        tables: Those of :func:`find`, made for the lookups' features.
-        numbers: Learning rate, weight decay and epsilon of each.
+        found: From :func:`find`, made for the lookups' features.
+        numbers: Learning rate, weight decay and epsilon of each table.
         lookups: Which rows.
         grad: The output's gradient.
-        evictions: Added to.
         seed: Philox key word.
         step: Number of the step.
     """
-    count = len(tables.tables)
-    calls.check_lookups(lookups, count)
+    tables = found.tables
+    calls.check_lookups(lookups, len(tables.tables))
     calls.check_grad(grad, lookups, tables.layout.width)
-    calls.check_step(evictions, count, lookups, seed, step)
+    calls.check_words(seed, step)
     tables.set_numbers(numbers)
-    cpu.update(tables, lookups, grad, evictions, seed, step)
+    cpu.update(tables, lookups, grad, found.counted_at, seed, step)
