@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from subulp import optim
+from subulp.optim.backward.clipping import Clipping, each_scaled, scaled
 
 from ..support import BF16, FP32
 from .twins import MAKERS, assert_same, batches, loss_of, twins
@@ -65,6 +66,93 @@ def test_the_accumulated_gradient_is_clipped(options: dict[str, float]) -> None:
             plain[1].step()
             plain[1].zero_grad()
     assert_same(plain, fused)
+
+
+SIZES = (7, 1, 300, 64, 5)
+
+
+def gradients(dtype: torch.dtype) -> list[Tensor]:
+    """Long ones and short ones, one that is zero, and some with values that no norm survives."""
+    torch.manual_seed(0)
+    made = [torch.randn(size) * 10.0 ** (i - 2) for i, size in enumerate(SIZES)]
+    made += [torch.zeros(3), torch.full((4,), float("nan")), torch.tensor([1.0, -float("inf")])]
+    made.append(torch.randn(12, 5).t())
+    return [grad.to(dtype) for grad in made]
+
+
+@pytest.mark.parametrize("norm_type", [0.0, 1.0, 2.0, 2.5, float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, FP32, torch.float64])
+def test_gradients_clipped_together_are_those_clipped_one_by_one(
+    dtype: torch.dtype, norm_type: float
+) -> None:
+    for limit in (0.3, torch.tensor(0.3), torch.tensor(0.3, dtype=torch.float64)):
+        for clipping in (
+            Clipping(parameter_norm=limit, norm_type=norm_type),  # type: ignore[arg-type]
+            Clipping(value=limit),  # type: ignore[arg-type]
+        ):
+            given = gradients(dtype)
+            together = clipping.each_alone(given, list(given))
+            alone = [clipping.alone(grad, grad) for grad in given]
+            assert [grad.dtype for grad in together] == [grad.dtype for grad in alone]
+            for one, other, before in zip(together, alone, gradients(dtype), strict=True):
+                assert same_bits(one, other)
+                # Others may hold the gradients that autograd made.
+                assert one.data_ptr() not in [grad.data_ptr() for grad in given]
+                assert one.shape == before.shape
+            assert all(map(same_bits, given, gradients(dtype)))
+
+
+@pytest.mark.parametrize("norm_type", [0.0, 2.0, float("inf")])
+def test_they_are_clipped_as_torch_clips_each(norm_type: float) -> None:
+    given = gradients(BF16)
+    together = Clipping(parameter_norm=0.3, norm_type=norm_type).each_alone(given, list(given))
+    for grad, clipped in zip(given, together, strict=True):
+        p = nn.Parameter(torch.zeros_like(grad))
+        p.grad = grad.clone()
+        nn.utils.clip_grad_norm_([p], 0.3, norm_type)
+        assert same_bits(p.grad, clipped)
+
+
+@pytest.mark.parametrize("coefficient", [torch.tensor(0.37), torch.tensor(0.37, dtype=BF16)])
+def test_gradients_scaled_together_are_those_scaled_one_by_one(coefficient: Tensor) -> None:
+    for given in (gradients(BF16), gradients(FP32), [*gradients(BF16), *gradients(FP32)]):
+        together = each_scaled(list(given), coefficient)
+        alone = [scaled(grad, coefficient) for grad in given]
+        assert all(map(same_bits, together, alone))
+
+
+def test_gradients_of_several_dtypes_and_groups_are_clipped() -> None:
+    """In one pass, with buckets of their own."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        model[2].to(torch.float64).to(BF16)
+    optimizers = [
+        optim.SGD([{"params": m[0].parameters()}, {"params": m[2].parameters(), "lr": 0.3}], lr=0.1)
+        for m in models
+    ]
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model[2](model[1](model[0](x)).to(BF16)).float().square().sum()  # type: ignore[index]
+
+    handle = optim.fuse_backward(models[1], optimizers[1], clip_parameter_norm=0.05)
+    for _ in range(4):
+        x = torch.randn(3, 6)
+        loss(models[0], x).backward()
+        for p in models[0].parameters():
+            nn.utils.clip_grad_norm_([p], 0.05)
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        handle.backward(loss(models[1], x))
+        for p, q in zip(*(m.parameters() for m in models), strict=True):
+            assert same_bits(p, q)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(
+        a.detach().contiguous().view(torch.uint8), b.detach().contiguous().view(torch.uint8)
+    )
 
 
 def test_a_step_without_gradients_has_no_norm() -> None:

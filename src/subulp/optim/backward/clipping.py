@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import shards
+
+# What torch.nn.utils.clip_grad_norm_ adds to a norm.
+_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,27 @@ class Clipping:
             return scaled(grad, coefficient)
         return grad
 
+    def each_alone(self, params: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """:meth:`alone` of several parameters, in a few calls of torch where that is as good.
+
+        Args:
+            params: The parameters.
+            grads: Their gradients, dense and plain.
+        """
+        limit: Any = self.parameter_norm if self.value is None else self.value
+        if limit is None:
+            return grads
+        # What a tensor () widens to: one norm, and not several.
+        if isinstance(limit, Tensor) or not _are_many_alike(grads):
+            return [self.alone(p, grad) for p, grad in zip(params, grads, strict=True)]
+        if self.value is not None:
+            return list(torch._foreach_clamp_max(torch._foreach_clamp_min(grads, -limit), limit))
+        norms = self.norms(params, grads)
+        # The joint norm of one is a norm again: that of order 0 counts it.
+        totals = torch.stack(torch._foreach_norm(norms, self.norm_type))
+        coefficients = torch.clamp(limit / (totals + _EPS), max=1.0)
+        return list(torch._foreach_mul(grads, coefficients.unbind()))
+
     def norm(self, p: Tensor, grad: Tensor) -> Tensor:
         """The norm of the gradient of a parameter; for a DTensor a DTensor, not yet reduced."""
         whole = widened(grad)
@@ -73,10 +98,16 @@ class Clipping:
         norm: Tensor = torch.linalg.vector_norm(whole, self.norm_type)
         return norm
 
+    def norms(self, params: Sequence[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """:meth:`norm` of several parameters, dense and plain, in one call if that is as good."""
+        if not _are_many_alike(grads):
+            return [self.norm(p, grad) for p, grad in zip(params, grads, strict=True)]
+        return list(torch._foreach_norm(grads, self.norm_type))
+
     def coefficient(self, norms: Sequence[Tensor], limit: float) -> tuple[Tensor, Tensor]:
         """The joint norm of gradients with these norms, and the factor that clips them."""
         total = shards.joint_norm(norms, self.norm_type)
-        return total, torch.clamp(limit / (total + 1e-6), max=1.0)
+        return total, torch.clamp(limit / (total + _EPS), max=1.0)
 
 
 def _is_number(value: object) -> bool:
@@ -93,6 +124,22 @@ def scaled(grad: Tensor, coefficient: Tensor) -> Tensor:
         # In place: a gradient that is not reduced yet stays so.
         return widened(grad).mul_(coefficient)
     return widened(grad) * coefficient
+
+
+def each_scaled(grads: list[Tensor], coefficient: Tensor) -> list[Tensor]:
+    """:func:`scaled` of several gradients, dense and plain, in one call where that is as good."""
+    if not _are_many_alike((*grads, coefficient)):
+        return [scaled(grad, coefficient) for grad in grads]
+    return list(torch._foreach_mul(grads, [coefficient] * len(grads)))
+
+
+def _are_many_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch's calls for many tensors have the bits of its calls for one.
+
+    On the CPU they are loops over those; of other devices, nobody says so.
+    """
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    return len(kinds) == 1 and tensors[0].is_cpu and tensors[0].dtype.itemsize > 1
 
 
 def widened(grad: Tensor) -> Tensor:

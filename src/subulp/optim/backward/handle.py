@@ -25,7 +25,7 @@ from ..loss_scaling import ScalerLink
 from ..parameters import Buckets, nonfinite_elsewhere, nonfinite_error, places
 from . import fsdp, outside
 from .accumulation import Accumulator
-from .clipping import Clipping, scaled
+from .clipping import Clipping, each_scaled, scaled
 from .kept import KeptGradients, leaves_of, may_nest
 from .look_ahead import LookAhead, statistics_kept
 from .reduction import Reduction
@@ -527,9 +527,10 @@ class FusedBackward:
             return
         # What waits for a step in a wider dtype must not wait to be looked at before.
         widens = self._factor is not None or (self._has_fp8 and self._clipping.active)
-        elsewhere = self._done or len(self._kept) or self._reduction or self._ahead
-        special = widens or elsewhere or self._has_sharded
+        special = widens or self._done or self._reduction or self._has_sharded
         self._plain = self._accumulator.passes == 1 and not special
+        if self._plain:
+            self._completed.update(self._kept.ids())
         if self._reduction is not None:
             waited_for = (p for p in reversed(self._params) if p not in self._kept)
             self._reduction.begin([p for p in waited_for if p.requires_grad])
@@ -551,33 +552,44 @@ class FusedBackward:
             ):
                 self._take_gradient(p)
                 return
-            # Between two operations of the backward pass nothing of Python is in the caches: what
-            # a gradient meets is looked up in a loop, with others.
             self._completed.add(id(p))
             p.grad = None
-            self._arrived.append((p, grad))
-            self._arrived_bytes += grad.nbytes
-            if self._arrived_bytes + self._waiting.nbytes >= WAITING_BYTES:
-                self._look_at_arrived()
+            self._arrive(p, grad)
         except BaseException:
             # The next pass would add its own to it.
             p.grad = None
             raise
 
+    # Between two operations of a backward pass nothing of Python is in the caches: what a gradient
+    # meets is looked up in a loop, with others.
+    def _arrive(self, p: Tensor, grad: Tensor) -> None:
+        self._arrived.append((p, grad))
+        self._arrived_bytes += grad.nbytes
+        if self._arrived_bytes + self._waiting.nbytes >= WAITING_BYTES:
+            self._look_at_arrived()
+
     def _look_at_arrived(self) -> None:
-        arrived, self._arrived, self._arrived_bytes = self._arrived, [], 0
-        places = [self._places[id(p)] for p, _ in arrived]
-        if self._clipping.active or len({place.group for place in places}) != 1:
-            # One that has stepped is not kept.
-            arrived.reverse()
-            while arrived:
-                self._wait(*arrived.pop())
+        if not self._arrived:
             return
-        group = self._optimizer.param_groups[places[0].group]
-        self._waiting.add_all(group, places, *zip(*arrived, strict=True))
-        arrived.clear()
-        # Without the last one they were less.
-        if self._waiting.nbytes >= WAITING_BYTES:
+        params, arrived = map(list, zip(*self._arrived, strict=True))
+        self._arrived, self._arrived_bytes = [], 0
+        if self._ahead is not None:
+            self._ahead.see_all(params, arrived)
+            return
+        grads = self._clipping.each_alone(params, arrived)
+        del arrived
+        if self._coefficient is not None:
+            grads = each_scaled(grads, self._coefficient)
+        groups, places = self._optimizer.param_groups, [self._places[id(p)] for p in params]
+        if len({place.group for place in places}) == 1:
+            self._waiting.add_all(groups[places[0].group], places, params, grads)
+        else:
+            for place, p, grad in zip(places, params, grads, strict=True):
+                self._waiting.add(groups[place.group], place, p, grad)
+        # What has stepped is not kept.
+        del grads
+        while self._waiting and self._waiting.nbytes >= WAITING_BYTES:
+            # The smaller buckets go on waiting.
             self._step_largest()
 
     def _take_gradient(self, p: Tensor) -> None:
@@ -611,17 +623,18 @@ class FusedBackward:
 
     @torch.no_grad()
     def _end(self) -> None:
-        self._look_at_arrived()
-        self._plain = False
         if self._accumulator.last:
             self._finish_untouched()
+        if self._ahead is None:
+            # What FSDP2 leaves unreduced, a later pass steps.
+            stepped = not self._sharded_by_fsdp or bool(self._completed)
+            for p, grad in self._kept.take():
+                stepped = True
+                (self._arrive if self._plain else self._wait)(p, grad)
+        self._look_at_arrived()
+        self._plain = False
         if self._ahead is not None:
             return
-        # What FSDP2 leaves unreduced, a later pass steps.
-        stepped = not self._sharded_by_fsdp or bool(self._completed)
-        for p, grad in self._kept.take():
-            stepped = True
-            self._wait(p, grad)
         while self._waiting:
             self._step_largest()
         self._done.clear()

@@ -31,6 +31,10 @@ class KeptGradients:
     def __len__(self) -> int:
         return len(self._of)
 
+    def ids(self) -> Iterable[int]:
+        """The ids of the parameters whose gradients are kept."""
+        return self._of.keys()
+
     def add(self, p: Tensor, grad: Tensor) -> None:
         """Keep the gradient of a parameter, in place of those that came first."""
         nbytes = grad.untyped_storage().nbytes()

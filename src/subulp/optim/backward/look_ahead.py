@@ -46,6 +46,16 @@ class LookAhead:
                 grad = loss_scaling.unscale(grad, self._factor)
             self._norms[id(p)] = self._clipping.norm(p, grad)
 
+    def see_all(self, params: Sequence[Tensor], grads: list[Tensor]) -> None:
+        """:meth:`see` of several gradients, dense, plain and not scaled."""
+        for p, grad in zip(params, grads, strict=True):
+            self._kept.add(p, grad)
+            if self._guarded(p):
+                self._finite.append((p, are_finite([grad])))
+        if self._clipping.max_norm is not None:
+            norms = self._clipping.norms(params, grads)
+            self._norms.update(zip(map(id, params), norms, strict=True))
+
     def nonfinite(self) -> list[Tensor]:
         """The guarded parameters whose gradients are not finite."""
         if not self._finite:
