@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from subulp import optim
 from subulp.optim.backward.clipping import Clipping, each_scaled, scaled
 
-from ..support import BF16, FP32
+from ..support import BF16, FP32, same_bits
 from .twins import MAKERS, assert_same, batches, loss_of, twins
 
 
@@ -147,12 +147,6 @@ def test_gradients_of_several_dtypes_and_groups_are_clipped() -> None:
         handle.backward(loss(models[1], x))
         for p, q in zip(*(m.parameters() for m in models), strict=True):
             assert same_bits(p, q)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(
-        a.detach().contiguous().view(torch.uint8), b.detach().contiguous().view(torch.uint8)
-    )
 
 
 def test_a_step_without_gradients_has_no_norm() -> None:

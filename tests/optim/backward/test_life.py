@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from subulp import optim
 from subulp.optim.backward import handle as handle_module
 from subulp.optim.backward.handle import WAITING_BYTES
+from subulp.optim.backward.look_ahead import LookAhead
 from subulp.optim.parameters import Bucket
 from subulp.optim.pending import Pending
 
@@ -323,6 +325,40 @@ def test_gradients_looked_at_together_step_as_alone(
         results.append([*model.parameters(), *(s["exp_avg_sq"] for s in optimizer.state.values())])
     for mine, theirs in zip(*results, strict=True):
         assert same_bits(mine.detach(), theirs.detach())
+
+
+@pytest.mark.parametrize("limit", [0, 300, WAITING_BYTES])
+@pytest.mark.parametrize("keep_bytes", [0, 400, 1 << 20])
+@pytest.mark.parametrize("nonfinite", ["propagate", "raise"])
+def test_two_passes_that_look_at_gradients_together_are_those_that_look_at_each(
+    monkeypatch: pytest.MonkeyPatch, nonfinite: Any, keep_bytes: int, limit: int
+) -> None:
+    monkeypatch.setattr(handle_module, "WAITING_BYTES", limit)
+    seen: list[int] = []
+    see = LookAhead.see
+    monkeypatch.setattr(LookAhead, "see", lambda *a: (seen.append(1), see(*a))[1])
+    results, norms = [], []
+    for together in (False, True):
+        seen.clear()
+        model = Twice()
+        optimizer = optim.AdamW(
+            model.parameters(), lr=0.1, precision="auto", nonfinite=nonfinite, seed=1
+        )
+        options = {"max_norm": 0.01, "keep_bytes": keep_bytes}
+        with optim.fuse_backward(model, optimizer, **options) as handle:  # type: ignore[arg-type]
+            handle._has_sharded = not together
+            for t in range(3):
+                handle.backward(model(torch.randn(4, 8, generator=seeded(t))).square().sum())
+                assert all(p.grad is None for p in model.parameters())
+                norms.append(handle.total_norm)
+        assert bool(seen) != together
+        results.append([*model.parameters(), *(s["exp_avg_sq"] for s in optimizer.state.values())])
+    for mine, theirs in zip(*results, strict=True):
+        assert same_bits(mine.detach(), theirs.detach())
+    for first, second in zip(norms[:3], norms[3:], strict=True):
+        assert first is not None
+        assert second is not None
+        assert same_bits(first, second)
 
 
 def seeded(number: int) -> torch.Generator:

@@ -41,7 +41,7 @@ def fuse_backward(
     """Step each parameter as soon as its gradient is complete, and free the gradient.
 
     Bit-identical to ``backward(); clip; step(); zero_grad()`` for every optimizer and precision.
-    Small gradients, up to 1 MiB of them, wait to be stepped together.
+    Small gradients, up to 1 MiB of them, wait to be clipped and stepped together.
 
     A parameter's value changes while the pass is still running. If an operation needs the old value
     later, autograd raises its usual error about in-place modification.
@@ -54,7 +54,8 @@ def fuse_backward(
             effect with the next backward pass.
         max_norm: Clip the global norm of all gradients, as ``clip_grad_norm_`` does. It must be
             known before the first parameter steps, so :meth:`FusedBackward.backward` runs the
-            backward pass twice: once for the norm, each gradient freed at once, and once to step.
+            backward pass twice: once for the norm, whose gradients are freed as those that step
+            are, and once to step.
         norm_type: Order p of the norm (default: 2).
         keep_bytes: Bytes of gradients that the first of two passes may keep until the step, the
             last ones that it completes. The second pass computes no gradient again that was kept,
