@@ -33,7 +33,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from typing import Any
 import torch
 from cyclopts import App
 from machine import describe
-from memory_alone import MemoryAlone, loop
+from memory_alone import SHARED_SECONDS, MemoryAlone, between_cores, loop
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -279,6 +279,18 @@ class Work:
 app = App(help=__doc__)
 
 
+def rounds_by_cache(waits: list[list[float | None]]) -> dict[str, list[int]]:
+    """The rounds in which the cores shared a third-level cache all the time, or never."""
+    found: dict[str, list[int]] = {"one cache": [], "a cache each": []}
+    for i, around in enumerate(waits):
+        apart = {None if wait is None else wait >= SHARED_SECONDS for wait in around}
+        if apart == {False}:
+            found["one cache"].append(i)
+        elif apart == {True}:
+            found["a cache each"].append(i)
+    return {cache: among for cache, among in found.items() if among}
+
+
 @app.command
 def speed(
     *,
@@ -333,16 +345,18 @@ def speed(
     }
     times: dict[str, list[float]] = {name: [] for name in methods}
     touched: dict[str, list[float]] = {name: [] for name in alone_of}
+    waits: list[list[float | None]] = []
     for i in range(rounds):
+        before = between_cores()
         for name, method in methods.items():
             times[name].append(seconds(method.step, batches[i % BATCHES], offsets, grad))
         for name, memory in alone_of.items():
             # Of a batch as long ago as that of a step.
             touched[name] += [seconds(m.touch) for m in memory[(i + 1) % BATCHES :][:1]]
+        waits.append([before, between_cores()])
 
-    def faster(name: str, other: str) -> float:
-        pairs = zip(times[other], times[name], strict=True)
-        return statistics.median(a / b for a, b in pairs)
+    def faster(name: str, other: str, among: Sequence[int] = range(rounds)) -> float:
+        return statistics.median(times[other][i] / times[name][i] for i in among)
 
     # What a byte and a random number cost at the least.
     of_byte = statistics.median(times["copy"]) / Copy.NBYTES
@@ -391,6 +405,13 @@ def speed(
         "memory of int8+5% / fbgemm fp32": found["int8+5%"]["bytes"] / memory,
         "memory of int4+5% / fbgemm fp32": found["int4+5%"]["bytes"] / memory,
     }
+    by_cache = {}
+    for cache, among in rounds_by_cache(waits).items():
+        pairs = {pair: pair.split(" / ") for pair in ratios if "memory" not in pair}
+        by_cache[cache] = {
+            "rounds": len(among),
+            **{pair: faster(name, other, among) for pair, (name, other) in pairs.items()},
+        }
     table = Table(
         *("", "M lookups/s", "x fbgemm fp32", "x torch", "of bound", "memory alone"),
         *("GiB", "hit rate"),
@@ -413,7 +434,11 @@ def speed(
     )
     console.print(table)
     for name, value in ratios.items():
-        console.print(f"{name}: {value:.2f} (aim {AIMS[name]:.2f})", highlight=False)
+        own = [f"{known[name]:.2f} {cache}" for cache, known in by_cache.items() if name in known]
+        of_caches = f"; {', '.join(own)}" if own else ""
+        console.print(f"{name}: {value:.2f} (aim {AIMS[name]:.2f}){of_caches}", highlight=False)
+    for cache, known in by_cache.items():
+        console.print(f"{known['rounds']} of {rounds} rounds: the cores had {cache}")
     if out:
         record = {
             "benchmark": "embeddings speed",
@@ -428,6 +453,8 @@ def speed(
             "random_numbers_per_second": 1 / of_number,
             "aims": AIMS,
             "ratios": ratios,
+            "seconds_between_cores": waits,
+            "ratios_by_cache": by_cache,
             "methods": results,
         }
         out.write_text(json.dumps(record, indent=2) + "\n")

@@ -1,4 +1,7 @@
 // Touches memory and does nothing with it: memory_alone.py says what for. Or sums beside it: memory_beside_sums.py.
+#include <omp.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 struct run {
@@ -58,4 +61,28 @@ void touch_beside_sums(const struct run *runs, int64_t count, int64_t chunk, int
     }
   }
   *to = a + b + c + d;
+}
+
+// Two threads hand a number to and fro; how many seconds for one way, or -1 where there is but one thread.
+enum { PATIENCE = 100000 };
+static void wait_for(atomic_long *number, long value) {
+  for (long tries = 1; atomic_load_explicit(number, memory_order_acquire) != value; ++tries)
+    // Both may be on one core.
+    if (tries % PATIENCE == 0) sched_yield();
+}
+double between_cores(long turns) {
+  static struct { _Alignas(128) atomic_long number; char rest[128]; } ball;
+  double seconds = -1;
+  atomic_store(&ball.number, 0);
+#pragma omp parallel num_threads(2)
+  if (omp_get_num_threads() == 2) {
+    const long mine = omp_get_thread_num();
+    const double start = omp_get_wtime();
+    for (long i = 0; i < turns; ++i) {
+      wait_for(&ball.number, 2 * i + mine);
+      atomic_store_explicit(&ball.number, 2 * i + mine + 1, memory_order_release);
+    }
+    if (mine == 1) seconds = (omp_get_wtime() - start) / (2 * turns);
+  }
+  return seconds;
 }

@@ -186,20 +186,20 @@ class TableUpdate {
     known &= found;
     return found;
   }
-  // Counts and accumulators are asked for to be read, although they will be written: asked for as this core's own,
-  // so long before, they were late on Zen 4, where each load of an accumulator then waited.
+  // Counts and accumulators are asked for as this core's own. Lines of them hold rows of other threads too: where
+  // cores share no cache, a write waits for what another core last wrote there.
   void announce(int64_t row) const {
     if (t_.sets) {
       const int64_t set = set_of(t_, static_cast<uint32_t>(row));
       prefetch(t_.tags + set * t_.ways, t_.ways * 4);
       if (t_.floors) fetch_line(t_.floors + set);
     }
-    if (t_.counts) fetch_line(t_.counts + row);
+    if (t_.counts) prefetch_own(t_.counts + row, sizeof *t_.counts);
   }
   // Not in the same breath as the row's count. Both are four bytes a row, so where both arrays begin at the same place
   // of a page they lie at the same place of one, and of two such lines asked for together Zen 4 had the later one late.
   void fetch_accumulator(int64_t row) const {
-    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) fetch_line(t_.accumulator + row);
+    if (t_.rule == SUBULP_ROWWISE_ADAGRAD) prefetch_own(t_.accumulator + row, sizeof *t_.accumulator);
   }
 
   void bring(const RowOrder& order, int64_t run) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -95,3 +97,20 @@ def test_sums_beside_touching_change_nothing():
         for n, t in before.items()
         if t.dim()
     )
+
+
+def test_a_number_goes_from_core_to_core():
+    benchmark = script("memory_alone")
+    if benchmark.loop() is None:
+        pytest.skip("needs a C compiler")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    # Nanoseconds; a busy machine has a thread wait for its turn.
+    assert 1e-9 < min(benchmark.between_cores(200) for _ in range(5)) < 1e-3
+
+
+def test_rounds_are_told_apart_by_the_caches_of_the_cores():
+    waits = [[3e-8, 5e-8], [2e-7, 1.7e-7], [3e-8, 2e-7], [None, None], [4e-8, None], [4e-8, 4e-8]]
+    found = script("embeddings").rounds_by_cache(waits)
+    assert found == {"one cache": [0, 5], "a cache each": [1]}
+    assert script("embeddings").rounds_by_cache([[None, None]]) == {}
