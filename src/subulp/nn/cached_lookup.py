@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import chain
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any, Self
 
 import torch
@@ -24,9 +23,6 @@ from .row_parameter import RowParameter, rows_that_train
 from .seeds import seed_of
 from .table_part import TablePart
 from .training import check_one_process, inside_backward
-
-_TENSORS, _OPTIONS = itemgetter(0), itemgetter(1)
-"""Of what a pass reads of a table."""
 
 _MASK = 0xFFFFFFFF
 _LAST_STAMP = 2**31 - 1
@@ -102,11 +98,7 @@ class CachedLookup(FixedDtypes):
         return self._codes()
 
     def _codes(self) -> list[RowParameter]:
-        tables = self._modules["tables"]._modules.values()  # type: ignore[union-attr]
-        try:
-            return [table._modules["table"]._parameters["codes"] for table in tables]  # type: ignore[union-attr,misc]
-        except KeyError:
-            return [table.codes for table in self._tables()]
+        return [table.codes for table in self._tables()]
 
     def _frozen(self) -> list[bool]:
         try:
@@ -198,10 +190,10 @@ class CachedLookup(FixedDtypes):
         self, values: Tensor, offsets: Tensor, weights: Tensor | None, statistics: Tensor
     ) -> Tensor:
         lookups = Lookups(self._features, values, offsets, weights)
-        key, read = ("pool", id(self)), [t.read_by(update=False) for t in self._tables()]
+        key, found = ("pool", id(self)), self._tables()
         stored = repeat.Stored(
-            [*chain.from_iterable(map(_TENSORS, read)), statistics],
-            [tuple(self._features), *map(_OPTIONS, read)],
+            [*(tensor for table in found for tensor in table.stored()), statistics],
+            [tuple(self._features), *(table.options() for table in found)],
         )
         if values.is_cpu and (known := repeat.find(key, stored)) is not None:
             return repeat.pool(known, lookups)
@@ -239,17 +231,16 @@ class CachedLookup(FixedDtypes):
         key, tables = ("update", id(self)), self._tables()
         evicted, number = self.evicted, self._next_step()
         groups = optimizer.groups_of(codes)
-        sums = map(optimizer.accumulator, codes, groups)
-        read = [table.read_by(update=True) for table in tables]
+        accumulators = list(map(optimizer.accumulator, codes, groups))
+        tensors = [
+            tensor
+            for table, total in zip(tables, accumulators, strict=True)
+            for tensor in (*table.stored(), *table.policy_state(), total)
+            if tensor is not None
+        ]
         stored = repeat.Stored(
-            [
-                tensor
-                for (tensors, _), total in zip(read, sums, strict=True)
-                for tensor in (*tensors, total)
-                if tensor is not None
-            ]
-            + [evicted],
-            [tuple(lookups.features), self._streams, *map(_OPTIONS, read)],
+            [*tensors, evicted],
+            [tuple(lookups.features), self._streams, *(table.options() for table in tables)],
         )
         if lookups.values.is_cpu and (known := repeat.find(key, stored)) is not None:
             repeat.update(known, _numbers_of(groups), lookups, grad, self.seed, number)

@@ -259,23 +259,9 @@ class CachedTable(FixedDtypes):
         kept: dict[str, Any] = self._buffers
         return self.codes, kept["cache"], kept["tags"]
 
-    def read_by(self, *, update: bool) -> tuple[tuple[Tensor | None, ...], tuple[object, ...]]:
-        """What a pass over the table depends on.
-
-        Args:
-            update: Whether it is an update, which depends on the policy's state too.
-
-        Returns:
-            Tensors and options.
-        """
-        rows: Any = self._modules["table"]
-        kept, codes = self._buffers, rows._parameters.get("codes")
-        if codes is None:
-            codes = rows_that_train(None)
-        tensors: tuple[Tensor | None, ...] = codes, kept["cache"], kept["tags"]
-        if update:
-            tensors += kept["counts"], kept["stamps"], kept["floors"]
-        return tensors, (rows.storage, self.ways, self.config, self.part)
+    def options(self) -> tuple[object, ...]:
+        """What :meth:`as_op` depends on beside tensors, and the policy."""
+        return self._rows.storage, self.ways, self.config, self.part
 
     def policy_state(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """What the cache's policy keeps, ``None`` where it has no use for it.

@@ -218,7 +218,7 @@ class Optimizer(SavedGroups):
         device, device_counts = bucket.params[0].device, bucket.group["capturable"]
         # Observers read the whole of a job; what is of several ranks or passes is asked anew.
         special = self.observers or device_counts or bucket.sharded or bucket.folded
-        special = special or (self._orders and self._lie_otherwise(bucket))
+        special = special or self._lie_otherwise(bucket)
         repeatable = device.type == "cpu" and not special
         if repeatable and (found := self._repeated(bucket)) is not None:
             return found

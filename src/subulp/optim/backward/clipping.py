@@ -84,7 +84,7 @@ class Clipping:
             return [self.alone(p, grad) for p, grad in zip(params, grads, strict=True)]
         if self.value is not None:
             return list(torch._foreach_clamp_max(torch._foreach_clamp_min(grads, -limit), limit))
-        norms = self.norms(params, grads)
+        norms = torch._foreach_norm(grads, self.norm_type)
         # The joint norm of one is a norm again: that of order 0 counts it.
         totals = torch.stack(torch._foreach_norm(norms, self.norm_type))
         coefficients = torch.clamp(limit / (totals + _EPS), max=1.0)
