@@ -14,7 +14,7 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, distribute_
 from subulp import nn, numerics, optim
 from subulp.ops import all_finite, backend, mixture
 from subulp.ops.embedding import embedding_pool, embedding_update, embedding_weight_grad
-from subulp.ops.pointers import data_ptr, data_ptrs
+from subulp.ops.pointers import data_ptr, data_ptrs, run_ptr
 from subulp.ops.rows import decode, decode_rows, encode, encode_rows
 
 from .support import environment
@@ -67,6 +67,25 @@ def test_what_passes():
     assert data_ptr("x", x[:0], torch.float32) == 0
     assert data_ptrs("x", [x, x.detach()[1]]) == [x.data_ptr(), x.data_ptr() + 12]
     assert data_ptrs("x", []) == []
+
+
+def test_what_is_no_run_is_copied():
+    x = torch.arange(4.0)
+    assert run_ptr("x", x, torch.float32) == (x, x.data_ptr())
+    whole = torch.arange(8.0)
+    for odd, expected in ((whole[::2], [0, 2, 4, 6]), (torch._neg_view(x), [0, -1, -2, -3])):
+        copy, at = run_ptr("x", odd, torch.float32)
+        assert copy.tolist() == expected
+        assert copy.is_contiguous()
+        assert not copy.is_neg()
+        assert at == copy.data_ptr() != odd.data_ptr()
+    assert run_ptr("x", torch.ones(0), torch.float32)[1] == 0
+    with pytest.raises(ValueError, match=r"x has dtype torch.float64: expected torch.float32"):
+        run_ptr("x", x.double(), torch.float32)
+    with pytest.raises(ValueError, match="without memory: it was freed"):
+        run_ptr("x", freed(), torch.float32)
+    with pytest.raises(TypeError, match="x is a FakeTensor"):
+        run_ptr("x", fake(), torch.float32)
 
 
 def test_torchs_transforms_are_refused():

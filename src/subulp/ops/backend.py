@@ -55,6 +55,11 @@ def choose(device: torch.device) -> Choice:
     return Choice("reference", f"no kernels for {device.type} tensors: plain PyTorch")
 
 
+def is_cpp() -> bool:
+    """Whether the C++ kernels run on CPU tensors: :func:`choose` without a reason."""
+    return variable("SUBULP_BACKEND") in ("", "cpu")
+
+
 def is_forced() -> bool:
     """Whether ``SUBULP_BACKEND`` overrides the choice."""
     return bool(variable("SUBULP_BACKEND"))

@@ -49,6 +49,23 @@ def data_ptr(
     return address
 
 
+def run_ptr(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    """A tensor's numbers as one run of memory, and the address of that.
+
+    Args:
+        name: What the caller calls it.
+        tensor: On the CPU, in any layout, which may stand for its negative.
+        dtype: Its dtype.
+
+    Returns:
+        The tensor, or a copy that is to be kept while the address is used; and :func:`data_ptr`.
+    """
+    if at := _in_order(tensor, dtype, None):
+        return tensor, at
+    tensor = tensor.resolve_neg().contiguous()
+    return tensor, data_ptr(name, tensor, dtype)
+
+
 def _in_order(tensor: Tensor, dtype: torch.dtype, shape: Sequence[int] | None) -> int:
     """The address of a tensor of which nothing is wrong; 0 of others, which take longer.
 
@@ -57,7 +74,7 @@ def _in_order(tensor: Tensor, dtype: torch.dtype, shape: Sequence[int] | None) -
     if not (
         is_plain_type(type(tensor))
         and tensor.dtype == dtype
-        and tensor.device == _CPU
+        and tensor.is_cpu
         and tensor.layout == torch.strided
         and (shape is None or tensor.shape == shape)
         and tensor.is_contiguous()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import facts, native
-from ..pointers import data_ptr, run_ptrs
+from ..pointers import data_ptr, run_ptr, run_ptrs
 from .faults import check_offsets, index_error, not_finite, unknown_resident
 from .job import Job, Lookups, Table, TableUpdate, table_tensors
 
@@ -142,7 +142,7 @@ def weight_grad(tables: Structures, lookups: Lookups, grad: Tensor) -> Tensor:
     call = _Call(tables, lookups, grad)
     out = torch.zeros(call.values.shape, dtype=torch.float32, device="cpu")
     result = native.library().subulp_embedding_weight_grad(
-        *(call.tables, ctypes.byref(call.lookups), call.grad_at()),
+        *(call.tables, ctypes.byref(call.lookups), call.grad_at),
         data_ptr("result", out, torch.float32),
         *call.where,
     )
@@ -156,7 +156,7 @@ def update(
     """Update the rows; evictions are added at an address. See :func:`run` for what is raised."""
     call = _Call(tables, lookups, grad)
     result = native.library().subulp_embedding_update(
-        *(call.tables, len(call.tables), ctypes.byref(call.lookups), call.grad_at()),
+        *(call.tables, len(call.tables), ctypes.byref(call.lookups), call.grad_at),
         *(evictions_at, seed, step, *call.where),
     )
     call.check(result)
@@ -167,10 +167,15 @@ class _Call:
 
     def __init__(self, tables: Structures, lookups: Lookups, grad: Tensor | None = None) -> None:
         self.tables = tables.tables
-        self.values, self.offsets = lookups.values.contiguous(), lookups.offsets.contiguous()
-        weights = lookups.weights
-        self.weights = None if weights is None else weights.resolve_neg().contiguous()
-        self.grad = None if grad is None else grad.resolve_neg().contiguous()
+        self.values, values_at = run_ptr("values", lookups.values, torch.int64)
+        self.offsets, offsets_at = run_ptr("offsets", lookups.offsets, torch.int64)
+        self.weights: Tensor | None = None
+        self.grad: Tensor | None = None
+        weights_at, self.grad_at = None, 0
+        if lookups.weights is not None:
+            self.weights, weights_at = run_ptr("weights", lookups.weights, torch.float32)
+        if grad is not None:
+            self.grad, self.grad_at = run_ptr("grad", grad, torch.float32)
         self.layout, features = tables.layout, len(lookups.features)
         self.batch = lookups.batch
         self.lookups = native.Lookups(
@@ -180,16 +185,11 @@ class _Call:
             self.values.shape[0],
             self.layout.features_at,
             self.layout.columns_at,
-            data_ptr("values", self.values, torch.int64),
-            data_ptr("offsets", self.offsets, torch.int64),
-            None if self.weights is None else data_ptr("weights", self.weights, torch.float32),
+            values_at,
+            offsets_at,
+            weights_at,
         )
         self.where = (torch.get_num_threads(), native.isa())
-
-    def grad_at(self) -> int:
-        """Address of the gradient."""
-        assert self.grad is not None
-        return data_ptr("grad", self.grad, torch.float32)
 
     def check(self, result: int) -> None:
         """Raise the error that the library has returned."""

@@ -89,7 +89,7 @@ def remember(
     tensors = stored.tensors
     if (
         any(t.device != _CPU for t in tensors)
-        or backend.choose(_CPU).backend != "cpu"
+        or not backend.is_cpp()
         or not pointers.are_plain(tensors)
     ):
         return
@@ -117,7 +117,7 @@ def find(key: Hashable, stored: Stored) -> Found | None:
         stored: What they are made of.
     """
     known = _known.get(key, stored.tensors)
-    if known is None or known.options != stored.options or backend.choose(_CPU).backend != "cpu":
+    if known is None or known.options != stored.options or not backend.is_cpp():
         return None
     try:
         addresses = pointers.held_ptrs("a table", stored.tensors, known.sizes)
