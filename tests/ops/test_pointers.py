@@ -84,6 +84,8 @@ def test_what_is_no_run_is_copied():
         run_ptr("x", x.double(), torch.float32)
     with pytest.raises(ValueError, match="without memory: it was freed"):
         run_ptr("x", freed(), torch.float32)
+    with pytest.raises(ValueError, match=r"x has the layout torch.sparse_coo"):
+        run_ptr("x", x.to_sparse(), torch.float32)
     with pytest.raises(TypeError, match="x is a FakeTensor"):
         run_ptr("x", fake(), torch.float32)
 

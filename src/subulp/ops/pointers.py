@@ -62,7 +62,8 @@ def run_ptr(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]
     """
     if at := _in_order(tensor, dtype, None):
         return tensor, at
-    tensor = tensor.resolve_neg().contiguous()
+    if tensor.layout == torch.strided:
+        tensor = tensor.resolve_neg().contiguous()
     return tensor, data_ptr(name, tensor, dtype)
 
 
