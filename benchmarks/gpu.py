@@ -154,6 +154,7 @@ def run(clock: Clock, section: str, command: list[str], **environment: str) -> d
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_hear_interrupts,  # noqa: PLW1509 - this script has one thread
     )
     try:
         printed, errors = process.communicate(timeout=seconds)
@@ -166,6 +167,11 @@ def run(clock: Clock, section: str, command: list[str], **environment: str) -> d
         raise
     output = printed if status == "passed" else (printed + errors)[-20_000:]
     return {"status": status, "seconds": time.monotonic() - started, "output": output}
+
+
+def _hear_interrupts() -> None:
+    # What a script starts in the background ignores them, and so do all whom that starts.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:

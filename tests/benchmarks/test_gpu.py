@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -324,6 +325,17 @@ def test_what_fails_is_no_pass():
     assert "wrong" in failed["output"]
 
 
+@pytest.fixture(params=[False, True], ids=["", "in the background"])
+def ignored(request):
+    """Interrupts are ignored, as in what a script starts in the background."""
+    before = signal.getsignal(signal.SIGINT)
+    if request.param:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ignored")
 def test_tests_that_take_too_long_still_name_their_failures(ready, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "LAST_WORDS", 600.0)
     file = tmp_path / "test_slow.py"
