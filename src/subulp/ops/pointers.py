@@ -58,7 +58,10 @@ def run_ptr(name: str, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]
         dtype: Its dtype.
 
     Returns:
-        The tensor, or a copy that is to be kept while the address is used; and :func:`data_ptr`.
+        The tensor, or a copy that is to be kept while the address is used; and the address.
+
+    Raises:
+        TypeError, ValueError: See :func:`data_ptr`; gaps and negatives are none of the reasons.
     """
     if at := _in_order(tensor, dtype, None):
         return tensor, at
